@@ -1,0 +1,152 @@
+"""What the lockstep loop asks of an environment, and the plain records they exchange.
+
+One ``LockstepEnvs`` object holds the environments of *all* runs of a block share, so that each
+step can be issued for every arm together (A0 B0 A1 B1 ..). Axes: E environments of a run,
+O observation features, I id features, H action heads. Runs are indexed 0..K-1 in the order in
+which they were given; nothing here may reduce over runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from torch import Tensor
+
+#: One legality tensor (bool) per head, shape [E, *sizes of the head's parents, size of the head].
+Masks = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True)
+class HeadSpec:
+    """One discrete action head; head 0 of a list decides which of the others are relevant.
+
+    Attributes:
+        name: head name, unique.
+        size: number of choices.
+        parents: earlier heads whose choices select the row of this head's mask.
+        relevant_ops: choices of head 0 for which this head enters log-prob and entropy; None = always.
+        canonical: index stored when the head is irrelevant.
+    """
+
+    name: str
+    size: int
+    parents: tuple[str, ...] = ()
+    relevant_ops: tuple[int, ...] | None = None
+    canonical: int = 0
+
+
+@dataclass(frozen=True)
+class ObsSpec:
+    """Layout of an observation.
+
+    Attributes:
+        num_features: O.
+        continuous: [O] bool, features that running statistics may normalise.
+        sentinel: [O] bool, features where -1 means "unknown" and is then exempt.
+        num_ids: I, categorical features (-1 = none), each embedded.
+        id_vocab: number of distinct ids (ids are 0..id_vocab-1).
+        id_dim: embedding width.
+    """
+
+    num_features: int
+    continuous: Tensor
+    sentinel: Tensor
+    num_ids: int = 0
+    id_vocab: int = 0
+    id_dim: int = 4
+
+
+@dataclass
+class Observation:
+    """Observations of one run: features [E, O] float32 and ids [E, I] int64."""
+
+    features: Tensor
+    ids: Tensor
+
+
+@dataclass(frozen=True)
+class Correction:
+    """A past transition that the environment rewrites: it became terminal with this reward.
+
+    Later transitions of the same environment in this round become invalid.
+    """
+
+    env: int
+    step: int
+    reward: float
+
+
+@dataclass
+class StepResult:
+    """What one step of one run produced.
+
+    Attributes:
+        observation: what the policy sees next (after an auto-reset, of the new episode).
+        masks: legality for that observation.
+        reward: [E] float32, in the run's own reward.
+        terminated: [E] bool, the task ended here: no bootstrap.
+        truncated: [E] bool, cut by a limit: bootstrap V(final observation).
+        valid: [E] bool, False where the environment had ended before and idles.
+        final_observation: true next observation where an episode ended and was reset; None when
+            it equals ``observation``.
+        corrections: past transitions to rewrite.
+    """
+
+    observation: Observation
+    masks: Masks
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    valid: Tensor
+    final_observation: Observation | None = None
+    corrections: Sequence[Correction] = ()
+
+
+@dataclass
+class EpisodeRecord:
+    """A finished episode: ``values`` holds the fields of the environment's episode row."""
+
+    env: int
+    values: dict[str, Any] = field(default_factory=dict)
+
+
+class LockstepEnvs(Protocol):
+    """Environments of all runs of a block share, stepped together."""
+
+    obs_spec: ObsSpec
+    heads: Sequence[HeadSpec]
+    num_envs: int
+    #: Steps of one round (an episode, or a rollout for continuing environments).
+    steps_per_round: int
+    #: True when a round begins with fresh episodes (recurrent state starts at zero).
+    resets_each_round: bool
+
+    def begin_round(self, round_index: int) -> list[tuple[Observation, Masks]]:
+        """Start a round: reset (or carry on) every environment of every run."""
+        ...
+
+    def step(self, actions: Sequence[Tensor | None]) -> list[StepResult | None]:
+        """Execute one action [E, H] int64 per run; None stands for a run that has ended."""
+        ...
+
+    def reward_sums(self, run: int) -> dict[str, Tensor]:
+        """Sums of the reward components of this round so far, {component: [E]}."""
+        ...
+
+    def pop_episodes(self, run: int) -> list[EpisodeRecord]:
+        """Return and forget the episodes of a run that finished since the last call."""
+        ...
+
+    def pop_events(self, run: int) -> list[dict[str, Any]]:
+        """Return and forget the lifecycle events of a run ({"type", "env_id", "step", ...})."""
+        ...
+
+    def state_dict(self, run: int) -> dict[str, Any]:
+        """What a resume at a round border needs: tensors and JSON scalars, nested dicts."""
+        ...
+
+    def load_state_dict(self, run: int, state: Mapping[str, Any]) -> None:
+        """Restore ``state_dict``; a mismatch raises."""
+        ...
