@@ -1,0 +1,125 @@
+"""Presets: named sets of values under a spec's own keys (training.md 5.2). Own keys win."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+_GYM: dict[str, Any] = {
+    "env": {"kind": "gymnasium", "n_envs": 4, "rollout_steps": 128},
+    "reward": {"mode": "native"},
+    "net": {"body": "mlp", "hidden": 64},
+    "ppo": {
+        "lr": 2.5e-4,
+        "lr_end_frac": 0.0,
+        "gamma": 0.99,
+        "lambda": 0.95,
+        "epochs": 4,
+        "minibatches": 4,
+        "clip": 0.2,
+        "value_clip": 0.2,
+        "entropy_normalised": False,
+        "entropy_coef_start": 0.01,
+        "entropy_coef_end": 0.01,
+        "value_coef": 0.5,
+        "grad_clip": 0.5,
+        "adv_norm": "minibatch",
+        "adv_std_floor": 0.0,
+        "target_kl": None,
+    },
+    "obs_norm": {"enabled": False},
+    "return_norm": "none",
+    "reward_norm": "none",
+    "eval": {"episodes": 100},
+}
+
+
+def _cifar(task: str, start: float, end: float, **env: Any) -> dict[str, Any]:
+    ppo = {"entropy_coef_start": start, "entropy_coef_end": end}
+    return {"env": {"task": task, **env}, "ppo": ppo}
+
+
+_STABLE = _cifar("cifar_baseline", 0.06, 0.03)
+
+PRESETS: Mapping[str, Mapping[str, Any]] = {
+    "cifar_baseline": _cifar("cifar_baseline", 0.10, 0.01),
+    "cifar_baseline_stable": {
+        **_STABLE,
+        "ppo": {**_STABLE["ppo"], "clip": 0.1},
+        "budget": {"rounds": 200},
+    },
+    "cifar_scale": _cifar("cifar_scale", 0.08, 0.01, val_images=2000),
+    "cifar_impaired": _cifar("cifar_impaired", 0.10, 0.01),
+    "cifar_minimal": _cifar("cifar_minimal", 0.10, 0.01),
+    "tinystories": {
+        "env": {"task": "tinystories", "n_envs": 2, "batch_size": 32},
+        "ppo": {
+            "minibatches": 2,
+            "entropy_coef_start": 0.05,
+            "entropy_coef_end": 0.01,
+            "entropy_anneal_rounds": 10,
+        },
+        "reward": {"sparse_scale": 0.5},
+    },
+    "digits_cpu": {
+        "env": {
+            "task": "digits_tiny",
+            "n_envs": 4,
+            "horizon": 16,
+            "batch_size": 64,
+            "batches_per_step": 4,
+            "pace": "quick",
+            "min_prune_age": 4,
+        },
+        "host": {"lr": 0.05},
+        "graft": {"lr": 0.1},
+        "budget": {"rounds": 6},
+        "net": {"body": "lstm", "hidden": 64, "lstm_hidden": 64},
+        "ppo": {"lr": 3e-3, "target_kl": 0.05},
+        "eval": {"every_rounds": 6, "episodes": 8, "mode": "greedy"},
+        "lockstep": {"placement": "shared_device"},
+        "checkpoint": {"every_rounds": 1},
+    },
+    "digits_bench": {
+        "env": {
+            "task": "digits_tiny",
+            "n_envs": 8,
+            "horizon": 20,
+            "batch_size": 64,
+            "batches_per_step": 8,
+            "pace": "quick",
+            "min_prune_age": 6,
+        },
+        "host": {"lr": 0.02},
+        "graft": {"lr": 0.1},
+        "budget": {"rounds": 20},
+        "net": {"body": "lstm", "hidden": 64, "lstm_hidden": 64},
+        "ppo": {
+            "lr": 3e-3,
+            "lr_end_frac": 0.1,
+            "epochs": 8,
+            "minibatches": 4,
+            "target_kl": 0.05,
+            "entropy_coef_start": 0.05,
+            "entropy_coef_end": 0.01,
+        },
+        "eval": {"every_rounds": 20, "episodes": 8, "mode": "both"},
+        "lockstep": {"placement": "shared_device"},
+    },
+    "gym_classic": _GYM,
+    "gym_lstm": {
+        **_GYM,
+        "env": {**_GYM["env"], "n_envs": 8},
+        "net": {"body": "lstm", "hidden": 64, "lstm_hidden": 128},
+    },
+}
+
+
+def merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with ``own`` laid over it, dictionary by dictionary; neither is changed."""
+    result = dict(base)
+    for key, value in own.items():
+        below = result.get(key)
+        nested = isinstance(below, Mapping) and isinstance(value, Mapping)
+        result[key] = merge(below, value) if nested else value  # type: ignore[arg-type]
+    return result

@@ -1,0 +1,46 @@
+"""A problem with submitted data: where it is, what is wrong, what to do about it."""
+
+from __future__ import annotations
+
+import difflib
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One finding about a document.
+
+    Attributes:
+        pointer: JSON pointer of the field (RFC 6901).
+        code: stable, snake_case or one of the E_ codes of the statistics.
+        message: what is wrong, with the value.
+        remedy: what to do.
+    """
+
+    pointer: str
+    code: str
+    message: str
+    remedy: str = ""
+
+
+class InvalidSpecError(ValueError):
+    """The submitted specification has problems; none of it was stored."""
+
+    def __init__(self, problems: Sequence[Problem]) -> None:
+        self.problems = tuple(problems)
+        super().__init__("; ".join(f"{p.pointer}: {p.message}" for p in self.problems))
+
+
+def pointer(*parts: str | int) -> str:
+    """Return the JSON pointer of a path."""
+    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
+
+
+def nearest(name: str, known: Iterable[str]) -> str:
+    """Return a remedy that names the nearest known key, or all of them when none is near."""
+    names = sorted(known)
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    if close:
+        return f"did you mean {close[0]!r}?"
+    return f"known: {', '.join(names)}"

@@ -1,0 +1,308 @@
+"""The wire contract between worker and control plane (control-plane.md 4 to 8).
+
+Both sides import these models, so a field cannot drift. Every call for an assignment carries its
+lease token in the header ``Lockstep-Lease``. The frames between supervisor and training child are
+here too; they are published as JSON Schema by ``lockstep``'s OpenAPI document.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+PROTOCOL_VERSION = 1
+LEASE_HEADER = "Lockstep-Lease"
+MAX_POINTS = 5_000
+MAX_METRIC_NAMES = 200
+MAX_METRIC_NAME = 128
+MAX_LOG_LINE_BYTES = 8_192
+
+Name = Annotated[str, Field(min_length=1, max_length=200)]
+MetricName = Annotated[str, Field(min_length=1, max_length=MAX_METRIC_NAME, pattern=r"^[\w./:-]+$")]
+Nonfinite = Literal["nan", "inf", "-inf"]
+Integer = Annotated[int, Field(ge=0, le=2**53)]
+
+
+class Wire(BaseModel):
+    """Base of all messages: closed and immutable."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+
+class Device(Wire):
+    """The one device of a worker, by identity.
+
+    Attributes:
+        uid: ``GPU-<uuid>``, ``MIG-<uuid>`` or ``cpu:<host>:<n>``; never an ordinal.
+        device_class: equal for devices that may share a block.
+    """
+
+    uid: Annotated[str, Field(min_length=1, max_length=200)]
+    kind: Literal["cpu", "gpu"]
+    device_class: Name
+    model: Name
+    memory_bytes: Integer
+    capability: str | None = None
+
+
+class RegisterRequest(Wire):
+    """A supervisor introduces itself."""
+
+    name: Name
+    host: Name
+    incarnation: Name
+    device: Device
+    protocol: int = PROTOCOL_VERSION
+    versions: dict[str, str] = Field(default_factory=dict)
+    datasets: dict[str, str] = Field(default_factory=dict, description="data set -> fingerprint")
+    rewards: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    environments: dict[str, dict[str, Any]] = Field(default_factory=dict)
+
+
+class RegisterReply(Wire):
+    """What the server told the supervisor."""
+
+    worker_id: str
+    heartbeat_seconds: float
+    lease_ttl_seconds: float
+    server_epoch: str
+    protocol: int = PROTOCOL_VERSION
+
+
+class CheckpointRef(Wire):
+    """A committed checkpoint of a run."""
+
+    checkpoint_id: str
+    next_round: int
+    sha256: str
+    size_bytes: int
+
+
+class AssignedRun(Wire):
+    """One run of the share: what to train and from where."""
+
+    run_id: str
+    arm: str
+    arm_index: int
+    policy: str
+    static_set: dict[str, str] | None
+    config: dict[str, Any]
+    checkpoint: CheckpointRef | None
+    diverged: bool
+
+
+class RewardRef(Wire):
+    """A reward mode of the experiment, for cross-evaluation."""
+
+    mode: str
+    config: dict[str, Any]
+
+
+class Assignment(Wire):
+    """A worker's share of a block, with its lease."""
+
+    assignment_id: str
+    lease: str
+    experiment_id: str
+    experiment_name: str
+    block_id: str
+    attempt: int
+    replicate: int
+    root_seed: int
+    rounds: int
+    resume_round: int
+    placement: Literal["one_per_device", "shared_device"]
+    device_index: int
+    num_arms: int
+    barrier: Literal["round", "none"]
+    spec_hash: str
+    runs: list[AssignedRun]
+    reward_modes: list[RewardRef]
+    checkpoint_every_rounds: int
+    checkpoint_keep: int
+    grace_seconds: float
+    barrier_timeout_seconds: float
+
+
+class Refusal(Wire):
+    """Why the child refused the assignment (cause config)."""
+
+    field: str
+    message: str
+    remedy: str = ""
+
+
+class ReadyRequest(Wire):
+    """The child is up on its device, or refused."""
+
+    device_uid: str | None = None
+    resume_round: int = 0
+    warm_up: dict[str, Any] = Field(default_factory=dict)
+    refused: Refusal | None = None
+
+
+class ReadyReply(Wire):
+    """Whether the start barrier is open; if not, ask again."""
+
+    start: bool
+
+
+class Progress(Wire):
+    """How far a share is; reported with each heartbeat."""
+
+    assignment_id: str
+    lease: str
+    round: int = 0
+    step: int = 0
+    frame_age_seconds: float = 0.0
+
+
+class Health(Wire):
+    """Device health as the supervisor sees it."""
+
+    ok: bool = True
+    detail: str = ""
+    memory_used_bytes: Integer = 0
+    utilisation: float | None = None
+    temperature_c: float | None = None
+
+
+class HeartbeatRequest(Wire):
+    """Sent by the supervisor every interval, also while idle."""
+
+    incarnation: Name
+    state: Literal["starting", "idle", "working", "cleaning", "quarantined"]
+    progress: list[Progress] = Field(default_factory=list)
+    health: Health = Field(default_factory=Health)
+    spool_bytes: Integer = 0
+
+
+class LeaseState(Wire):
+    """The server's word on one lease.
+
+    ``desired``: run; pause and cancel (by request), drain (preempted), abort (a peer failed).
+    """
+
+    assignment_id: str
+    valid: bool
+    desired: Literal["run", "pause", "cancel", "drain", "abort"]
+    stop_within_seconds: float | None = None
+
+
+class HeartbeatReply(Wire):
+    """What the worker must know now."""
+
+    leases: list[LeaseState]
+    drain: bool
+    status: str
+
+
+class RunRound(Wire):
+    """Result of one round of one run.
+
+    Attributes:
+        first_seq: sequence number of the first of ``metrics`` (they take one each, in order).
+        digest: SHA-256 over everything of the round that is deterministic.
+        nf: what a null metric was, [name, word].
+    """
+
+    run_id: str
+    digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
+    env_steps: Integer
+    first_seq: Integer
+    metrics: dict[MetricName, float | None]
+    nf: list[tuple[str, Nonfinite]] = Field(default_factory=list)
+    episodes: list[dict[str, Any]] = Field(default_factory=list)
+    eval_episodes: list[dict[str, Any]] = Field(default_factory=list)
+    events: list[dict[str, Any]] = Field(default_factory=list)
+    diverged: str | None = None
+
+
+class RoundRequest(Wire):
+    """Results of round n of every run of the share."""
+
+    runs: list[RunRound]
+    update_order: list[str] = Field(default_factory=list)
+    seconds: float = 0.0
+
+
+class RoundReply(Wire):
+    """Whether the round is complete for the whole block."""
+
+    complete: bool
+    missing: list[str] = Field(default_factory=list)
+
+
+class BarrierReply(Wire):
+    """State of the barrier after a round."""
+
+    state: Literal["complete", "waiting", "aborted"]
+    missing: list[str] = Field(default_factory=list)
+    resume_round: int | None = None
+
+
+class Points(Wire):
+    """Points of one run within its open round, columns of equal length."""
+
+    run_id: str
+    first_seq: Annotated[int, Field(ge=1)]
+    names: list[MetricName]
+    name_index: list[int]
+    step: list[Integer]
+    round: list[Integer]
+    t: list[float]
+    value: list[float | None]
+    nf: list[tuple[int, Nonfinite]] = Field(default_factory=list)
+
+
+class PointsRequest(Wire):
+    """A batch of points, at most MAX_POINTS in all."""
+
+    series: list[Points]
+
+
+class PointsReply(Wire):
+    """Highest contiguous sequence number stored per run."""
+
+    acknowledged: dict[str, int]
+
+
+class LogLine(Wire):
+    """One line of a child's output."""
+
+    seq: Annotated[int, Field(ge=1)]
+    level: Literal["debug", "info", "warning", "error"] = "info"
+    text: str
+
+
+class LogsRequest(Wire):
+    """Log lines of the share, in order."""
+
+    lines: list[LogLine] = Field(max_length=2_000)
+    dropped: Integer = 0
+
+
+class CommitRun(Wire):
+    """An uploaded checkpoint file that becomes valid."""
+
+    run_id: str
+    sha256: str
+
+
+class CommitRequest(Wire):
+    """Commit the checkpoints of all runs of the share before ``next_round`` in one call."""
+
+    next_round: Annotated[int, Field(ge=0)]
+    runs: list[CommitRun]
+
+
+class ReleaseRequest(Wire):
+    """The share has ended on the worker."""
+
+    outcome: Literal["completed", "stopped", "error"]
+    cause: Literal["preempted", "oom", "timeout", "bug", "config", "user"] | None = None
+    pinned_run: str | None = Field(None, description="run that alone caused an out-of-memory")
+    detail: Annotated[str, Field(max_length=20_000)] = ""
+    cleanup: Annotated[str, Field(max_length=2_000)] = "clean"
+    seconds: float = 0.0

@@ -1,0 +1,299 @@
+"""What may be submitted: parsing, presets, resolution against the task, arms and hashes.
+
+``parse`` turns text or plain data into a ``ResolvedSpec`` in which every field has its value, or
+raises ``InvalidSpecError`` with all problems found. Nothing here loads an environment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from app.domain import catalog, sections
+from app.domain.analysis import AnalysisSpec
+from app.domain.presets import PRESETS, merge
+from app.domain.problems import InvalidSpecError, Problem, nearest, pointer
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+MAX_DEPTH = 12
+#: What an arm may change (training.md 5.4); anything else would change the task.
+OVERRIDABLE = ("reward", "ppo", "net", "obs_norm", "return_norm", "reward_norm")
+_META = ("experiment", "arms", "preset", "analysis")
+
+
+class Config(sections.Section):
+    """Everything that configures training; an arm's overrides are laid over it."""
+
+    budget: sections.Budget = Field(default_factory=sections.Budget)
+    env: sections.Env = Field(default_factory=sections.Env)
+    host: sections.Optimiser = Field(default_factory=sections.Optimiser)
+    graft: sections.Optimiser = Field(default_factory=sections.Optimiser)
+    reward: sections.Reward = Field(default_factory=sections.Reward)
+    ppo: sections.Ppo = Field(default_factory=sections.Ppo)
+    net: sections.Net = Field(default_factory=sections.Net)
+    obs_norm: sections.ObsNorm = Field(default_factory=sections.ObsNorm)
+    return_norm: Literal["popart", "none"] | None = Field(None, description="Default: popart; gymnasium none")
+    reward_norm: Literal["none", "return_std"] = Field("none")
+    precision: sections.Precision = Field(default_factory=sections.Precision)
+    engine: sections.Engine = Field(default_factory=sections.Engine)
+    lockstep: sections.Lockstep = Field(default_factory=sections.Lockstep)
+    eval: sections.Eval = Field(default_factory=sections.Eval)
+    checkpoint: sections.Checkpoint = Field(default_factory=sections.Checkpoint)
+    telemetry: sections.Telemetry = Field(default_factory=sections.Telemetry)
+
+
+class Spec(Config):
+    """An experiment as submitted, presets applied."""
+
+    experiment: sections.Experiment
+    arms: tuple[sections.Arm, ...] = Field(min_length=2, max_length=8)
+    preset: str | None = None
+    analysis: AnalysisSpec | None = None
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One field in which an arm departs from the base."""
+
+    path: str
+    base: Any
+    value: Any
+
+
+@dataclass(frozen=True)
+class ResolvedArm:
+    """An arm with its whole training configuration (plain data) and what differs from the base."""
+
+    label: str
+    policy: str
+    reward_mode: str
+    static_set: Mapping[str, str] | None
+    config: Mapping[str, Any]
+    diff: tuple[Difference, ...]
+
+
+@dataclass(frozen=True)
+class ResolvedSpec:
+    """A valid specification in which every field has a value."""
+
+    spec: Spec
+    document: Mapping[str, Any]
+    arms: tuple[ResolvedArm, ...]
+    hash: str
+
+
+def load_text(text: str) -> dict[str, Any]:
+    """Parse YAML or JSON text into plain data; aliases, tags and depth bombs are refused."""
+    try:
+        if any(isinstance(event, yaml.AliasEvent) for event in yaml.parse(text, Loader=yaml.SafeLoader)):
+            raise _problem("", "yaml_alias", "YAML aliases are not allowed", "write the value out")
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise _problem("", "malformed", f"not valid YAML or JSON: {error}", "check the syntax") from error
+    except RecursionError as error:
+        raise _problem("", "too_deep", "nested too deeply", f"use at most {MAX_DEPTH} levels") from error
+    if not isinstance(data, dict):
+        raise _problem("", "malformed", "the specification must be a mapping", "begin with 'experiment:'")
+    return data
+
+
+def parse(raw: Mapping[str, Any]) -> ResolvedSpec:
+    """Validate plain data against the schema and fill every default.
+
+    Raises:
+        InvalidSpecError: with every problem of the schema. Cross-field rules are in
+            ``app.domain.rules``.
+    """
+    _check_plain(raw)
+    document = _with_preset(raw)
+    spec = _fill(_validate(Spec, document))
+    base = _config_data(spec)
+    arms = tuple(_resolve_arm(index, arm, base) for index, arm in enumerate(spec.arms))
+    full = spec.model_dump(mode="json", by_alias=True)
+    return ResolvedSpec(spec=spec, document=full, arms=arms, hash=canonical_hash(full))
+
+
+def canonical_json(value: Any) -> str:
+    """Return the one text of a JSON value: sorted keys, no spaces, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+
+
+def canonical_hash(value: Any) -> str:
+    """Return SHA-256 (hex) of the canonical JSON."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def diff_paths(base: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> list[Difference]:
+    """Return the leaves in which two nested dictionaries differ, in path order."""
+    found: list[Difference] = []
+    for key in sorted({*base, *other}):
+        path = f"{prefix}{key}"
+        left, right = base.get(key), other.get(key)
+        if isinstance(left, Mapping) and isinstance(right, Mapping):
+            found.extend(diff_paths(left, right, path + "."))
+        elif left != right:
+            found.append(Difference(path, left, right))
+    return found
+
+
+def _problem(at: str, code: str, message: str, remedy: str) -> InvalidSpecError:
+    return InvalidSpecError([Problem(at, code, message, remedy)])
+
+
+def _check_plain(raw: Mapping[str, Any]) -> None:
+    try:
+        json.dumps(raw, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        message = f"not plain JSON data: {error}"
+        raise _problem("", "malformed", message, "use text, finite numbers, lists and mappings") from error
+    if _depth(raw) > MAX_DEPTH:
+        raise _problem("", "too_deep", "nested too deeply", f"use at most {MAX_DEPTH} levels")
+
+
+def _depth(value: Any) -> int:
+    if isinstance(value, Mapping):
+        return 1 + max((_depth(item) for item in value.values()), default=0)
+    if isinstance(value, list):
+        return 1 + max((_depth(item) for item in value), default=0)
+    return 0
+
+
+def _with_preset(raw: Mapping[str, Any]) -> dict[str, Any]:
+    name = raw.get("preset")
+    if name is None:
+        return dict(raw)
+    if not isinstance(name, str) or name not in PRESETS:
+        raise _problem("/preset", "unknown_preset", f"unknown preset {name!r}", nearest(str(name), PRESETS))
+    return merge(PRESETS[name], raw)
+
+
+def _validate(model: type[ModelT], data: Mapping[str, Any], *root: str | int) -> ModelT:
+    try:
+        return model.model_validate_json(json.dumps(data))
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_context=False)
+        raise InvalidSpecError([_from_pydantic(model, detail, root) for detail in details]) from error
+
+
+def _from_pydantic(model: type[BaseModel], error: ErrorDetails, root: tuple[str | int, ...]) -> Problem:
+    location = error["loc"]
+    at = pointer(*root, *location)
+    if error["type"] == "extra_forbidden":
+        key = str(location[-1])
+        return Problem(at, "unknown_key", f"unknown key {key!r}", nearest(key, _known_keys(model, location)))
+    if error["type"] == "missing":
+        return Problem(at, "missing", "this field is required", "add it")
+    value = json.dumps(error["input"], default=str)[:80]
+    return Problem(at, error["type"], f"{error['msg']} (got {value})", "see the field's range in the schema")
+
+
+def _known_keys(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
+    current: Any = model
+    for part in location[:-1]:
+        if isinstance(part, str) and part in _names(current):
+            current = _names(current)[part]
+        current = _model_within(current) or current
+    return sorted(_names(current))
+
+
+def _names(model: Any) -> dict[str, Any]:
+    fields = getattr(model, "model_fields", {})
+    return {info.alias or name: info.annotation for name, info in fields.items()}
+
+
+def _model_within(annotation: Any) -> Any:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for arg in get_args(annotation) if (found := _model_within(arg))), None)
+
+
+def _fill(spec: Spec) -> Spec:
+    """Give every task-dependent field its value."""
+    data = spec.model_dump(mode="json", by_alias=True)
+    gymnasium = spec.env.kind == "gymnasium"
+    data["return_norm"] = data["return_norm"] or ("none" if gymnasium else "popart")
+    data["eval"]["episodes"] = data["eval"]["episodes"] or (100 if gymnasium else 16)
+    if gymnasium:
+        data["reward"]["mode"] = data["reward"]["mode"] if "reward" in spec.model_fields_set else "native"
+    elif spec.env.task in catalog.TASKS:
+        _fill_task(data, catalog.TASKS[spec.env.task])
+    else:
+        message = f"unknown task {spec.env.task!r}"
+        raise _problem("/env/task", "unknown_task", message, nearest(spec.env.task, catalog.TASKS))
+    _fill_smoke(data)
+    _fill_policy(data)
+    return _validate(Spec, data)
+
+
+def _fill_task(data: dict[str, Any], task: catalog.Task) -> None:
+    for name in ("slots", "horizon", "batch_size", "batches_per_step", "augment", "pace"):
+        if data["env"][name] is None:
+            value = getattr(task, name)
+            data["env"][name] = list(value) if isinstance(value, tuple) else value
+    for part, defaults in (("host", task.host), ("graft", task.graft)):
+        for name, value in defaults.items():
+            if data[part][name] is None:
+                data[part][name] = value
+
+
+def _fill_smoke(data: dict[str, Any]) -> None:
+    if data["experiment"]["mode"] == "smoke":
+        data["experiment"]["replicates"] = 1
+        data["budget"]["rounds"] = min(2, data["budget"]["rounds"])
+        data["analysis"] = None
+
+
+def _fill_policy(data: dict[str, Any]) -> None:
+    ppo = data["ppo"]
+    ppo["entropy_anneal_rounds"] = ppo["entropy_anneal_rounds"] or data["budget"]["rounds"]
+    ppo["adv_norm"] = ppo["adv_norm"] or ("rollout" if data["net"]["body"] == "lstm" else "minibatch")
+
+
+def _config_data(spec: Spec) -> dict[str, Any]:
+    data = spec.model_dump(mode="json", by_alias=True)
+    return {name: value for name, value in data.items() if name not in _META}
+
+
+def _resolve_arm(index: int, arm: sections.Arm, base: Mapping[str, Any]) -> ResolvedArm:
+    overrides = _overrides(index, arm)
+    merged = json.loads(json.dumps(base))
+    for path, value in overrides.items():
+        _set_path(merged, path.split("."), value, pointer("arms", index, "overrides", path))
+    if "net.body" in overrides and "ppo.adv_norm" not in overrides:
+        merged["ppo"]["adv_norm"] = "rollout" if merged["net"]["body"] == "lstm" else "minibatch"
+    config = _validate(Config, merged, "arms", index, "overrides").model_dump(mode="json", by_alias=True)
+    mode = str(config["reward"]["mode"])
+    diff = tuple(diff_paths(base, config))
+    return ResolvedArm(arm.label, arm.policy, mode, arm.static_set, config, diff)
+
+
+def _overrides(index: int, arm: sections.Arm) -> dict[str, Any]:
+    overrides = dict(arm.overrides)
+    if arm.reward is not None:
+        if overrides.get("reward.mode", arm.reward) != arm.reward:
+            at = pointer("arms", index, "reward")
+            raise _problem(at, "contradiction", "reward and overrides['reward.mode'] differ", "keep one of them")
+        overrides["reward.mode"] = arm.reward
+    for path in overrides:
+        if path.split(".")[0] not in OVERRIDABLE:
+            at = pointer("arms", index, "overrides", path)
+            message = f"{path!r} may not differ between arms: they would no longer face the same task"
+            raise _problem(at, "not_overridable", message, f"override only {', '.join(OVERRIDABLE)}")
+    return overrides
+
+
+def _set_path(target: dict[str, Any], parts: list[str], value: Any, at: str) -> None:
+    for part in parts[:-1]:
+        below = target.get(part)
+        if not isinstance(below, dict):
+            raise _problem(at, "unknown_key", f"no section {part!r}", nearest(part, target))
+        target = below
+    target[parts[-1]] = value
