@@ -1,0 +1,96 @@
+"""Settings from the environment (prefix ``LOCKSTEP_``); one frozen object, passed as an argument."""
+
+from __future__ import annotations
+
+import ipaddress
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import Field, model_validator
+from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+_LIST = Annotated[tuple[str, ...], NoDecode]
+
+
+class Settings(BaseSettings):
+    """Everything an operator may set.
+
+    Raises:
+        ValidationError: for a value out of range, a lease shorter than four heartbeats, or
+            authentication off on an address that is not loopback.
+    """
+
+    model_config = SettingsConfigDict(env_prefix="LOCKSTEP_", frozen=True, extra="ignore")
+
+    database_url: str = Field("", description="SQLAlchemy URL; default: SQLite in data_dir")
+    data_dir: Path = Path(".lockstep")
+    bind: str = "127.0.0.1"
+    port: int = Field(7480, ge=0, le=65_535, description="0 = a free port, printed")
+    root_path: str = ""
+    allowed_hosts: _LIST = ()
+    allowed_origins: _LIST = ()
+    trusted_proxies: _LIST = ()
+    auth: Literal["token", "off"] = "off"
+    heartbeat_seconds: float = Field(5.0, gt=0)
+    lease_ttl_seconds: float = Field(45.0, gt=0)
+    sweep_seconds: float = Field(5.0, gt=0)
+    tick_seconds: float = Field(2.0, gt=0)
+    reservation_seconds: float = Field(60.0, gt=0)
+    warmup_seconds: float = Field(900.0, gt=0)
+    gang_patience_seconds: float = Field(300.0, ge=0)
+    grace_seconds: float = Field(60.0, gt=0)
+    stall_after_seconds: float = Field(300.0, gt=0)
+    stall_kill_seconds: float = Field(1800.0, gt=0)
+    backoff_seconds: float = Field(30.0, ge=0, description="Back-off after a bug or timeout: x 2^n")
+    owner_device_limit: int = Field(1000, ge=1)
+    live_hz: float = Field(5.0, gt=0, le=50)
+    ping_seconds: float = Field(15.0, gt=0)
+    max_body_bytes: int = Field(8 * 2**20, ge=1024)
+    max_artifact_bytes: int = Field(512 * 2**20, ge=1024)
+    audit_retention_days: int = Field(365, ge=1)
+    log_level: Literal["debug", "info", "warning", "error"] = "info"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _split_lists(cls, data: Any) -> Any:
+        if not isinstance(data, dict):
+            return data
+        split = dict(data)
+        for name in ("allowed_hosts", "allowed_origins", "trusted_proxies"):
+            if isinstance(split.get(name), str):
+                split[name] = tuple(part.strip() for part in split[name].split(",") if part.strip())
+        return split
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Settings:
+        if self.lease_ttl_seconds < 4 * self.heartbeat_seconds:
+            raise ValueError(
+                f"LOCKSTEP_LEASE_TTL_SECONDS {self.lease_ttl_seconds:g} must be at least 4 x "
+                f"LOCKSTEP_HEARTBEAT_SECONDS {self.heartbeat_seconds:g}; raise it or beat faster"
+            )
+        if self.auth == "off" and not is_loopback(self.bind):
+            raise ValueError(
+                f"LOCKSTEP_AUTH is off, so LOCKSTEP_BIND must be loopback, not {self.bind}; "
+                "create a token with `lockstep token create` and set LOCKSTEP_AUTH=token"
+            )
+        return self
+
+    @property
+    def url(self) -> str:
+        """The database URL, with the default filled in."""
+        return self.database_url or f"sqlite:///{(self.data_dir / 'lockstep.db').absolute()}"
+
+    @property
+    def base_path(self) -> str:
+        """The configured root path without a trailing slash."""
+        return "/" + self.root_path.strip("/") if self.root_path.strip("/") else ""
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether an address can be reached from this machine only."""
+    if host == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False

@@ -1,0 +1,269 @@
+"""The engine for both databases: connection rules, transactions, the database clock.
+
+SQLite facts this relies on: WAL is set once, when the file is made; a transaction that will write
+begins with BEGIN IMMEDIATE, because a deferred one cannot be upgraded once its snapshot is stale;
+writers inside the process queue on one fair lock so that busy time-outs are never reached.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import sqlite3
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from datetime import UTC, datetime
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from sqlalchemy import Engine, create_engine, event, make_url, text
+from sqlalchemy.orm import Session
+
+from app.errors import BusyError
+
+_WRITE = "lockstep_write"
+_CLOCK = {
+    "postgresql": text("SELECT extract(epoch from clock_timestamp())"),
+    # unixepoch('subsec') yields NULL before SQLite 3.42, and a NULL expiry never passes
+    "sqlite": text("SELECT (julianday('now') - 2440587.5) * 86400.0"),
+}
+_WRITER_WAIT_SECONDS = 5.0
+_SHARED_FILE_SYSTEMS = ("nfs", "cifs", "smb", "9p", "virtiofs", "fuse.sshfs", "vboxsf")
+
+
+class StartupError(RuntimeError):
+    """The database cannot be used as configured; the message says why and what to do."""
+
+
+class FairLock:
+    """A lock served in order of arrival, with a time limit."""
+
+    def __init__(self) -> None:
+        self._mutex = threading.Lock()
+        self._waiting: deque[threading.Lock] = deque()
+        self._held = False
+
+    @contextmanager
+    def hold(self, timeout: float) -> Iterator[None]:
+        """Hold the lock; raise ``BusyError`` after ``timeout`` seconds of waiting."""
+        self._acquire(timeout)
+        try:
+            yield
+        finally:
+            self._release()
+
+    def _acquire(self, timeout: float) -> None:
+        with self._mutex:
+            if not self._held:
+                self._held = True
+                return
+            turn = threading.Lock()
+            turn.acquire()
+            self._waiting.append(turn)
+        if turn.acquire(timeout=timeout):
+            return
+        with self._mutex:
+            if turn in self._waiting:
+                self._waiting.remove(turn)
+                raise BusyError("the database has been busy for 5 seconds; try again")
+        turn.acquire()  # the turn was handed over while we gave up: it is ours
+
+    def _release(self) -> None:
+        with self._mutex:
+            if self._waiting:
+                self._waiting.popleft().release()
+            else:
+                self._held = False
+
+
+class Store:
+    """Sessions on one database.
+
+    Args:
+        url: SQLAlchemy URL.
+        new_id: makes identifiers, ``prefix_`` plus random text; injected in tests.
+        skew: seconds added to the database clock; injected in tests of clock jumps.
+    """
+
+    def __init__(
+        self,
+        url: str,
+        *,
+        new_id: Callable[[str], str] | None = None,
+        skew: Callable[[], float] = lambda: 0.0,
+    ) -> None:
+        self.url = make_url(url)
+        self.is_sqlite = self.url.get_backend_name() == "sqlite"
+        self.engine = _make_engine(url, is_sqlite=self.is_sqlite)
+        self.new_id = new_id or (lambda prefix: f"{prefix}_{secrets.token_hex(10)}")
+        self._skew = skew
+        self._writer = FairLock()
+        self._write_engine = self.engine.execution_options(**{_WRITE: True})
+
+    @contextmanager
+    def read(self) -> Iterator[Session]:
+        """A session for reading; it never writes and holds nothing after the block."""
+        with Session(self.engine) as session:
+            yield session
+
+    @contextmanager
+    def write(self) -> Iterator[Session]:
+        """One writing transaction: commits at the end of the block, rolls back on an exception."""
+        if not self.is_sqlite:
+            with Session(self._write_engine) as session, session.begin():
+                yield session
+            return
+        with self._writer.hold(_WRITER_WAIT_SECONDS), Session(self._write_engine) as session, session.begin():
+            yield session
+
+    def now(self, session: Session) -> float:
+        """The database clock, seconds since 1970 UTC; the only clock that decides anything."""
+        value = session.execute(_CLOCK["sqlite" if self.is_sqlite else "postgresql"]).scalar_one()
+        return float(value) + self._skew()
+
+    def close(self) -> None:
+        """Close all connections."""
+        self.engine.dispose()
+
+
+def utc(epoch: float) -> datetime:
+    """Return the aware UTC instant of an epoch."""
+    return datetime.fromtimestamp(epoch, tz=UTC)
+
+
+def sqlite_module() -> ModuleType | Any:
+    """Return the newest SQLite driver that is importable."""
+    try:
+        import pysqlite3.dbapi2 as newer  # noqa: PLC0415 - optional dependency
+    except ImportError:
+        return sqlite3
+    return newer if newer.sqlite_version_info > sqlite3.sqlite_version_info else sqlite3
+
+
+def sqlite_warning(version: tuple[int, ...]) -> str | None:
+    """Return a warning when this SQLite has the WAL-reset defect, and refuse one too old.
+
+    Raises:
+        StartupError: below 3.35, which has no RETURNING.
+    """
+    text_version = ".".join(map(str, version))
+    if version < (3, 35):
+        raise StartupError(f"SQLite {text_version} is too old; install pysqlite3 or use PostgreSQL")
+    if (3, 7, 0) <= version <= (3, 51, 2) and version not in ((3, 44, 6), (3, 50, 7)):
+        return (
+            f"SQLite {text_version} has the rare WAL-reset defect (fixed in 3.51.3); "
+            "install pysqlite3, or use PostgreSQL in production"
+        )
+    return None
+
+
+def check_local_disk(path: Path) -> None:
+    """Refuse a database on a network or host-shared file system, where WAL corrupts.
+
+    Raises:
+        StartupError: with the file system's name.
+    """
+    kind = _file_system(path.absolute().parent)
+    if kind in _SHARED_FILE_SYSTEMS:
+        raise StartupError(
+            f"{path} lies on {kind}; SQLite corrupts there. Use a local disk (a named volume in "
+            "containers) or PostgreSQL"
+        )
+
+
+def _file_system(path: Path) -> str:
+    try:
+        mounts = Path("/proc/mounts").read_text().splitlines()
+    except OSError:
+        return ""
+    best, kind = "", ""
+    for line in mounts:
+        _, where, fstype = line.split()[:3]
+        inside = str(path) == where or str(path).startswith(where.rstrip("/") + "/")
+        if inside and len(where) >= len(best):
+            best, kind = where, fstype
+    return kind
+
+
+def _make_engine(url: str, *, is_sqlite: bool) -> Engine:
+    if not is_sqlite:
+        return create_engine(url, pool_size=10, max_overflow=20, pool_pre_ping=True, pool_timeout=30)
+    path = make_url(url).database
+    if path and path != ":memory:":
+        _create_file(Path(path))
+    engine = create_engine(
+        url,
+        module=sqlite_module(),
+        connect_args={"check_same_thread": False, "timeout": 5},
+        pool_size=10,
+        max_overflow=30,
+        pool_timeout=30,
+    )
+    event.listen(engine, "connect", _on_connect)
+    event.listen(engine, "begin", _on_begin)
+    return engine
+
+
+def _create_file(path: Path) -> None:
+    check_local_disk(path)
+    sqlite_warning(sqlite_module().sqlite_version_info)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if path.exists():
+        return
+    connection = sqlite_module().connect(path)
+    connection.execute("PRAGMA journal_mode=WAL")
+    connection.close()
+
+
+def _on_connect(connection: Any, _record: Any) -> None:
+    connection.isolation_level = None  # the driver's own BEGIN is deferred; ours is explicit
+    cursor = connection.cursor()
+    for pragma in ("synchronous=NORMAL", "busy_timeout=5000", "foreign_keys=ON", "cache_size=-65536"):
+        cursor.execute(f"PRAGMA {pragma}")
+    cursor.close()
+
+
+def _on_begin(connection: Any) -> None:
+    write = connection.get_execution_options().get(_WRITE, False)
+    connection.exec_driver_sql("BEGIN IMMEDIATE" if write else "BEGIN")
+
+
+class FileLock:
+    """Exclusive lock on ``<db>.lock`` for the lifetime of the one API process on SQLite."""
+
+    def __init__(self, database: Path) -> None:
+        self.path = database.with_name(database.name + ".lock")
+        self._descriptor: int | None = None
+
+    def acquire(self) -> None:
+        """Take the lock.
+
+        Raises:
+            StartupError: when another process holds it, naming that process.
+        """
+        import fcntl  # noqa: PLC0415 - POSIX only
+
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            holder = os.read(descriptor, 200).decode(errors="replace").strip() or "another process"
+            os.close(descriptor)
+            raise StartupError(
+                f"{self.path} is held by {holder}: SQLite serves one API process. Stop that one, or "
+                "use PostgreSQL for several"
+            ) from None
+        os.ftruncate(descriptor, 0)
+        os.pwrite(descriptor, f"pid {os.getpid()} since {time.strftime('%FT%TZ', time.gmtime())}".encode(), 0)
+        self._descriptor = descriptor
+
+    def release(self) -> None:
+        """Give the lock back."""
+        if self._descriptor is not None:
+            os.close(self._descriptor)
+            self._descriptor = None
