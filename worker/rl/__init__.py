@@ -1,0 +1,1 @@
+"""Reinforcement learning. Knows torch, numpy and the keyed generators only."""

@@ -1,0 +1,290 @@
+"""Gymnasium environments behind the lockstep protocol: same-step autoreset, keyed seeds, true final observations.
+
+Every episode is reset with its own key (purpose ``env_reset``), so an episode depends on neither the
+number of environments nor on who else is trained. A resume replays the actions since each reset and
+compares the observation. The only file that imports gymnasium. Axes: E environment, O observation.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from importlib.metadata import entry_points
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium import spaces
+from torch import Tensor
+
+from worker.envs.protocol import EpisodeRecord, HeadSpec, Masks, Observation, ObsSpec, StepResult
+from worker.keys import derive
+
+ENTRY_POINTS = "lockstep.environments"
+#: Steps of an evaluation episode in an environment without a time limit of its own.
+_UNLIMITED = 100_000
+#: Positions of the velocities in the observations of the classic tasks.
+VELOCITIES: Mapping[str, tuple[int, ...]] = {
+    "CartPole-v1": (1, 3),
+    "Acrobot-v1": (4, 5),
+    "MountainCar-v0": (1,),
+    "Pendulum-v1": (2,),
+    "LunarLander-v3": (2, 3, 5),
+}
+
+
+class UnsupportedSpace(ValueError):  # noqa: N818 - says what is wrong, not that something is
+    """The environment's spaces are not Box observations with Discrete or MultiDiscrete actions."""
+
+
+@dataclass
+class _Lane:
+    """One environment instance and its running episode."""
+
+    env: gymnasium.Env[Any, Any]
+    episode: int = -1
+    reset_key: int = 0
+    actions: list[Any] = field(default_factory=list)
+    total: float = 0.0
+    started_at: str = ""
+    is_over: bool = False
+
+
+class GymEnvs:
+    """E environments of each of K runs.
+
+    Args:
+        config: resolved spec of the arms (they share ``env``).
+        num_runs: K.
+        replicate_seed: seed of the replicate.
+        num_envs: E; in evaluation the number of episodes.
+        phase: ``train`` (carries on over rounds, autoreset), ``eval`` (one episode each, then idle)
+            or ``warmup`` (as train, on scratch streams).
+    """
+
+    def __init__(
+        self, config: Mapping[str, Any], num_runs: int, *, replicate_seed: int, num_envs: int, phase: str
+    ) -> None:
+        section = config["env"]
+        if section.get("wrappers") and set(section["wrappers"]) - {"mask_velocity"}:
+            raise ValueError(f"env.wrappers={list(section['wrappers'])}: known are ['mask_velocity']")
+        self.num_envs, self._seed, self._phase = num_envs, replicate_seed, phase
+        self._lanes = [[_Lane(_make(section)) for _ in range(num_envs)] for _ in range(num_runs)]
+        sample = self._lanes[0][0].env
+        size = _observation_size(sample)
+        self._offsets, self.heads = _heads(sample)
+        self.obs_spec = ObsSpec(size, torch.ones(size, dtype=torch.bool), torch.zeros(size, dtype=torch.bool))
+        limit = sample.spec.max_episode_steps if sample.spec is not None else None
+        self.resets_each_round = phase == "eval"
+        self.steps_per_round = (limit or _UNLIMITED) if phase == "eval" else int(section["rollout_steps"])
+        self._keep = _velocity_mask(section, size)
+        self._round = 0
+        self._obs = [np.zeros((num_envs, size), dtype=np.float32) for _ in range(num_runs)]
+        self._masks: Masks = {
+            head.name: torch.ones(num_envs, head.size, dtype=torch.bool) for head in self.heads
+        }
+        self._no_ids = torch.zeros(num_envs, 0, dtype=torch.int64)
+        self._sums = [np.zeros(num_envs, dtype=np.float64) for _ in range(num_runs)]
+        self._episodes: list[list[EpisodeRecord]] = [[] for _ in range(num_runs)]
+
+    def begin_round(self, round_index: int) -> list[tuple[Observation, Masks]]:
+        """Start a round: reset in evaluation and before the first round, else carry on."""
+        self._round = round_index
+        for run, lanes in enumerate(self._lanes):
+            self._sums[run][:] = 0.0
+            for index, lane in enumerate(lanes):
+                if self.resets_each_round:
+                    lane.episode = -1
+                if lane.episode < 0:
+                    self._reset(run, index)
+        return [(self._observation(run), self._masks) for run in range(len(self._lanes))]
+
+    def step(self, actions: Sequence[Tensor | None]) -> list[StepResult | None]:
+        """Execute one action [E, H] per run."""
+        return [None if a is None else self._step_run(run, a) for run, a in enumerate(actions)]
+
+    def reward_sums(self, run: int) -> dict[str, Tensor]:
+        """Return {"native": [E]}, the rewards of this round."""
+        return {"native": torch.from_numpy(self._sums[run].astype(np.float32))}
+
+    def pop_episodes(self, run: int) -> list[EpisodeRecord]:
+        """Return and forget the finished episodes."""
+        episodes, self._episodes[run] = self._episodes[run], []
+        return episodes
+
+    def pop_events(self, run: int) -> list[dict[str, Any]]:  # noqa: ARG002 - of the protocol
+        """Return nothing: these environments have no lifecycle."""
+        return []
+
+    def state_dict(self, run: int) -> dict[str, Any]:
+        """Return episode numbers, the actions since each reset and the last observation."""
+        lanes = self._lanes[run]
+        actions = {f"actions/{i}": _history(lane.actions, self._offsets) for i, lane in enumerate(lanes)}
+        return {
+            "episode": torch.tensor([lane.episode for lane in lanes]),
+            "observation": torch.from_numpy(self._obs[run].copy()),
+            **actions,
+        }
+
+    def load_state_dict(self, run: int, state: Mapping[str, Any]) -> None:
+        """Replay every running episode; a different last observation raises ``RuntimeError``."""
+        for index, lane in enumerate(self._lanes[run]):
+            lane.episode = int(state["episode"][index]) - 1
+            if lane.episode < -1:
+                lane.episode = -1
+                continue
+            self._reset(run, index)
+            for action in state[f"actions/{index}"].tolist():
+                self._advance(run, index, self._native(action))
+        if not np.array_equal(self._obs[run], state["observation"].cpu().numpy()):
+            raise RuntimeError(
+                "replayed episodes end in other observations: the environment is not reproducible"
+            )
+
+    def close(self) -> None:
+        """Close every environment."""
+        for lanes in self._lanes:
+            for lane in lanes:
+                lane.env.close()
+
+    def _step_run(self, run: int, actions: Tensor) -> StepResult:
+        E = self.num_envs
+        reward = np.zeros(E, dtype=np.float32)
+        terminated, truncated, valid = np.zeros((3, E), dtype=bool)
+        final: np.ndarray | None = None
+        for index, action in enumerate(actions.tolist()):
+            lane = self._lanes[run][index]
+            if lane.is_over:
+                continue
+            valid[index] = True
+            reward[index], terminated[index], truncated[index] = self._advance(
+                run, index, self._native(action)
+            )
+            if terminated[index] or truncated[index]:
+                self._finish(run, index, "done" if terminated[index] else "horizon")
+                if not self.resets_each_round:
+                    final = self._obs[run].copy() if final is None else final
+                    final[index] = self._obs[run][index]
+                    self._reset(run, index)
+        self._sums[run] += reward
+        return StepResult(
+            observation=self._observation(run),
+            masks=self._masks,
+            reward=torch.from_numpy(reward),
+            terminated=torch.from_numpy(terminated),
+            truncated=torch.from_numpy(truncated),
+            valid=torch.from_numpy(valid),
+            final_observation=None if final is None else Observation(torch.from_numpy(final), self._no_ids),
+        )
+
+    def _advance(self, run: int, index: int, action: Any) -> tuple[float, bool, bool]:
+        lane = self._lanes[run][index]
+        observation, reward, terminated, truncated, _ = lane.env.step(action)
+        lane.actions.append(action)
+        lane.total += float(reward)
+        self._write(run, index, observation)
+        return float(reward), terminated, truncated
+
+    def _reset(self, run: int, index: int) -> None:
+        lane = self._lanes[run][index]
+        lane.episode += 1
+        if self._phase == "eval":
+            lane.reset_key = derive(self._seed, "eval/env_reset", episode=index)
+        else:
+            prefix = "warmup/" if self._phase == "warmup" else ""
+            lane.reset_key = derive(self._seed, f"{prefix}env_reset", env=index, episode=lane.episode)
+        observation, _ = lane.env.reset(seed=lane.reset_key)
+        lane.actions, lane.total, lane.is_over = [], 0.0, False
+        lane.started_at = datetime.now(UTC).isoformat()
+        self._write(run, index, observation)
+
+    def _finish(self, run: int, index: int, outcome: str) -> None:
+        lane = self._lanes[run][index]
+        lane.is_over = True
+        values = {
+            "round": self._round,
+            "env_id": index,
+            "episode_idx": lane.episode,
+            "host_seed_key": lane.reset_key,
+            "env_steps": len(lane.actions),
+            "final_accuracy": None,
+            "episode_reward": lane.total,
+            "native_return": lane.total,
+            "outcome": outcome,
+            "started_at": lane.started_at,
+        }
+        self._episodes[run].append(EpisodeRecord(index, values))
+
+    def _write(self, run: int, index: int, observation: Any) -> None:
+        row = np.asarray(observation, dtype=np.float32).reshape(-1)
+        self._obs[run][index] = row if self._keep is None else row * self._keep
+
+    def _observation(self, run: int) -> Observation:
+        return Observation(torch.from_numpy(self._obs[run]), self._no_ids)
+
+    def _native(self, action: Sequence[int]) -> Any:
+        if min(action) < 0:
+            raise ValueError(f"action {list(action)} is outside its mask")
+        if len(self._offsets) == 1 and self._offsets[0] is not None:
+            return action[0] + self._offsets[0]
+        return np.asarray(action)
+
+
+def make_envs(
+    config: Mapping[str, Any],
+    runs: Sequence[Any],
+    *,
+    replicate_seed: int,
+    num_envs: int,
+    phase: str,
+    **_unused: Any,
+) -> GymEnvs:
+    """Build the environments of ``runs``; the same call as for every environment kind.
+
+    Rewards are the environment's own and everything lives on the CPU, so those arguments are not used.
+    """
+    return GymEnvs(config, len(runs), replicate_seed=replicate_seed, num_envs=num_envs, phase=phase)
+
+
+def _make(section: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+    name, kwargs = section["id"], dict(section.get("kwargs") or {})
+    for point in entry_points(group=ENTRY_POINTS):
+        if point.name == name:
+            made: gymnasium.Env[Any, Any] = point.load()(**kwargs)
+            return made
+    return gymnasium.make(name, disable_env_checker=True, **kwargs)
+
+
+def _observation_size(env: gymnasium.Env[Any, Any]) -> int:
+    space = env.observation_space
+    if not isinstance(space, spaces.Box):
+        raise UnsupportedSpace(f"observation space {space}: only Box is supported; wrap the environment")
+    return int(np.prod(space.shape))
+
+
+def _heads(env: gymnasium.Env[Any, Any]) -> tuple[list[int | None], list[HeadSpec]]:
+    """Return the start of a Discrete space (None for MultiDiscrete parts) and the heads."""
+    space = env.action_space
+    if isinstance(space, spaces.Discrete):
+        return [int(space.start)], [HeadSpec("action", int(space.n))]
+    if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
+        heads = [HeadSpec(f"action_{i}", int(n)) for i, n in enumerate(space.nvec)]
+        return [None] * len(heads), heads
+    raise UnsupportedSpace(f"action space {space}: only Discrete and MultiDiscrete are supported")
+
+
+def _velocity_mask(section: Mapping[str, Any], size: int) -> np.ndarray | None:
+    if "mask_velocity" not in (section.get("wrappers") or ()):
+        return None
+    if section["id"] not in VELOCITIES:
+        raise ValueError(f"env.wrappers: mask_velocity knows {sorted(VELOCITIES)}, not {section['id']!r}")
+    keep = np.ones(size, dtype=np.float32)
+    keep[list(VELOCITIES[section["id"]])] = 0.0
+    return keep
+
+
+def _history(actions: Sequence[Any], offsets: Sequence[int | None]) -> Tensor:
+    rows = [[a - offsets[0]] if offsets[0] is not None else list(a) for a in actions]
+    return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), len(offsets))

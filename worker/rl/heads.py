@@ -1,0 +1,222 @@
+"""Factored discrete actions: masked, floored, sampled by inverse CDF (training.md 1.3 to 1.6).
+
+Head 0 decides which of the other heads are relevant. Irrelevant heads hold a canonical index and
+contribute log-probability 0, entropy 0 and gradient 0. Axes: .. any leading axes (E, or T E),
+H heads, N choices of the widest head (padded choices are never legal).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F  # noqa: N812 - the name in every torch text
+
+from worker.rl.interfaces import HeadLike
+
+#: Logit of a masked choice: its probability is exactly 0 while p ln p stays finite in value and gradient.
+MASKED = -1e9
+#: Largest share of a distribution that probability floors may take.
+MAX_FLOOR_MASS = 0.99
+
+
+@dataclass(frozen=True)
+class Heads:
+    """Static layout of the heads of a policy.
+
+    Attributes:
+        specs: one per head, head 0 first.
+        relevance: [choices of head 0, H] bool.
+        canonical: [H] int64, the index stored for an irrelevant head.
+        width: N, the size of the widest head.
+    """
+
+    specs: tuple[HeadLike, ...]
+    relevance: Tensor
+    canonical: Tensor
+    width: int
+
+    @classmethod
+    def build(cls, specs: Sequence[HeadLike], device: torch.device) -> Heads:
+        """Lay out ``specs``; a parent that does not precede its child raises ``ValueError``."""
+        names = [spec.name for spec in specs]
+        relevance = torch.ones(specs[0].size, len(specs), dtype=torch.bool)
+        for index, spec in enumerate(specs):
+            if any(parent not in names[:index] for parent in spec.parents):
+                raise ValueError(f"head {spec.name!r}: parents {spec.parents} must be among {names[:index]}")
+            if spec.relevant_ops is not None:
+                relevance[:, index] = False
+                relevance[list(spec.relevant_ops), index] = True
+        canonical = torch.tensor([spec.canonical for spec in specs])
+        width = max(spec.size for spec in specs)
+        return cls(tuple(specs), relevance.to(device), canonical.to(device), width)
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the heads in order."""
+        return [spec.name for spec in self.specs]
+
+    def relevant(self, actions: Tensor) -> Tensor:
+        """Return [.., H] bool: which heads enter log-probability and entropy for ``actions`` [.., H]."""
+        return self.relevance[actions[..., 0]]
+
+    def mask_row(self, index: int, masks: Mapping[str, Tensor], actions: Tensor) -> Tensor:
+        """Return [.., size]: the legality of head ``index`` given its parents' choices in ``actions``."""
+        spec = self.specs[index]
+        mask = masks[spec.name]
+        if not spec.parents:
+            return mask
+        lead = actions.shape[:-1]
+        row = torch.zeros(lead, dtype=torch.int64, device=actions.device)
+        count = 1
+        for parent in spec.parents:
+            position = self.names.index(parent)
+            row = row * self.specs[position].size + actions[..., position]
+            count *= self.specs[position].size
+        flat = mask.reshape(-1, count, spec.size)
+        chosen = flat.gather(1, row.reshape(-1, 1, 1).expand(-1, 1, spec.size))
+        return chosen.reshape(*lead, spec.size)
+
+    def mask_rows(self, masks: Mapping[str, Tensor], actions: Tensor) -> Tensor:
+        """Return [.., H, N] bool: every head's legality given the executed actions, padding illegal."""
+        rows = [
+            F.pad(self.mask_row(i, masks, actions), (0, self.width - spec.size))
+            for i, spec in enumerate(self.specs)
+        ]
+        return torch.stack(rows, dim=-2)
+
+
+@dataclass(frozen=True)
+class Floors:
+    """Probability floors in force.
+
+    Attributes:
+        value: [H] float, f of each head.
+        allowed: [H, N] bool, choices that may be floored.
+    """
+
+    value: Tensor
+    allowed: Tensor
+
+    @classmethod
+    def build(
+        cls, heads: Heads, floors: Mapping[str, float], never: Mapping[str, Sequence[int]], scale: float
+    ) -> Floors | None:
+        """Return the floors of a round, or None when all are zero.
+
+        Args:
+            heads: layout.
+            floors: configured floor per head name.
+            never: choices per head name that are never floored.
+            scale: share of the configured floors in force, in [0, 1].
+        """
+        unknown = sorted(set(floors) - set(heads.names))
+        if unknown:
+            raise ValueError(f"ppo.prob_floor names unknown heads {unknown}; known are {heads.names}")
+        value = torch.tensor([scale * floors.get(name, 0.0) for name in heads.names])
+        if not bool((value > 0).any()):
+            return None
+        allowed = torch.ones(len(heads.specs), heads.width, dtype=torch.bool)
+        for name, choices in never.items():
+            allowed[heads.names.index(name), list(choices)] = False
+        device = heads.relevance.device
+        return cls(value.to(device), allowed.to(device))
+
+    def head(self, index: int, size: int) -> Floors:
+        """Return the floors of one head, without the head axis."""
+        return Floors(self.value[index], self.allowed[index, :size])
+
+
+def log_probabilities(logits: Tensor, mask: Tensor, floors: Floors | None) -> Tensor:
+    """Return log-probabilities [.., N] of masked logits, in FP32 or better; illegal choices get <= -1e8.
+
+    A row without a legal choice gives a uniform row; callers must not use it.
+    """
+    wide = logits if logits.dtype == torch.float64 else logits.float()
+    log_p = F.log_softmax(torch.where(mask, wide, MASKED), dim=-1)
+    if floors is None:
+        return log_p
+    # pi'(a) = (1 - n f) pi(a) + f [a floored], n = floored legal choices, f <= 0.99 / n
+    floored = mask & floors.allowed
+    count = floored.sum(-1, keepdim=True)
+    f = torch.minimum(floors.value.unsqueeze(-1).to(wide.dtype), MAX_FLOOR_MASS / count.clamp(min=1))
+    mixed = (1.0 - count * f) * log_p.exp() + f * floored
+    return torch.where(mask, mixed.clamp(min=torch.finfo(wide.dtype).tiny).log(), MASKED)
+
+
+def choose(
+    heads: Heads,
+    logits: Tensor,
+    masks: Mapping[str, Tensor],
+    uniforms: Tensor | None,
+    floors: Floors | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Choose one action per row: [E, H] int64 and its joint log-probability [E].
+
+    Args:
+        heads: layout.
+        logits: [E, H, N].
+        masks: legality per head (see ``LockstepEnvs``).
+        uniforms: [E, H] in [0, 1), the noise of the inverse CDF; None = greedy.
+        floors: probability floors in force.
+
+    A relevant head without a legal choice, or a non-finite distribution, gives log-probability NaN:
+    the caller checks once per step (``check_choice``).
+    """
+    actions = heads.canonical.expand(logits.shape[0], -1).clone()
+    joint = torch.zeros(logits.shape[0], dtype=torch.float32, device=logits.device)
+    relevant = None
+    for index, spec in enumerate(heads.specs):
+        mask = heads.mask_row(index, masks, actions)
+        head_floors = None if floors is None else floors.head(index, spec.size)
+        log_p = log_probabilities(logits[:, index, : spec.size], mask, head_floors)
+        pick = _pick(log_p, None if uniforms is None else uniforms[:, index])
+        taken = log_p.gather(1, pick.unsqueeze(1)).squeeze(1)
+        # an illegal pick can only come from an empty row or a NaN distribution
+        taken = torch.where(mask.gather(1, pick.unsqueeze(1)).squeeze(1), taken, torch.nan)
+        if relevant is None:
+            actions[:, 0], joint = pick, taken
+            relevant = heads.relevant(actions) if len(heads.specs) > 1 else torch.empty(0)
+        else:
+            used = relevant[:, index]
+            actions[:, index] = torch.where(used, pick, actions[:, index])
+            joint = joint + torch.where(used, taken, 0.0)
+    return actions, joint
+
+
+def _pick(log_p: Tensor, uniforms: Tensor | None) -> Tensor:
+    if uniforms is None:
+        return log_p.argmax(-1)
+    cdf = log_p.exp().cumsum(-1)
+    # the factor keeps the threshold strictly below the last cdf value whatever the rounding
+    threshold = uniforms.unsqueeze(1) * (cdf[:, -1:] * (1.0 - 2.0**-22))
+    return (cdf <= threshold).sum(-1).clamp(max=log_p.shape[-1] - 1)
+
+
+@dataclass(frozen=True)
+class HeadTerms:
+    """Per-head quantities of executed actions, all [.., H]; 0 where a head is irrelevant."""
+
+    log_prob: Tensor
+    entropy: Tensor
+
+
+def evaluate(
+    logits: Tensor, actions: Tensor, rows: Tensor, relevant: Tensor, floors: Floors | None
+) -> HeadTerms:
+    """Return log-probability and raw entropy (nats) of each head for stored actions.
+
+    Args:
+        logits: [.., H, N].
+        actions: [.., H] int64.
+        rows: [.., H, N] bool from ``Heads.mask_rows``.
+        relevant: [.., H] bool.
+        floors: as in force when the actions were drawn.
+    """
+    log_p = log_probabilities(logits, rows, floors)
+    taken = log_p.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
+    plogp = torch.where(rows, log_p.exp() * log_p, 0.0).sum(-1)
+    zero = torch.zeros((), dtype=log_p.dtype, device=log_p.device)
+    return HeadTerms(torch.where(relevant, taken, zero), torch.where(relevant, -plogp, zero))

@@ -1,0 +1,202 @@
+"""One run's policy as a value: networks, optimiser, normalisers; how it begins, is saved and hashed.
+
+Nothing here is shared by runs. All draws are keyed: parameters by their name, so that arms share
+the initial value of every tensor whose shape agrees.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.keys import generator
+from worker.rl.config import LearnerConfig
+from worker.rl.heads import Heads
+from worker.rl.interfaces import HeadLike
+from worker.rl.nets import FlatParameters, InputLayout, PolicyNet, State, build_net, flatten
+from worker.rl.normalize import ObsNormalizer, PopArt, RewardScaler
+
+_VALUE_GAIN = 1.0
+_VALUE_GAIN_POPART = 0.1
+
+
+@dataclass(frozen=True)
+class Streams:
+    """Keys of a run's own draws.
+
+    Attributes:
+        seed: replicate seed.
+        arm: arm index under ``crn: environment``, None when every arm shares the draws.
+    """
+
+    seed: int
+    arm: int | None = None
+
+    def generator(self, purpose: str, **key: int | str) -> np.random.Generator:
+        """Return the generator of a purpose of this run."""
+        arm = {} if self.arm is None else {"arm": self.arm}
+        return generator(self.seed, purpose, **key, **arm)
+
+    def action_noise(self, round_index: int, shape: tuple[int, int, int], prefix: str = "") -> Tensor:
+        """Return uniforms [T, E, H] of a round: one per environment, step and head, in [0, 1)."""
+        steps, envs, heads = shape
+        rows = [
+            self.generator(f"{prefix}action_noise", env=e, episode=round_index).random(
+                (steps, heads), dtype=np.float32
+            )
+            for e in range(envs)
+        ]
+        return torch.from_numpy(np.stack(rows, axis=1))
+
+
+@dataclass(frozen=True)
+class ObsLayout:
+    """What the learner needs to know of observations.
+
+    Attributes:
+        inputs: sizes.
+        continuous: [O] bool, features to normalise.
+        sentinel: [O] bool, features where -1 is "unknown".
+    """
+
+    inputs: InputLayout
+    continuous: Tensor
+    sentinel: Tensor
+
+
+@dataclass
+class Adam:
+    """Moments of the flat parameter vector [P] and the number of steps taken."""
+
+    m: Tensor
+    v: Tensor
+    steps: int = 0
+
+
+@dataclass
+class Learner:
+    """The state of one run's policy: everything an update reads and changes.
+
+    ``carry`` is the recurrent state at the round border (continuing environments), ``dead_updates``
+    counts updates in a row without a single step.
+    """
+
+    cfg: LearnerConfig
+    heads: Heads
+    net: PolicyNet
+    flat: FlatParameters
+    adam: Adam
+    obs_norm: ObsNormalizer | None
+    popart: PopArt | None
+    reward_scaler: RewardScaler | None
+    carry: State
+    num_envs: int
+    dead_updates: int = 0
+
+    @property
+    def obs_norm_frozen(self) -> bool:
+        """Whether the observation statistics stay as they were calibrated."""
+        return self.cfg.obs_norm.sharing == "shared_frozen"
+
+    @property
+    def device(self) -> torch.device:
+        """Where the parameters live."""
+        return self.flat.data.device
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return all tensors that a resume needs, under flat names; scalars as float64 tensors."""
+        state = {"policy/flat": self.flat.data, "adam/m": self.adam.m, "adam/v": self.adam.v}
+        state["learner/counts"] = torch.tensor([self.adam.steps, self.dead_updates], dtype=torch.int64)
+        for index, part in enumerate(self.carry):
+            state[f"carry/{index}"] = part
+        state |= self.normaliser_state()
+        if self.reward_scaler is not None:
+            state |= {f"reward_norm/{k}": v for k, v in self.reward_scaler.state_dict().items()}
+        return state
+
+    def normaliser_state(self) -> dict[str, Tensor]:
+        """Return the statistics that belong to the frozen policy."""
+        state: dict[str, Tensor] = {}
+        if self.obs_norm is not None:
+            state |= {f"obs_norm/{k}": v for k, v in self.obs_norm.state_dict().items()}
+        if self.popart is not None:
+            values = list(self.popart.state_dict().values())
+            state["return_norm/mean_std_rounds"] = torch.tensor(values, dtype=torch.float64)
+        return state
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Restore ``state_dict`` in place; missing or misshapen tensors raise ``ValueError``."""
+        expected = self.state_dict()
+        for name, tensor in expected.items():
+            if name not in state or state[name].shape != tensor.shape:
+                found = "missing" if name not in state else tuple(state[name].shape)
+                raise ValueError(f"checkpoint tensor {name}: {found}, expected shape {tuple(tensor.shape)}")
+        self.flat.data.copy_(state["policy/flat"])
+        self.adam.m.copy_(state["adam/m"])
+        self.adam.v.copy_(state["adam/v"])
+        self.adam.steps, self.dead_updates = (int(n) for n in state["learner/counts"].tolist())
+        self.carry = tuple(state[f"carry/{i}"].to(self.device).clone() for i in range(len(self.carry)))
+        self.load_normalisers(state)
+        if self.reward_scaler is not None:
+            self.reward_scaler.load_state_dict(_under(state, "reward_norm/"))
+
+    def load_normalisers(self, state: Mapping[str, Tensor]) -> None:
+        """Restore ``normaliser_state``."""
+        if self.obs_norm is not None:
+            self.obs_norm.load_state_dict(_under(state, "obs_norm/"))
+        if self.popart is not None:
+            mean, std, rounds = state["return_norm/mean_std_rounds"].tolist()
+            self.popart.load_state_dict({"mean": mean, "std": std, "rounds": rounds})
+
+    def hash_into(self, digest: hashlib._Hash) -> None:
+        """Feed every tensor of ``state_dict`` with its name to ``digest``."""
+        for name, tensor in sorted(self.state_dict().items()):
+            digest.update(name.encode())
+            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+
+
+def build_learner(
+    cfg: LearnerConfig,
+    layout: ObsLayout,
+    specs: list[HeadLike],
+    streams: Streams,
+    *,
+    num_envs: int,
+    device: torch.device,
+) -> Learner:
+    """Build a run's policy at round 0; parameters come from stream ``policy_init``, keyed by name."""
+    heads = Heads.build(specs, device)
+
+    def draw(name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
+        return streams.generator("policy_init", parameter=name).standard_normal(shape)
+
+    popart = PopArt() if cfg.return_norm == "popart" else None
+    gain = _VALUE_GAIN if popart is None else _VALUE_GAIN_POPART
+    net = build_net(cfg.net, layout.inputs, heads, draw, value_gain=gain)
+    flat = flatten(net, device)
+    obs_norm = None
+    if cfg.obs_norm.enabled:
+        obs_norm = ObsNormalizer(layout.continuous.to(device), layout.sentinel.to(device), cfg.obs_norm.clip)
+    scaler = RewardScaler(num_envs, cfg.ppo.gamma, device) if cfg.reward_norm == "return_std" else None
+    return Learner(
+        cfg=cfg,
+        heads=heads,
+        net=net,
+        flat=flat,
+        adam=Adam(torch.zeros_like(flat.data), torch.zeros_like(flat.data)),
+        obs_norm=obs_norm,
+        popart=popart,
+        reward_scaler=scaler,
+        carry=net.initial_state(num_envs),
+        num_envs=num_envs,
+    )
+
+
+def _under(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
+    return {name.removeprefix(prefix): value for name, value in state.items() if name.startswith(prefix)}

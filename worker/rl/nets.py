@@ -1,0 +1,304 @@
+"""Policy networks: a separate actor-critic MLP and a recurrent trunk (training.md 1.14).
+
+Both answer the same three calls: ``step`` (logits of one step), ``step_values`` and ``sequence``
+(logits and values of a whole rollout, with resets inside). Parameters live in one flat vector so
+that the optimiser, the gradient norm and the hash each are a few vector operations. Modules are
+built without touching a global generator and filled from keyed draws.
+Axes: T step, E environment, O features, I ids, H heads, N choices of the widest head.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F  # noqa: N812 - the name in every torch text
+
+from worker.rl.config import NetConfig
+from worker.rl.heads import Heads
+
+#: Recurrent state: () for an MLP, (h, c) each [layers, E, hidden] for an LSTM.
+State = tuple[Tensor, ...]
+Draw = Callable[[str, tuple[int, ...]], np.ndarray]
+
+_BODY_GAIN = math.sqrt(2.0)
+_POLICY_GAIN = 0.01
+_EMBEDDING_STD = 0.02
+
+
+@dataclass(frozen=True)
+class InputLayout:
+    """Sizes of an observation.
+
+    Attributes:
+        num_features: O.
+        num_ids: I.
+        id_vocab: number of distinct ids.
+        id_dim: width of an id's embedding.
+    """
+
+    num_features: int
+    num_ids: int
+    id_vocab: int
+    id_dim: int
+
+    @property
+    def width(self) -> int:
+        """Inputs of the first layer."""
+        return self.num_features + self.num_ids * self.id_dim
+
+
+def _linear(inputs: int, outputs: int) -> nn.Linear:
+    # built without values: the default initialiser would draw from the global generator
+    return nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
+
+
+class _Embed(nn.Module):
+    """Features with the embeddings of ids (-1 = none) appended."""
+
+    def __init__(self, layout: InputLayout) -> None:
+        super().__init__()
+        self.layout = layout
+        if layout.num_ids:
+            self.table = nn.Parameter(torch.empty(layout.id_vocab + 1, layout.id_dim))
+
+    def forward(self, features: Tensor, ids: Tensor) -> Tensor:
+        if not self.layout.num_ids:
+            return features
+        # a one-hot product: its backward is a matrix product, deterministic on every device
+        hot = F.one_hot(ids + 1, self.layout.id_vocab + 1).to(features.dtype)
+        return torch.cat([features, (hot @ self.table).flatten(-2)], dim=-1)
+
+
+class _Outputs(nn.Module):
+    """One linear layer per head on [.., H, D] or [.., D]; logits padded to [.., H, N]."""
+
+    def __init__(self, heads: Heads, inputs: int) -> None:
+        super().__init__()
+        self.width = heads.width
+        self.layers = nn.ModuleList([_linear(inputs, spec.size) for spec in heads.specs])
+
+    def forward(self, hidden: Tensor, *, per_head: bool) -> Tensor:
+        if len(self.layers) == 1:
+            logits: Tensor = self.layers[0](hidden[..., 0, :] if per_head else hidden)
+            return logits.unsqueeze(-2)
+        parts = []
+        for index, layer in enumerate(self.layers):
+            out = layer(hidden[..., index, :] if per_head else hidden)
+            parts.append(F.pad(out, (0, self.width - out.shape[-1])))
+        return torch.stack(parts, dim=-2)
+
+
+class MLPNet(nn.Module):
+    """Separate actor and critic, two tanh layers each.
+
+    Args:
+        cfg: widths.
+        layout: observation sizes.
+        heads: action heads.
+    """
+
+    recurrent = False
+
+    def __init__(self, cfg: NetConfig, layout: InputLayout, heads: Heads) -> None:
+        super().__init__()
+        self.embed = _Embed(layout)
+        self.actor_1, self.actor_2 = _linear(layout.width, cfg.hidden), _linear(cfg.hidden, cfg.hidden)
+        self.outputs = _Outputs(heads, cfg.hidden)
+        self.critic_1, self.critic_2 = _linear(layout.width, cfg.hidden), _linear(cfg.hidden, cfg.hidden)
+        self.value_out = _linear(cfg.hidden, 1)
+
+    def initial_state(self, num_envs: int) -> State:  # noqa: ARG002 - same call for every network
+        """Return the empty state."""
+        return ()
+
+    def step(self, features: Tensor, ids: Tensor, state: State) -> tuple[Tensor, State]:
+        """Return logits [E, H, N] and the state after the step."""
+        return self._logits(self.embed(features, ids)), state
+
+    def step_values(self, features: Tensor, ids: Tensor, state: State) -> Tensor:  # noqa: ARG002
+        """Return values [E] in the units of the value head."""
+        return self._values(self.embed(features, ids))
+
+    def sequence(
+        self,
+        features: Tensor,
+        ids: Tensor,
+        state: State,  # noqa: ARG002 - same call for every network
+        resets: Sequence[tuple[int, Tensor]],  # noqa: ARG002
+    ) -> tuple[Tensor, Tensor]:
+        """Return logits [.., H, N] and values [..] for any leading axes."""
+        x = self.embed(features, ids)
+        return self._logits(x), self._values(x)
+
+    def _logits(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.actor_2(torch.tanh(self.actor_1(x))))
+        logits: Tensor = self.outputs(hidden, per_head=False)
+        return logits
+
+    def _values(self, x: Tensor) -> Tensor:
+        hidden = torch.tanh(self.critic_2(torch.tanh(self.critic_1(x))))
+        values: Tensor = self.value_out(hidden)
+        return values.squeeze(-1)
+
+
+class LSTMNet(nn.Module):
+    """Linear, LayerNorm, ReLU, LSTM with LayerNorm and residual; a small tower per head and for V.
+
+    Args:
+        cfg: widths.
+        layout: observation sizes.
+        heads: action heads.
+    """
+
+    recurrent = True
+
+    def __init__(self, cfg: NetConfig, layout: InputLayout, heads: Heads) -> None:
+        super().__init__()
+        self.layers, self.lstm_hidden, self.num_heads = cfg.lstm_layers, cfg.lstm_hidden, len(heads.specs)
+        half, quarter = max(cfg.lstm_hidden // 2, 1), max(cfg.lstm_hidden // 4, 1)
+        self.embed = _Embed(layout)
+        self.body = _linear(layout.width, cfg.hidden)
+        self.body_norm = nn.LayerNorm(cfg.hidden)
+        self.lstm = nn.LSTM(cfg.hidden, cfg.lstm_hidden, cfg.lstm_layers, device="meta").to_empty(
+            device="cpu"
+        )
+        self.lstm_norm = nn.LayerNorm(cfg.lstm_hidden)
+        # the residual needs equal widths; a projection stands in where they differ
+        self.skip = _linear(cfg.hidden, cfg.lstm_hidden) if cfg.hidden != cfg.lstm_hidden else nn.Identity()
+        self.towers = _linear(cfg.lstm_hidden, self.num_heads * half)
+        self.outputs = _Outputs(heads, half)
+        self.value_1, self.value_2 = _linear(cfg.lstm_hidden, half), _linear(half, quarter)
+        self.value_out = _linear(quarter, 1)
+
+    def initial_state(self, num_envs: int) -> State:
+        """Return zeros (h, c), each [layers, E, hidden]."""
+        shape = (self.layers, num_envs, self.lstm_hidden)
+        reference = self.body.weight
+        return reference.new_zeros(shape), reference.new_zeros(shape)
+
+    def step(self, features: Tensor, ids: Tensor, state: State) -> tuple[Tensor, State]:
+        """Return logits [E, H, N] and the state after the step."""
+        hidden, state = self._recur(self._trunk(features, ids).unsqueeze(0), state)
+        return self._logits(hidden.squeeze(0)), state
+
+    def step_values(self, features: Tensor, ids: Tensor, state: State) -> Tensor:
+        """Return values [E] in the units of the value head."""
+        hidden, _ = self._recur(self._trunk(features, ids).unsqueeze(0), state)
+        return self._values(hidden.squeeze(0))
+
+    def sequence(
+        self, features: Tensor, ids: Tensor, state: State, resets: Sequence[tuple[int, Tensor]]
+    ) -> tuple[Tensor, Tensor]:
+        """Return logits [T, E, H, N] and values [T, E] of a rollout.
+
+        Args:
+            features: [T, E, O].
+            ids: [T, E, I].
+            state: recurrent state before step 0.
+            resets: (t, keep) in increasing t > 0; ``keep`` [E] is 0 where an episode begins at t, else 1.
+        """
+        x = self._trunk(features, ids)
+        edges = [0, *(t for t, _ in resets), x.shape[0]]
+        parts = []
+        for index in range(len(edges) - 1):
+            if index:
+                keep = resets[index - 1][1].view(1, -1, 1)
+                state = (state[0] * keep, state[1] * keep)
+            hidden, state = self._recur(x[edges[index] : edges[index + 1]], state)
+            parts.append(hidden)
+        hidden = torch.cat(parts) if len(parts) > 1 else parts[0]
+        return self._logits(hidden), self._values(hidden)
+
+    def _trunk(self, features: Tensor, ids: Tensor) -> Tensor:
+        return F.relu(self.body_norm(self.body(self.embed(features, ids))))
+
+    def _recur(self, x: Tensor, state: State) -> tuple[Tensor, State]:
+        out, after = self.lstm(x, (state[0], state[1]))
+        return self.skip(x) + self.lstm_norm(out), after
+
+    def _logits(self, hidden: Tensor) -> Tensor:
+        towers = F.relu(self.towers(hidden)).view(*hidden.shape[:-1], self.num_heads, -1)
+        logits: Tensor = self.outputs(towers, per_head=True)
+        return logits
+
+    def _values(self, hidden: Tensor) -> Tensor:
+        values: Tensor = self.value_out(F.relu(self.value_2(F.relu(self.value_1(hidden)))))
+        return values.squeeze(-1)
+
+
+PolicyNet = MLPNet | LSTMNet
+
+
+@dataclass
+class FlatParameters:
+    """All parameters of a network as one vector [P], and their gradients.
+
+    The network's tensors are views of ``data``; ``grad`` is filled by ``backward`` in place.
+    """
+
+    data: Tensor
+    grad: Tensor
+
+
+def build_net(
+    cfg: NetConfig, layout: InputLayout, heads: Heads, draw: Draw, *, value_gain: float
+) -> PolicyNet:
+    """Build a CPU network and initialise it from ``draw(name, shape)`` (standard normal, float64)."""
+    net = (LSTMNet if cfg.body == "lstm" else MLPNet)(cfg, layout, heads)
+    with torch.no_grad():
+        for name, parameter in net.named_parameters():
+            parameter.copy_(_initial_value(net, name, parameter, draw, value_gain))
+    return net
+
+
+def flatten(net: PolicyNet, device: torch.device) -> FlatParameters:
+    """Move the network to ``device`` and make its parameters and gradients views of two flat vectors."""
+    parameters = list(net.parameters())
+    data = torch.cat([p.detach().flatten() for p in parameters]).to(device)
+    grad = torch.zeros_like(data)
+    offset = 0
+    for parameter in parameters:
+        size, shape = parameter.numel(), parameter.shape
+        parameter.data = data[offset : offset + size].view(shape)
+        parameter.grad = grad[offset : offset + size].view(shape)
+        offset += size
+    return FlatParameters(data, grad)
+
+
+def orthogonal(normal: np.ndarray, gain: float) -> Tensor:
+    """Return a (semi-)orthogonal matrix of the shape of ``normal`` times ``gain`` (Saxe et al. 2014)."""
+    rows, columns = normal.shape
+    q, r = np.linalg.qr(normal if rows >= columns else normal.T)
+    q = q * np.sign(np.diag(r))
+    return torch.from_numpy(np.ascontiguousarray(gain * (q if rows >= columns else q.T))).float()
+
+
+def _initial_value(net: PolicyNet, name: str, parameter: Tensor, draw: Draw, value_gain: float) -> Tensor:
+    shape = tuple(parameter.shape)
+    if name == "embed.table":
+        return torch.from_numpy(_EMBEDDING_STD * draw(name, shape)).float()
+    if name.endswith("norm.weight"):
+        return torch.ones(shape)
+    if parameter.ndim == 1:
+        return _initial_bias(net, name, shape)
+    gain = _BODY_GAIN
+    if name.startswith("outputs."):
+        gain = _POLICY_GAIN
+    elif name.startswith("value_out."):
+        gain = value_gain
+    elif name.startswith(("lstm.", "skip.")):
+        gain = 1.0
+    return orthogonal(draw(name, shape), gain)
+
+
+def _initial_bias(net: PolicyNet, name: str, shape: tuple[int, ...]) -> Tensor:
+    bias = torch.zeros(shape)
+    if isinstance(net, LSTMNet) and name.startswith("lstm.bias_ih"):
+        # gate order of nn.LSTM: input, forget, cell, output
+        bias[net.lstm_hidden : 2 * net.lstm_hidden] = 1.0
+    return bias

@@ -1,0 +1,401 @@
+"""Proximal policy optimisation, top to bottom: anchor, advantages, loss, update (Schulman et al. 2017).
+
+Notable: one joint ratio over the causally relevant heads; true next observations at truncations;
+values in PopArt units; LSTM minibatches of whole environment rows replayed from stored states with
+resets inside; a KL stop and a finiteness gate before every step. Nothing reduces over runs.
+Axes: T step, E environment, H heads, N choices; a minibatch has leading axes [B] or [T, e].
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields
+from itertools import pairwise
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.rl.config import LearnerConfig
+from worker.rl.gae import gae
+from worker.rl.heads import Floors, Heads, evaluate
+from worker.rl.learner import Adam, Learner
+from worker.rl.nets import FlatParameters, PolicyNet, State
+from worker.rl.precision import anchor_limit, autocast
+from worker.rl.rollout import PolicyError, Rollout
+
+_LOG_RATIO_CLAMP = 20.0
+_KL_STOP_FACTOR = 1.5
+_ADAM_BETAS = (0.9, 0.999)
+_NORM_EPS = 1e-6
+_ADV_EPS = 1e-8
+#: Order of the statistics vector returned by ``ppo_loss``; with per-head ratios two more per head follow.
+LOSS_STATS = ("policy_loss", "value_loss", "entropy_loss", "approx_kl", "clip_frac", "ratio_max", "ratio_min")
+
+
+class AnchorMismatch(RuntimeError):  # noqa: N818 - the name is the specification's
+    """The sequence path does not reproduce the rollout's log-probabilities: a bug, never noise."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Transitions of an update; leading axes [T, E], [T, e] or [B]."""
+
+    features: Tensor
+    ids: Tensor
+    actions: Tensor
+    rows: Tensor
+    relevant: Tensor
+    old_log_prob: Tensor
+    old_value: Tensor
+    target: Tensor
+    advantage: Tensor
+    valid: Tensor
+    unforced: Tensor
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with ``change`` applied to every tensor."""
+        return Batch(**{f.name: change(getattr(self, f.name)) for f in fields(self)})
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A minibatch with what the network needs to run over it again."""
+
+    batch: Batch
+    state: State
+    resets: tuple[tuple[int, Tensor], ...]
+
+
+@dataclass(frozen=True)
+class LossRule:
+    """The numbers of the loss in force in one update.
+
+    Attributes:
+        learner: static settings and layout.
+        entropy_coef: c_H of the round.
+        floors: probability floors in force, as in the rollout.
+        adv_floor: least divisor of the advantages, reward units.
+    """
+
+    cfg: LearnerConfig
+    heads: Heads
+    entropy_coef: float
+    floors: Floors | None
+    adv_floor: float
+
+
+def normalise_advantages(advantage: Tensor, weight: Tensor, floor: float) -> Tensor:
+    """Return (A - mean) / max(std, floor) with population moments over rows of weight 1."""
+    count = weight.sum().clamp(min=1)
+    mean = (advantage * weight).sum() / count
+    std = (((advantage - mean) ** 2 * weight).sum() / count).sqrt()
+    return (advantage - mean) / std.clamp(min=max(floor, _ADV_EPS))
+
+
+def ppo_loss(net: PolicyNet, replay: Replay, rule: LossRule) -> tuple[Tensor, Tensor]:
+    """Return L = L_pi + c_v L_V + c_H L_H and the statistics vector (``LOSS_STATS``)."""
+    batch, cfg = replay.batch, rule.cfg.ppo
+    logits, values = net.sequence(batch.features, batch.ids, replay.state, replay.resets)
+    terms = evaluate(logits, batch.actions, batch.rows, batch.relevant, rule.floors)
+    valid, unforced = batch.valid.to(values.dtype), batch.unforced.to(values.dtype)
+    advantage = batch.advantage
+    if cfg.adv_norm == "minibatch":
+        advantage = normalise_advantages(advantage, unforced, rule.adv_floor)
+    # log rho = sum over relevant heads of (new - old), clamped
+    per_head = terms.log_prob - batch.old_log_prob
+    joint = per_head.sum(-1).clamp(-_LOG_RATIO_CLAMP, _LOG_RATIO_CLAMP)
+    if cfg.ratio == "joint":
+        policy_loss = _surrogate(joint, advantage, unforced, cfg.clip)
+    else:
+        weights = unforced.unsqueeze(-1) * batch.relevant
+        clamped = per_head.clamp(-_LOG_RATIO_CLAMP, _LOG_RATIO_CLAMP)
+        policy_loss = torch.stack(
+            [
+                _surrogate(clamped[..., h], advantage, weights[..., h], cfg.clip)
+                for h in range(weights.shape[-1])
+            ]
+        ).sum()
+    value_loss = _value_loss(values.to(terms.log_prob.dtype), batch, valid, cfg.value_clip)
+    entropy_loss = _entropy_loss(terms.entropy, batch, rule)
+    loss = policy_loss + cfg.value_coef * value_loss + rule.entropy_coef * entropy_loss
+    with torch.no_grad():
+        stats = [policy_loss, value_loss, entropy_loss, *_ratio_stats(joint, unforced, cfg.clip)]
+        ratio = torch.where(batch.unforced, joint.exp(), 1.0)
+        stats += [ratio.max(), ratio.min()]
+        if cfg.ratio == "per_head":
+            for h in range(weights.shape[-1]):
+                stats += _ratio_stats(clamped[..., h], weights[..., h], cfg.clip)
+        return loss, torch.stack(stats)
+
+
+def _surrogate(log_ratio: Tensor, advantage: Tensor, weight: Tensor, clip: float) -> Tensor:
+    ratio = log_ratio.exp()
+    # L_pi = -mean(min(rho A, clip(rho, 1 - eps, 1 + eps) A))
+    gain = torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip, 1.0 + clip) * advantage)
+    return -(gain * weight).sum() / weight.sum().clamp(min=1)
+
+
+def _value_loss(values: Tensor, batch: Batch, valid: Tensor, clip: float | None) -> Tensor:
+    # L_V = 0.5 mean((V - R)^2), optionally the larger of that and the loss of the clipped value
+    error = (values - batch.target) ** 2
+    if clip is not None:
+        near = batch.old_value + (values - batch.old_value).clamp(-clip, clip)
+        error = torch.maximum(error, (near - batch.target) ** 2)
+    return 0.5 * (error * valid).sum() / valid.sum().clamp(min=1)
+
+
+def _entropy_loss(entropy: Tensor, batch: Batch, rule: LossRule) -> Tensor:
+    # L_H = -sum_h m_h mean(H_h / ln n_valid) over relevant, unforced steps with n_valid >= 2
+    legal = batch.rows.sum(-1)
+    weight = (batch.relevant & batch.unforced.unsqueeze(-1) & (legal >= 2)).to(entropy.dtype)
+    if rule.cfg.ppo.entropy_normalised:
+        entropy = entropy / legal.clamp(min=2).to(entropy.dtype).log()
+    axes = tuple(range(entropy.ndim - 1))
+    mean = (entropy * weight).sum(axes) / weight.sum(axes).clamp(min=1)
+    wanted = rule.cfg.ppo.entropy_head_weights
+    if wanted:
+        mean = mean * mean.new_tensor([wanted.get(name, 1.0) for name in rule.heads.names])
+    return -mean.sum()
+
+
+def _ratio_stats(log_ratio: Tensor, weight: Tensor, clip: float) -> list[Tensor]:
+    # approx_kl = mean((rho - 1) - ln rho) (Schulman 2020, estimator k3)
+    ratio, count = log_ratio.exp(), weight.sum().clamp(min=1)
+    kl = ((ratio - 1.0 - log_ratio) * weight).sum() / count
+    clipped = (((ratio - 1.0).abs() > clip) * weight).sum() / count
+    return [kl, clipped]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A rollout ready for its update, with the anchor pass's diagnostics.
+
+    Attributes:
+        replay: the whole rollout [T, E].
+        rule: the loss in force.
+        returns: [T, E] reward units.
+        values: [T, E] reward units, V before the update.
+        entropy: [T, E, H] nats.
+        anchor_gap: largest |anchor - rollout| of the joint log-probability.
+        adv_moments: mean and std of the raw advantages over unforced valid steps, and sigma_R.
+    """
+
+    replay: Replay
+    rule: LossRule
+    returns: Tensor
+    values: Tensor
+    entropy: Tensor
+    anchor_gap: float
+    adv_moments: tuple[float, float, float]
+
+
+@torch.no_grad()
+def prepare(learner: Learner, rollout: Rollout, entropy_coef: float, floors: Floors | None) -> Prepared:
+    """Run the anchor pass, bootstrap, move the return statistics and form advantages and targets."""
+    T, cfg = rollout.num_steps, learner.cfg
+    ended = rollout.terminated | rollout.truncated
+    rewards = rollout.rewards
+    if learner.reward_scaler is not None:
+        rewards = learner.reward_scaler(rewards, ended, rollout.valid)
+    resets = tuple(
+        (t + 1, (~ended[t]).to(rollout.features.dtype))
+        for t, any_end in enumerate(ended[:-1].any(1).tolist())
+        if any_end
+    )
+    features, ids = rollout.features[:T], rollout.ids[:T]
+    with autocast(features.device, cfg.precision):
+        logits, raw_values = learner.net.sequence(features, ids, rollout.initial_state, resets)
+        _initialise_returns(learner, rollout, rewards)
+        next_values = _next_values(learner, rollout, raw_values.float())
+    torch.clear_autocast_cache()
+    rows = learner.heads.mask_rows({k: m[:T] for k, m in rollout.masks.items()}, rollout.actions)
+    relevant = learner.heads.relevant(rollout.actions)
+    terms = evaluate(logits, rollout.actions, rows, relevant, floors)
+    gap = _check_anchor(terms.log_prob.sum(-1), rollout, cfg.precision)
+    values = _denormalise(learner, raw_values.float())
+    discount = (cfg.ppo.gamma, cfg.ppo.lambda_)
+    advantages, returns = gae(rewards, values, next_values, rollout.terminated, rollout.truncated, discount)
+    if learner.popart is not None:
+        learner.popart.update(returns[rollout.valid], learner.net.value_out)
+    # forced: one legal choice in every relevant head, hence exactly one joint action
+    choice = ((rows.sum(-1) > 1) & relevant).any(-1)
+    unforced = rollout.valid & choice
+    mean, std, sigma = _moments(learner, advantages[unforced], returns[rollout.valid])
+    floor = cfg.ppo.adv_std_floor * sigma
+    if cfg.ppo.adv_norm == "rollout":
+        advantages = normalise_advantages(advantages, unforced.to(advantages.dtype), floor)
+    batch = Batch(
+        features=features,
+        ids=ids,
+        actions=rollout.actions,
+        rows=rows,
+        relevant=relevant,
+        old_log_prob=terms.log_prob,
+        old_value=_normalise(learner, values),
+        target=_normalise(learner, returns),
+        advantage=advantages,
+        valid=rollout.valid,
+        unforced=unforced,
+    )
+    rule = LossRule(cfg, learner.heads, entropy_coef, floors, floor)
+    replay = Replay(batch, rollout.initial_state, resets)
+    return Prepared(replay, rule, returns, values, terms.entropy, gap, (mean, std, sigma))
+
+
+def update(learner: Learner, prepared: Prepared, lr: float, order: np.random.Generator) -> dict[str, float]:
+    """Run the epochs of one update in place and return its metrics (``ppo/`` names without the prefix).
+
+    Args:
+        learner: changed: parameters and optimiser.
+        prepared: from ``prepare``.
+        lr: learning rate of the round.
+        order: generator of stream ``minibatch_order``.
+    """
+    cfg, flat = learner.cfg.ppo, learner.flat
+    history: list[Tensor] = []
+    norms: list[float] = []
+    done = skipped = non_finite = 0
+    stop_epoch: float = math.nan
+    stopped = False
+    for epoch in range(cfg.epochs):
+        for replay in _minibatches(learner, prepared.replay, order):
+            if stopped:
+                skipped += 1
+                continue
+            flat.grad.zero_()
+            with autocast(flat.data.device, learner.cfg.precision):
+                loss, stats = ppo_loss(learner.net, replay, prepared.rule)
+            loss.backward()  # type: ignore[no-untyped-call]
+            # the one transfer of a minibatch: may this step be taken?
+            gate = torch.stack([loss.detach(), flat.grad.norm(), stats[3]]).tolist()
+            history.append(stats)
+            if not all(math.isfinite(g) for g in gate):
+                non_finite += 1
+            elif cfg.target_kl is not None and gate[2] > _KL_STOP_FACTOR * cfg.target_kl:
+                stopped, stop_epoch = True, float(epoch)
+                skipped += 1
+            else:
+                norms.append(gate[1])
+                adam_step(
+                    flat, learner.adam, lr, cfg.adam_eps, min(1.0, cfg.grad_clip / (gate[1] + _NORM_EPS))
+                )
+                done += 1
+    learner.dead_updates = 0 if done else learner.dead_updates + 1
+    metrics = _summary(torch.stack(history), learner.heads.names)
+    metrics |= {
+        "kl_stop_epoch": stop_epoch,
+        "steps_done": float(done),
+        "steps_skipped": float(skipped + non_finite),
+        "steps_non_finite": float(non_finite),
+        "grad_norm": float(np.mean(norms)) if norms else math.nan,
+        "grad_norm_clipped_frac": float(np.mean([n > cfg.grad_clip for n in norms])) if norms else math.nan,
+        "lr": lr,
+        "entropy_coef": prepared.rule.entropy_coef,
+    }
+    return metrics
+
+
+def refresh_observations(learner: Learner, rollout: Rollout) -> None:
+    """Merge the round's raw observations into the running statistics, after the update."""
+    if learner.obs_norm is not None and not learner.obs_norm_frozen:
+        raw = rollout.raw[: rollout.num_steps]
+        learner.obs_norm.update(raw.flatten(0, 1), rollout.valid.flatten())
+
+
+def adam_step(flat: FlatParameters, adam: Adam, lr: float, eps: float, scale: float) -> None:
+    """One Adam step (Kingma & Ba 2015, algorithm 1) on the flat vector with the gradient times ``scale``."""
+    beta1, beta2 = _ADAM_BETAS
+    adam.steps += 1
+    grad = flat.grad if scale == 1.0 else flat.grad.mul_(scale)
+    adam.m.lerp_(grad, 1.0 - beta1)
+    adam.v.mul_(beta2).addcmul_(grad, grad, value=1.0 - beta2)
+    spread = adam.v.sqrt().div_(math.sqrt(1.0 - beta2**adam.steps)).add_(eps)
+    flat.data.addcdiv_(adam.m, spread, value=-lr / (1.0 - beta1**adam.steps))
+
+
+def _summary(history: Tensor, head_names: list[str]) -> dict[str, float]:
+    names = list(LOSS_STATS)
+    if history.shape[1] > len(names):
+        names += [f"{kind}_{head}" for head in head_names for kind in ("approx_kl", "clip_frac")]
+    mean = dict(zip(names, history.mean(0).tolist(), strict=True))
+    mean["approx_kl_max"] = float(history[:, 3].max())
+    mean["ratio_max"], mean["ratio_min"] = float(history[:, 5].max()), float(history[:, 6].min())
+    return mean
+
+
+def _minibatches(learner: Learner, whole: Replay, order: np.random.Generator) -> Iterator[Replay]:
+    count, batch = learner.cfg.ppo.minibatches, whole.batch
+    if not learner.net.recurrent:
+        flat = batch.map(lambda x: x.flatten(0, 1))
+        index = torch.from_numpy(order.permutation(len(flat.valid))).to(flat.valid.device)
+        shuffled = flat.map(lambda x: x[index])
+        edges = np.linspace(0, len(index), count + 1).round().astype(int)
+        for a, b in pairwise(edges.tolist()):
+            yield Replay(shuffled.map(lambda x, a=a, b=b: x[a:b]), (), ())  # type: ignore[misc]
+        return
+    rows = torch.from_numpy(order.permutation(batch.valid.shape[1])).to(batch.valid.device)
+    for part in rows.tensor_split(count):
+        yield Replay(
+            batch.map(lambda x, p=part: x[:, p]),  # type: ignore[misc]
+            tuple(s[:, part] for s in whole.state),
+            tuple((t, keep[part]) for t, keep in whole.resets),
+        )
+
+
+def _next_values(learner: Learner, rollout: Rollout, raw_values: Tensor) -> Tensor:
+    """Return V of the true next observation [T, E] in reward units."""
+    needed = rollout.truncated & rollout.valid
+    needed[-1] |= ~rollout.terminated[-1]
+    steps, envs = (index.tolist() for index in needed.nonzero(as_tuple=True))
+    result = torch.cat([raw_values[1:], raw_values[-1:]])
+    if steps:
+        pairs = list(zip(steps, envs, strict=True))
+        views = [rollout.finals.get(t, (rollout.features[t + 1], rollout.ids[t + 1])) for t, _ in pairs]
+        features = torch.stack([view[0][e] for view, (_, e) in zip(views, pairs, strict=True)])
+        ids = torch.stack([view[1][e] for view, (_, e) in zip(views, pairs, strict=True)])
+        # the carried state: after step t, before any reset
+        layers = range(len(rollout.initial_state))
+        state = tuple(torch.stack([rollout.states[t][k][:, e] for t, e in pairs], dim=1) for k in layers)
+        result[steps, envs] = learner.net.step_values(features, ids, state).float()
+    return _denormalise(learner, result)
+
+
+def _check_anchor(anchor: Tensor, rollout: Rollout, precision: str) -> float:
+    if not bool(torch.isfinite(anchor).all()):
+        raise PolicyError("anchor pass: non-finite log-probability")
+    gaps = torch.where(rollout.valid, (anchor - rollout.log_probs).abs(), 0.0)
+    gap, limit = float(gaps.max()), anchor_limit(anchor.device, precision)
+    if gap > limit:
+        raise AnchorMismatch(
+            f"log-probabilities of rollout and sequence path differ by {gap:.3g} > {limit:g} ({precision})"
+        )
+    return gap
+
+
+def _initialise_returns(learner: Learner, rollout: Rollout, rewards: Tensor) -> None:
+    """Give PopArt its first statistics from the discounted rewards of the first round."""
+    if learner.popart is None or learner.popart.rounds > 0:
+        return
+    zero = torch.zeros_like(rewards)
+    gamma = learner.cfg.ppo.gamma
+    _, returns = gae(rewards, zero, zero, rollout.terminated, rollout.truncated, (gamma, 1.0))
+    learner.popart.update(returns[rollout.valid], learner.net.value_out)
+    learner.popart.rounds = 1
+
+
+def _moments(learner: Learner, advantages: Tensor, returns: Tensor) -> tuple[float, float, float]:
+    sigma = returns.std(correction=0) if learner.popart is None else torch.tensor(learner.popart.std)
+    if advantages.numel() == 0:
+        return math.nan, math.nan, float(sigma)
+    mean, std = torch.stack([advantages.mean(), advantages.std(correction=0)]).tolist()
+    return mean, std, float(sigma)
+
+
+def _normalise(learner: Learner, values: Tensor) -> Tensor:
+    return values if learner.popart is None else learner.popart.normalise(values)
+
+
+def _denormalise(learner: Learner, values: Tensor) -> Tensor:
+    return values if learner.popart is None else learner.popart.denormalise(values)

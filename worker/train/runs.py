@@ -1,0 +1,175 @@
+"""One run inside a block: begins a round, acts, records, updates. A policy that learns or a control.
+
+The loop in ``block`` treats both alike. A failed run keeps its cause and is not stepped any more.
+Axes: T step, E environment, H heads.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import time
+from collections.abc import Callable, Mapping
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from worker.envs.protocol import Masks, Observation, StepResult
+from worker.rl.config import LearnerConfig, entropy_coefficient, floor_scale, learning_rate
+from worker.rl.heads import Floors, Heads
+from worker.rl.learner import Learner, Streams
+from worker.rl.ppo import Prepared, prepare, refresh_observations, update
+from worker.rl.rollout import PolicyError, Rollout
+from worker.train.plan import RunPlan
+
+#: Updates in a row without one finite step after which a run has diverged.
+_DEAD_UPDATES = 3
+
+
+class Control(Protocol):
+    """A policy that does not learn."""
+
+    def act(self, step: int) -> Tensor:
+        """Return the actions [E, H] of a step of the current round."""
+        ...
+
+
+class TrainedRun:
+    """A run whose policy PPO trains.
+
+    Args:
+        plan: the arm.
+        learner: its policy.
+        streams: keys of its draws.
+        num_steps: T.
+        never_floored: choices per head that probability floors must not touch.
+    """
+
+    learns = True
+
+    def __init__(
+        self,
+        plan: RunPlan,
+        learner: Learner,
+        streams: Streams,
+        num_steps: int,
+        never_floored: Mapping[str, tuple[int, ...]],
+    ) -> None:
+        self.plan, self.learner, self.streams = plan, learner, streams
+        self.rollout = Rollout(num_steps, learner.heads, learner.obs_norm, learner.cfg.precision)
+        self.diverged: str | None = None
+        self._never_floored = never_floored
+        self.prepared: Prepared | None = None
+
+    @property
+    def cfg(self) -> LearnerConfig:
+        """Settings of the learner."""
+        return self.learner.cfg
+
+    def begin(self, round_index: int, observation: Observation, masks: Masks, *, fresh: bool) -> None:
+        """Start a round; ``fresh`` = the recurrent state is that of an episode start."""
+        learner, ppo = self.learner, self.cfg.ppo
+        self.round = round_index
+        state = learner.net.initial_state(learner.num_envs) if fresh else learner.carry
+        self.rollout.begin(observation, masks, state)
+        shape = (self.rollout.num_steps, learner.num_envs, len(learner.heads.specs))
+        self.noise = self.streams.action_noise(round_index, shape).to(learner.device)
+        scale = floor_scale(ppo, round_index, self.cfg.rounds)
+        self.floors = Floors.build(learner.heads, ppo.prob_floor, self._never_floored, scale)
+
+    def act(self, t: int) -> Tensor | None:
+        """Return the actions of step ``t``, or None once the run has failed."""
+        if self.diverged is not None:
+            return None
+        try:
+            return self.rollout.act(self.learner.net, t, self.noise[t], self.floors)
+        except PolicyError as error:
+            self.diverged = f"non-finite policy: {error}"
+            return None
+
+    def record(self, t: int, result: StepResult) -> None:
+        """Store what a step produced."""
+        self.rollout.record(t, result)
+
+    def update(self) -> dict[str, float]:
+        """Update the policy with the round's rollout; return metrics (``ppo/`` names without prefix)."""
+        learner, ppo = self.learner, self.cfg.ppo
+        started = time.perf_counter()
+        try:
+            self.prepared = prepare(learner, self.rollout, entropy_coefficient(ppo, self.round), self.floors)
+        except PolicyError as error:
+            self.diverged = f"non-finite policy: {error}"
+            return {}
+        order = self.streams.generator("minibatch_order", round=self.round)
+        metrics = update(learner, self.prepared, learning_rate(ppo, self.round, self.cfg.rounds), order)
+        refresh_observations(learner, self.rollout)
+        learner.carry = self.rollout.state
+        if learner.dead_updates >= _DEAD_UPDATES:
+            self.diverged = f"{_DEAD_UPDATES} updates in a row without a finite step"
+        elif not bool(torch.isfinite(learner.flat.data).all()):
+            self.diverged = "non-finite parameters after an update"
+        metrics["anchor_gap_max"] = self.prepared.anchor_gap
+        metrics["lstm_h_rms"] = _rms(self.rollout.state[0]) if self.rollout.state else math.nan
+        metrics["update_seconds"] = time.perf_counter() - started
+        return metrics
+
+    def hash_into(self, digest: hashlib._Hash) -> None:
+        """Feed learner and actions to ``digest``."""
+        self.learner.hash_into(digest)
+        digest.update(self.rollout.actions.cpu().numpy().tobytes())
+
+
+class ControlledRun:
+    """A run whose actions come from a control: same loop, no update.
+
+    Args:
+        plan: the arm.
+        heads: action layout.
+        num_steps: T.
+        make: builds the control, once the environments have begun their round.
+    """
+
+    learns = False
+    prepared = None
+
+    def __init__(self, plan: RunPlan, heads: Heads, num_steps: int, make: Callable[[], Control]) -> None:
+        self.plan, self._make = plan, make
+        self.rollout = Rollout(num_steps, heads, None)
+        self.diverged: str | None = None
+
+    def begin(self, round_index: int, observation: Observation, masks: Masks, *, fresh: bool) -> None:  # noqa: ARG002 - same call for both kinds
+        """Start a round with a fresh control."""
+        self.round = round_index
+        self.rollout.begin(observation, masks, ())
+        self._control = self._make()
+
+    def act(self, t: int) -> Tensor | None:
+        """Return the control's actions."""
+        actions = self._control.act(t)
+        self.rollout.actions[t] = actions
+        return actions
+
+    def record(self, t: int, result: StepResult) -> None:
+        """Store what a step produced."""
+        self.rollout.record(t, result)
+
+    def update(self) -> dict[str, float]:
+        """Do nothing: controls do not learn."""
+        return {}
+
+    def hash_into(self, digest: hashlib._Hash) -> None:
+        """Feed the actions to ``digest``."""
+        digest.update(self.rollout.actions.cpu().numpy().tobytes())
+
+
+Run = TrainedRun | ControlledRun
+
+
+def json_value(value: Any) -> Any:
+    """Return a metric or record value as JSON has it."""
+    return value.item() if isinstance(value, Tensor) else value
+
+
+def _rms(x: Tensor) -> float:
+    return float((x**2).mean().sqrt())
