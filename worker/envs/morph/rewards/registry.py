@@ -1,0 +1,104 @@
+"""Reward modes by name: built-ins, and those that installed packages register (training.md 2.14).
+
+A spec names a mode; it never selects code to load. User modes come from the entry-point group
+``lockstep.rewards``: name -> factory ``(constants: Mapping, *, gamma, task) -> RewardFunction``-like.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from importlib.metadata import entry_points
+from typing import Any
+
+import torch
+
+from worker.envs.morph.context import RewardContext, RewardResult
+from worker.envs.morph.rewards.config import RewardConfig
+from worker.envs.morph.rewards.modes import MODES, Mode
+
+ENTRY_POINTS = "lockstep.rewards"
+#: Version of the built-in formulas; raised whenever a number they give changes.
+VERSION = "1"
+_TERMINAL_ONLY = frozenset({"sparse", "minimal"})
+
+
+@dataclass(frozen=True)
+class RewardFunction:
+    """A mode with its constants, callable on a transition.
+
+    Attributes:
+        name: registered mode.
+        version: version of the formulas.
+        config_hash: SHA-256 of the resolved constants.
+        death_pay: reward of the step in which the governor rolled back (negative).
+        gamma: discount of the shaping, equal to PPO's.
+        config: the constants.
+        mode: the formulas.
+    """
+
+    name: str
+    version: str
+    config_hash: str
+    death_pay: float
+    gamma: float
+    config: RewardConfig
+    mode: Mode
+
+    def __call__(self, ctx: RewardContext) -> RewardResult:
+        """Return reward [E], components that sum to it, and ledgers; pure."""
+        components, ledgers = self.mode(ctx, self.config, self.gamma)
+        dead = ctx.rolled_back
+        # a rollback pays the death pay alone; an escrow account is still returned
+        kept = {"escrow"}
+        components = {
+            name: value if name in kept else torch.where(dead, 0.0, value)
+            for name, value in components.items()
+        }
+        components["death"] = torch.where(dead, self.death_pay, 0.0).to(ctx.post.accuracy.dtype)
+        reward = torch.stack(list(components.values())).sum(0)
+        return RewardResult(reward, components, ledgers)
+
+
+def make_reward(mode: str, cfg: Mapping[str, Any], *, gamma: float, task: str) -> RewardFunction:
+    """Build a registered mode.
+
+    Args:
+        mode: registered name.
+        cfg: the spec's ``reward`` section; its ``mode`` key is ignored.
+        gamma: PPO's discount.
+        task: name of the task, which supplies the constants of the loss family.
+
+    Raises:
+        ValueError: unknown mode, constant or value; the message names the field and what is known.
+    """
+    if mode not in MODES:
+        return _external(mode)(cfg, gamma=gamma, task=task)
+    config = RewardConfig.parse(cfg, task)
+    if mode in _TERMINAL_ONLY and config.disable_terminal:
+        raise ValueError(f"reward.disable_terminal: mode {mode!r} has no other pay; use another mode")
+    if mode == "loss" and None in (config.loss_baseline, config.loss_target, config.loss_sigma):
+        raise ValueError(
+            f"reward.mode loss: task {task!r} has no baseline, target and sigma; give reward.loss_baseline, "
+            "reward.loss_target, reward.loss_sigma and reward.loss_rent_weight"
+        )
+    death = config.sparse_scale if mode in _TERMINAL_ONLY else config.death_pay
+    return RewardFunction(mode, VERSION, config.hash(), -death, gamma, config, MODES[mode])
+
+
+def registered_modes() -> dict[str, str]:
+    """Return {mode: version} of every built-in and installed mode."""
+    installed = {point.name: point.dist.version if point.dist else "0" for point in _points()}
+    return installed | dict.fromkeys(MODES, VERSION)
+
+
+def _external(mode: str) -> Callable[..., RewardFunction]:
+    for point in _points():
+        if point.name == mode:
+            factory: Callable[..., RewardFunction] = point.load()
+            return factory
+    raise ValueError(f"reward.mode={mode!r} is not registered; known are {sorted(registered_modes())}")
+
+
+def _points() -> list[Any]:
+    return list(entry_points(group=ENTRY_POINTS))
