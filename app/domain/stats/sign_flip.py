@@ -1,0 +1,169 @@
+"""Paired sign-flip (Fisher 1935 randomisation) test of the mean, and its inverted interval.
+
+Null hypothesis: arms are exchangeable within a block. Resampling unit: the block. Exact to
+n = 30 by meeting in the middle, sampled beyond. With equal means but skewed differences every
+symmetric method, this one included, is off (.09-.13 in simulation).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import ArrayLike
+
+from app.domain.stats.attain import LEVEL_SLACK
+from app.domain.stats.results import Interval, TailPs
+from app.domain.stats.ties import TIE, Floats, as_floats
+
+EXACT_LIMIT = 30
+MONTE_CARLO_DRAWS = 99_999
+_ENUMERATED_INTERVAL = 14
+_BISECTIONS = 90
+
+
+@dataclass(frozen=True)
+class _Draws:
+    """Sampled flips: sums of signed differences and of the signs themselves, identity first."""
+
+    sums: Floats
+    signs: Floats
+
+
+@dataclass(frozen=True)
+class SignFlipTest:
+    """Mean difference with the tails of the sign-flip distribution of its sum."""
+
+    differences: Floats
+    mean: float
+    p: TailPs
+    two_sided: float
+    method: str
+    draws: _Draws | None
+
+    def interval(self, level: float) -> Interval | None:
+        """Return the interval of the mean that inverts this test, or None when n is too small.
+
+        [M_(k), M_(2^n - k)] of the sorted means of all non-empty subsets (Hartigan 1969),
+        k = floor(level/2 x 2^n).
+        """
+        if self.draws is not None:
+            return _sampled_interval(self.mean, self.draws, level)
+        d = self.differences
+        k = int(np.floor(level / 2 * 2.0**d.size * (1 + LEVEL_SLACK)))
+        if k == 0:
+            return None
+        ends = (k, 2**d.size - k)
+        low, high = _enumerated(d, ends) if d.size <= _ENUMERATED_INTERVAL else _bisected(d, ends)
+        return Interval(low, high, 1 - 2 * k / 2.0**d.size, k)
+
+
+def sign_flip(d: ArrayLike, rng: np.random.Generator | None = None) -> SignFlipTest:
+    """Test the mean of paired differences; zeros stay in. ``rng`` is needed beyond n = 30."""
+    differences = as_floats(d, "d")
+    mean = float(differences.mean())
+    if differences.size > EXACT_LIMIT:
+        return _sampled(differences, mean, rng)
+    left, right = _half_sums(differences)
+    total, limit = float(differences.sum()), TIE * float(np.abs(differences).sum())
+    count = 2.0**differences.size
+    greater = _pairs_at_least(left, right, total - limit) / count
+    less = _pairs_at_least(left, right, -total - limit) / count
+    both = min(1.0, 2 * _pairs_at_least(left, right, abs(total) - limit) / count)
+    both = 1.0 if abs(total) <= limit else both
+    return SignFlipTest(differences, mean, TailPs(greater, less), both, "exact", None)
+
+
+def _half_sums(d: Floats) -> tuple[Floats, Floats]:
+    half = d.size // 2
+    return np.sort(_signed_sums(d[:half])), np.sort(_signed_sums(d[half:]))
+
+
+def _signed_sums(d: Floats) -> Floats:
+    sums = np.zeros(1)
+    for value in d:
+        sums = np.concatenate([sums - value, sums + value])
+    return sums
+
+
+def _pairs_at_least(left: Floats, right: Floats, threshold: float) -> float:
+    return float((right.size - np.searchsorted(right, threshold - left, side="left")).sum())
+
+
+def _subset_sums(d: Floats) -> Floats:
+    sums = np.zeros(1)
+    for value in d:
+        sums = np.concatenate([sums, sums + value])
+    return sums
+
+
+def _enumerated(d: Floats, ends: tuple[int, int]) -> tuple[float, float]:
+    counts = _subset_sums(np.ones(d.size))[1:]
+    means = np.partition(_subset_sums(d)[1:] / counts, (ends[0] - 1, ends[1] - 1))
+    return float(means[ends[0] - 1]), float(means[ends[1] - 1])
+
+
+def _bisected(d: Floats, ends: tuple[int, int]) -> tuple[float, float]:
+    half = d.size // 2
+
+    def count_at_most(theta: float) -> float:
+        # subsets with mean <= theta are those with sum(d - theta) <= 0; the empty one is not a subset mean
+        left, right = np.sort(_subset_sums(d[:half] - theta)), np.sort(_subset_sums(d[half:] - theta))
+        return float(np.searchsorted(right, -left, side="right").sum()) - 1
+
+    return _order_statistic(count_at_most, ends[0], d), _order_statistic(count_at_most, ends[1], d)
+
+
+def _order_statistic(count_at_most: Callable[[float], float], k: int, d: Floats) -> float:
+    low, high = float(d.min()), float(d.max())
+    if low == high:
+        return low
+    for _ in range(_BISECTIONS):
+        middle = (low + high) / 2
+        if middle in (low, high):
+            break
+        if count_at_most(middle) >= k:
+            high = middle
+        else:
+            low = middle
+    return high
+
+
+def _sampled(d: Floats, mean: float, rng: np.random.Generator | None) -> SignFlipTest:
+    if rng is None:
+        raise ValueError(f"{d.size} blocks are beyond the exact sign-flip test: pass rng")
+    signs = rng.integers(0, 2, size=(MONTE_CARLO_DRAWS + 1, d.size), dtype=np.int8) * 2 - 1
+    signs[0] = 1
+    draws = _Draws(signs @ d, signs.sum(axis=1, dtype=np.float64))
+    total, limit = float(d.sum()), TIE * float(np.abs(d).sum())
+    p = TailPs(float((draws.sums >= total - limit).mean()), float((draws.sums <= total + limit).mean()))
+    both = float((np.abs(draws.sums) >= abs(total) - limit).mean())
+    return SignFlipTest(d, mean, p, both, "monte-carlo", draws)
+
+
+def _sampled_interval(mean: float, draws: _Draws, level: float) -> Interval | None:
+    n = float(draws.signs[0])
+    # flip s counts at mean - theta = u iff |r + c u| >= |u|, with c = mean sign and r = its sum/n - c mean
+    c = draws.signs / n
+    r = draws.sums / n - c * mean
+    reach = inversion_reach(r, c, level)
+    return None if reach is None else Interval(mean - reach[0], mean + reach[1])
+
+
+def inversion_reach(r: Floats, c: Floats, level: float) -> tuple[float, float] | None:
+    """Return how far below and above the estimate a two-sided resampling test does not reject.
+
+    A draw has statistic r + c u when the null value lies u below the estimate; it counts against
+    the null where |r + c u| >= |u|, which holds up to a bound in closed form for |c| <= 1.
+    """
+    rank = int(np.floor(level * r.size * (1 + LEVEL_SLACK)))
+    with np.errstate(divide="ignore", invalid="ignore"):
+        up, down = r / (1 - c), -r / (1 + c)
+        mirrored_up, mirrored_down = r / (1 + c), -r / (1 - c)
+    always = (np.abs(1 - c) < TIE) | (np.abs(1 + c) < TIE)
+    below = np.where(always, np.inf, np.maximum(up, down))
+    above = np.where(always, np.inf, np.maximum(mirrored_up, mirrored_down))
+    index = r.size - 1 - rank
+    reach = float(np.partition(below, index)[index]), float(np.partition(above, index)[index])
+    return reach if np.isfinite(reach).all() else None
