@@ -1,0 +1,1 @@
+"""The only package that knows SQLAlchemy: tables, queries, transitions. Services commit."""

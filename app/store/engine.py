@@ -138,7 +138,7 @@ def utc(epoch: float) -> datetime:
 def sqlite_module() -> ModuleType | Any:
     """Return the newest SQLite driver that is importable."""
     try:
-        import pysqlite3.dbapi2 as newer  # noqa: PLC0415 - optional dependency
+        import pysqlite3.dbapi2 as newer
     except ImportError:
         return sqlite3
     return newer if newer.sqlite_version_info > sqlite3.sqlite_version_info else sqlite3
@@ -245,7 +245,7 @@ class FileLock:
         Raises:
             StartupError: when another process holds it, naming that process.
         """
-        import fcntl  # noqa: PLC0415 - POSIX only
+        import fcntl
 
         self.path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)

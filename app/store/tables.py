@@ -8,7 +8,7 @@ migrations in batch mode can drop them.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, TypeAlias
 
 from sqlalchemy import (
     JSON,
@@ -22,6 +22,7 @@ from sqlalchemy import (
     Index,
     Integer,
     MetaData,
+    Row,
     SmallInteger,
     String,
     Table,
@@ -33,6 +34,9 @@ from sqlalchemy import (
 from sqlalchemy.dialects.postgresql import JSONB
 
 from app.domain.status import AssignmentState, BlockStatus, Cause, Desired, RunStatus, WorkerStatus
+
+#: A row of any query; its columns are attributes.
+Record: TypeAlias = Row[*tuple[Any, ...]]
 
 metadata = MetaData(
     naming_convention={
@@ -96,7 +100,7 @@ experiment = Table(
     Column("num_arms", Integer, nullable=False),
     Column("placement", String(20), nullable=False),
     Column("placement_resolved", String(20)),
-    Column("memory_bytes", Float, nullable=False),
+    Column("needs", Json, nullable=False),
     Column("priority", Integer, nullable=False),
     Column("rank", Float, nullable=False),
     Column("desired", String(8), nullable=False),

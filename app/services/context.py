@@ -1,0 +1,80 @@
+"""What every use case is given: store, settings, files, and the bell that wakes waiting calls."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from dataclasses import dataclass
+
+from app.services.files import FileStore
+from app.settings import Settings
+from app.store.engine import Store
+from app.store.points import MetricNames
+
+
+class Bell:
+    """Wakes long-polls and the live hub of this process after a commit; a hint, never the truth."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
+        self._threads: set[threading.Event] = set()
+
+    def ring(self) -> None:
+        """Wake everybody; callable from any thread."""
+        with self._lock:
+            waiters, self._waiters = self._waiters, set()
+            threads = list(self._threads)
+        for loop, event in waiters:
+            if not loop.is_closed():
+                loop.call_soon_threadsafe(event.set)
+        for thread_event in threads:
+            thread_event.set()
+
+    async def wait(self, seconds: float) -> None:
+        """Wait for the next ring, at most ``seconds``."""
+        event = asyncio.Event()
+        entry = (asyncio.get_running_loop(), event)
+        with self._lock:
+            self._waiters.add(entry)
+        try:
+            await asyncio.wait_for(event.wait(), seconds)
+        except TimeoutError:
+            pass
+        finally:
+            with self._lock:
+                self._waiters.discard(entry)
+
+    def subscribe(self, event: threading.Event) -> None:
+        """Set ``event`` at every ring."""
+        with self._lock:
+            self._threads.add(event)
+
+
+@dataclass(frozen=True)
+class Context:
+    """The parts a use case works with."""
+
+    store: Store
+    settings: Settings
+    files: FileStore
+    names: MetricNames
+    bell: Bell
+
+
+@dataclass(frozen=True)
+class Actor:
+    """Who asks: principal for ownership and audit, role for rights, request id for the record."""
+
+    principal: str
+    role: str
+    request_id: str = "-"
+
+    @property
+    def name(self) -> str:
+        """How events name the actor."""
+        return self.principal
+
+    def may_steer(self, owner: str) -> bool:
+        """Return whether the actor may change an experiment of ``owner``."""
+        return self.role in ("operator", "admin") or (self.role == "submitter" and self.principal == owner)

@@ -1,0 +1,37 @@
+"""The fence every write of a worker passes: the lease must hold, and its rows are locked in one order."""
+
+from __future__ import annotations
+
+from sqlalchemy.orm import Session
+
+from app.errors import LeaseLostError, NotFoundError
+from app.services.context import Context
+from app.store import blocks, experiments, leases
+from app.store.tables import Record
+
+_STOP_MARGIN_SECONDS = 10.0
+
+
+def fenced(session: Session, assignment_id: str, token: str) -> tuple[Record, Record]:
+    """Return (assignment, its block), both locked, if the lease holds.
+
+    Raises:
+        NotFoundError: for an unknown assignment.
+        LeaseLostError: when the lease does not hold.
+    """
+    known = leases.get(session, assignment_id)
+    if known is None:
+        raise NotFoundError(f"no assignment {assignment_id}", code="unknown_assignment")
+    # lock order is block, then assignment, everywhere: a sweep and a round cannot deadlock
+    block = blocks.get(session, known.block_id, lock=True)
+    row = leases.fence(session, assignment_id, token)
+    if row is None or block is None or row.attempt != block.attempt:
+        raise LeaseLostError(f"the lease of assignment {assignment_id} does not hold any more")
+    return row, block
+
+
+def grace(ctx: Context, session: Session, block: Record) -> float:
+    """Return the seconds a child gets to stop: of the spec, capped by the operator, plus a margin."""
+    experiment = experiments.get(session, block.experiment_id)
+    wanted = experiment.spec["lockstep"]["grace_seconds"] if experiment is not None else 0.0
+    return min(float(wanted), ctx.settings.grace_seconds) + _STOP_MARGIN_SECONDS

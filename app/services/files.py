@@ -1,0 +1,68 @@
+"""Stored files by content hash, inside one root; names given by clients are metadata only."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import secrets
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.errors import TooLargeError
+
+
+@dataclass(frozen=True)
+class Stored:
+    """A file that was written: its SHA-256 (hex) and size in bytes."""
+
+    sha256: str
+    size_bytes: int
+
+
+class FileStore:
+    """Content-addressed files under ``root/ab/abcdef..``."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root.absolute()
+        self._incoming = self.root / "incoming"
+        self._incoming.mkdir(parents=True, exist_ok=True)
+
+    def put(self, chunks: Iterable[bytes], *, max_bytes: int) -> Stored:
+        """Write chunks, fsync and rename into place; an object that exists is left as it is.
+
+        Raises:
+            TooLargeError: beyond ``max_bytes``; nothing stays.
+        """
+        temporary = self._incoming / secrets.token_hex(16)
+        try:
+            stored = self._write(temporary, chunks, max_bytes)
+            target = self.path(stored.sha256)
+            target.parent.mkdir(exist_ok=True)
+            temporary.replace(target)
+        finally:
+            temporary.unlink(missing_ok=True)
+        return stored
+
+    def _write(self, path: Path, chunks: Iterable[bytes], max_bytes: int) -> Stored:
+        digest, size = hashlib.sha256(), 0
+        with path.open("wb") as file:
+            for chunk in chunks:
+                size += len(chunk)
+                if size > max_bytes:
+                    raise TooLargeError(f"the file exceeds {max_bytes} bytes", code="artifact_too_large")
+                digest.update(chunk)
+                file.write(chunk)
+            file.flush()
+            os.fsync(file.fileno())
+        return Stored(digest.hexdigest(), size)
+
+    def path(self, sha256: str) -> Path:
+        """Return where an object lies, inside the root."""
+        if len(sha256) != 64 or not all(char in "0123456789abcdef" for char in sha256):
+            raise ValueError("not a SHA-256 in hex")
+        return self.root / sha256[:2] / sha256
+
+    def remove(self, sha256: str) -> None:
+        """Remove an object that no row names any more."""
+        self.path(sha256).unlink(missing_ok=True)

@@ -1,0 +1,282 @@
+"""Ingest of rounds, points, logs and checkpoints under a lease.
+
+A run's sequence numbers start at 1 in each attempt and have no gaps: round metrics and points
+share them, so one cursor follows a run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from app.domain.nonfinite import decode_map, to_column
+from app.domain.protocol import (
+    MAX_LOG_LINE_BYTES,
+    MAX_METRIC_NAMES,
+    MAX_POINTS,
+    CommitRequest,
+    LogsRequest,
+    Points,
+    PointsReply,
+    PointsRequest,
+    RoundRequest,
+    RunRound,
+)
+from app.domain.status import RunStatus
+from app.errors import InvalidError, LeaseLostError, NotFoundError
+from app.services.context import Context
+from app.services.fencing import fenced
+from app.services.files import Stored
+from app.services.settling import finish_if_complete
+from app.store import experiments, leases, logs, points, results
+from app.store.blocks import Why, move_runs
+from app.store.events import NewEvent, add_events
+from app.store.points import PointRow
+from app.store.tables import Record
+
+_EVENT_FIELDS = ("type", "text", "severity", "env_id")
+
+
+@dataclass(frozen=True)
+class RoundOf:
+    """One run's result of one round, with what it belongs to."""
+
+    assignment: Record
+    run: Record
+    index: int
+    request: RoundRequest
+    result: RunRound
+
+
+def store_round(ctx: Context, session: Session, now: float, item: RoundOf) -> None:
+    """Insert round, metrics, episodes and events of one run in the caller's transaction."""
+    run, result, attempt = item.run, item.result, item.assignment.attempt
+    _store_metrics(ctx, session, now, item)
+    device = item.assignment.device_uid
+    results.insert_episodes(session, now, run, attempt, device, result.episodes)
+    results.insert_eval_episodes(session, now, run, attempt, device, result.eval_episodes)
+    results.insert_round(
+        session,
+        now,
+        {
+            "run_no": run.no,
+            "attempt": attempt,
+            "round": item.index,
+            "digest": result.digest,
+            "env_steps": float(result.env_steps),
+            "seconds": item.request.seconds,
+            "update_order": list(item.request.update_order),
+        },
+    )
+    add_events(session, now, run.experiment_id, [_training_event(item, event) for event in result.events])
+
+
+def _store_metrics(ctx: Context, session: Session, now: float, item: RoundOf) -> None:
+    result = item.result
+    values = decode_map(result.metrics, result.nf)
+    names = [name for name in result.metrics if name in values]
+    if len(result.metrics) > MAX_METRIC_NAMES:
+        raise InvalidError(
+            f"{len(result.metrics)} metric names exceed the limit of {MAX_METRIC_NAMES} a run",
+            code="too_many_metrics",
+        )
+    if not names:
+        return
+    ids = ctx.names.ids(session, names)
+    rows = []
+    for offset, (name, name_id) in enumerate(zip(names, ids, strict=True)):
+        value, kind = to_column(values[name])
+        steps = float(result.env_steps)
+        rows.append(PointRow(result.first_seq + offset, name_id, steps, item.index, now, value, kind))
+    points.insert_points(session, item.run.no, item.assignment.attempt, rows)
+    points.advance(session, item.run.no, item.assignment.attempt, result.first_seq, len(rows))
+
+
+def _training_event(item: RoundOf, event: dict[str, Any]) -> NewEvent:
+    run = item.run
+    payload = {key: value for key, value in event.items() if key not in _EVENT_FIELDS}
+    kind = str(event.get("type", "training"))[:40]
+    return NewEvent(
+        type=kind,
+        text=str(event.get("text") or kind.replace("_", " ")),
+        actor="worker",
+        severity=str(event.get("severity", "info"))[:8],
+        block_id=run.block_id,
+        run_id=run.id,
+        replicate=run.replicate,
+        group_id=run.label,
+        reward_mode=run.reward_mode,
+        device=item.assignment.device_uid,
+        round=item.index,
+        env_id=event.get("env_id"),
+        payload=payload,
+    )
+
+
+def post_points(ctx: Context, assignment_id: str, token: str, request: PointsRequest) -> PointsReply:
+    """Store points of the open round; those already there are ignored."""
+    total = sum(len(series.value) for series in request.series)
+    if total > MAX_POINTS:
+        raise InvalidError(
+            f"{total} points exceed the limit of {MAX_POINTS} a request", code="too_many_points"
+        )
+    with ctx.store.write() as session:
+        row, block = fenced(session, assignment_id, token)
+        mine = set(leases.run_ids(session, row.id))
+        by_id = {run.id: run for run in experiments.runs(session, block.experiment_id, block_id=block.id)}
+        acknowledged: dict[str, int] = {}
+        for series in request.series:
+            if series.run_id not in mine:
+                raise InvalidError(f"run {series.run_id} is not part of this assignment", code="foreign_run")
+            run = by_id[series.run_id]
+            points.insert_points(session, run.no, row.attempt, _point_rows(ctx, session, series))
+            acknowledged[run.id] = points.advance(
+                session, run.no, row.attempt, series.first_seq, len(series.value)
+            )
+    ctx.bell.ring()
+    return PointsReply(acknowledged=acknowledged)
+
+
+def _point_rows(ctx: Context, session: Session, series: Points) -> list[PointRow]:
+    length = len(series.value)
+    columns: Sequence[Sequence[Any]] = (series.name_index, series.step, series.round, series.t)
+    if any(len(column) != length for column in columns):
+        raise InvalidError("the columns of a series must have equal lengths", code="ragged_points")
+    if any(index < 0 or index >= len(series.names) for index in series.name_index):
+        raise InvalidError("name_index points outside of names", code="unknown_name_index")
+    if len(series.names) > MAX_METRIC_NAMES:
+        raise InvalidError(f"at most {MAX_METRIC_NAMES} metric names a run", code="too_many_metrics")
+    ids = ctx.names.ids(session, series.names)
+    marks = {index: decode_map({}, [("", word)])[""] for index, word in series.nf}
+    rows = []
+    for offset in range(length):
+        value, kind = series.value[offset], 0
+        if value is None:
+            value, kind = to_column(marks.get(offset, float("nan")))
+        rows.append(
+            PointRow(
+                series.first_seq + offset,
+                ids[series.name_index[offset]],
+                float(series.step[offset]),
+                series.round[offset],
+                series.t[offset],
+                value,
+                kind,
+            )
+        )
+    return rows
+
+
+def post_logs(ctx: Context, assignment_id: str, token: str, request: LogsRequest) -> None:
+    """Store log lines; those already there are ignored, long ones are cut and say so."""
+    with ctx.store.write() as session:
+        row, _ = fenced(session, assignment_id, token)
+        now = ctx.store.now(session)
+        lines = [(line.seq, line.level, _cut(line.text)) for line in request.lines]
+        logs.insert_lines(session, now, row, lines)
+
+
+def _cut(text: str) -> str:
+    raw = text.encode()
+    if len(raw) <= MAX_LOG_LINE_BYTES:
+        return text
+    return raw[: MAX_LOG_LINE_BYTES - 20].decode(errors="ignore") + " .. (line cut)"
+
+
+@dataclass(frozen=True)
+class Upload:
+    """An uploaded file of a run: checkpoint or policy."""
+
+    run_id: str
+    kind: str
+    name: str
+    next_round: int | None
+    sha256: str
+
+
+def put_file(ctx: Context, assignment_id: str, token: str, upload: Upload, chunks: Iterable[bytes]) -> Stored:
+    """Store a file under the lease; a checkpoint counts only after ``commit``."""
+    with ctx.store.read() as session:
+        row = leases.get(session, assignment_id)
+        if row is None or row.token != leases.token_hash(token):
+            raise LeaseLostError("the lease does not hold any more")
+    stored = ctx.files.put(chunks, max_bytes=ctx.settings.max_artifact_bytes)
+    if stored.sha256 != upload.sha256:
+        raise InvalidError("the content does not match its SHA-256; send it again", code="checksum_mismatch")
+    with ctx.store.write() as session:
+        row, block = fenced(session, assignment_id, token)
+        if upload.run_id not in leases.run_ids(session, row.id):
+            raise InvalidError(f"run {upload.run_id} is not part of this assignment", code="foreign_run")
+        results.insert_artifact(
+            ctx.store,
+            session,
+            ctx.store.now(session),
+            {
+                "experiment_id": block.experiment_id,
+                "run_id": upload.run_id,
+                "kind": upload.kind,
+                "name": upload.name[:200],
+                "sha256": stored.sha256,
+                "size_bytes": float(stored.size_bytes),
+                "media_type": "application/octet-stream",
+                "next_round": upload.next_round,
+                "attempt": row.attempt,
+                "committed": upload.kind != "checkpoint",
+            },
+        )
+    return stored
+
+
+def commit(ctx: Context, assignment_id: str, token: str, request: CommitRequest) -> None:
+    """Commit the checkpoints before a round for all runs of the share; the last one ends the runs."""
+    with ctx.store.write() as session:
+        row, block = fenced(session, assignment_id, token)
+        now = ctx.store.now(session)
+        mine = set(leases.run_ids(session, row.id))
+        found = []
+        for item in request.runs:
+            stored = results.uploaded(session, item.run_id, row.attempt, request.next_round, item.sha256)
+            if item.run_id not in mine or stored is None:
+                raise NotFoundError(f"no uploaded checkpoint of run {item.run_id}", code="unknown_checkpoint")
+            found.append(stored)
+        if request.next_round > block.open_round:
+            raise InvalidError(
+                f"round {request.next_round - 1} has not been handed in by this share", code="round_not_open"
+            )
+        results.commit_artifacts(session, [stored.id for stored in found])
+        removed = _after_commit(session, now, block, request, [stored.run_id for stored in found])
+    for sha256 in removed:
+        ctx.files.remove(sha256)
+    ctx.bell.ring()
+
+
+def _after_commit(
+    session: Session, now: float, block: Record, request: CommitRequest, run_ids: Sequence[str]
+) -> list[str]:
+    experiment = experiments.get(session, block.experiment_id)
+    if experiment is None:
+        return []
+    event = NewEvent(
+        type="checkpoint_saved",
+        text=f"checkpoint before round {request.next_round}",
+        actor="worker",
+        block_id=block.id,
+        replicate=block.replicate,
+        round=request.next_round,
+        payload={run.run_id: run.sha256 for run in request.runs},
+    )
+    add_events(session, now, block.experiment_id, [event])
+    old = [
+        row
+        for run_id in run_ids
+        for row in results.superseded_checkpoints(
+            session, run_id, experiment.spec["checkpoint"]["keep"], experiment.rounds
+        )
+    ]
+    if request.next_round >= experiment.rounds:
+        move_runs(session, now, block, RunStatus.SUCCEEDED, Why("worker"), run_ids=run_ids)
+        finish_if_complete(session, now, block.id)
+    return [row.sha256 for row in old if not results.sha_in_use(session, row.sha256)]

@@ -1,0 +1,315 @@
+"""The scheduling tick and the claim (control-plane.md 4): one transaction, all or nothing."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal, cast
+
+from sqlalchemy.orm import Session
+
+from app.domain.gang import Fit, Need, Wait, WorkerView, device_order, fit, gang_class
+from app.domain.protocol import AssignedRun, Assignment, CheckpointRef, RewardRef
+from app.domain.status import BlockStatus, RunStatus, WorkerStatus
+from app.errors import GoneError, NotFoundError
+from app.services.context import Context
+from app.store import blocks, experiments, leases, results, scheduling, workers
+from app.store.blocks import Why
+from app.store.events import NewEvent, add_events
+from app.store.scheduling import Share
+from app.store.tables import Record
+
+_BATCH = 200
+_HEALTHY = (
+    WorkerStatus.STARTING,
+    WorkerStatus.IDLE,
+    WorkerStatus.RESERVED,
+    WorkerStatus.BUSY,
+    WorkerStatus.CLEANING,
+)
+
+
+def tick(ctx: Context) -> int:
+    """Give idle workers the next eligible blocks; return how many blocks were assigned."""
+    with ctx.store.write() as session:
+        if not scheduling.try_singleton(ctx.store, session):
+            return 0
+        assigned = _assign_all(ctx, session, ctx.store.now(session))
+    if assigned:
+        ctx.bell.ring()
+    return assigned
+
+
+def _assign_all(ctx: Context, session: Session, now: float) -> int:
+    if scheduling.queue_paused(session):
+        return 0
+    idle = {row.id: row for row in scheduling.idle_workers(session, now, ctx.settings.lease_ttl_seconds)}
+    if not idle:
+        return 0
+    views = {row.id: worker_view(row, idle=row.id in idle) for row in scheduling.registered_workers(session)}
+    shares = scheduling.owner_shares(session, now)
+    in_use = scheduling.devices_in_use(session)
+    held: frozenset[str] = frozenset()
+    assigned = 0
+    for block in scheduling.eligible_blocks(session, now, shares, limit=_BATCH, lock=True):
+        if not any(view.idle for view in views.values()):
+            break
+        if in_use.get(block.owner, 0) >= ctx.settings.owner_device_limit:
+            continue
+        fresh = experiments.placement_of(session, block.experiment_id) or block.placement
+        need = need_of(block, fresh, len(blocks.live_runs(session, block.id)))
+        choice = fit(need, list(views.values()), held)
+        if isinstance(choice, Wait):
+            held |= _hold(ctx, now, block, need, views, held)
+            continue
+        _assign(ctx, session, now, block, choice, idle)
+        assigned += 1
+        in_use[block.owner] = in_use.get(block.owner, 0) + len(choice.workers)
+        for worker in choice.workers:
+            views[worker.id] = replace(views[worker.id], idle=False)
+    return assigned
+
+
+def _hold(
+    ctx: Context, now: float, block: Record, need: Need, views: Mapping[str, WorkerView], held: frozenset[str]
+) -> frozenset[str]:
+    """The first gang in order that has waited long enough keeps its class from later blocks."""
+    if now - block.waiting_since_epoch < ctx.settings.gang_patience_seconds:
+        return frozenset()
+    name = gang_class(need, list(views.values()))
+    return frozenset({name}) - held if name else frozenset()
+
+
+def worker_view(row: Record, *, idle: bool) -> WorkerView:
+    """Return a worker as the pure scheduler sees it."""
+    status = WorkerStatus(row.status)
+    return WorkerView(
+        id=row.id,
+        device_uid=row.device_uid,
+        device_class=row.device_class,
+        kind=row.device_kind,
+        memory_bytes=row.memory_bytes,
+        idle=idle,
+        healthy=status in _HEALTHY and not row.drain,
+        quarantined=status is WorkerStatus.QUARANTINED,
+        datasets=row.datasets,
+        rewards=frozenset(row.rewards),
+        environments=frozenset(row.environments),
+    )
+
+
+def need_of(block: Record, placement: str, num_live: int) -> Need:
+    """Return what a block needs; a row of ``eligible_blocks``."""
+    needs = block.needs
+    return Need(
+        num_arms=num_live,
+        placement=placement,
+        memory_bytes=float(needs.get("memory_bytes", 0.0)),
+        min_memory_bytes=block.min_memory_bytes,
+        dataset=needs.get("dataset"),
+        fingerprint=needs.get("fingerprint"),
+        rewards=frozenset(needs.get("rewards", ())),
+        environment=needs.get("environment"),
+    )
+
+
+def _assign(
+    ctx: Context, session: Session, now: float, block: Record, choice: Fit, idle: Mapping[str, Record]
+) -> None:
+    settings = ctx.settings
+    live = blocks.live_runs(session, block.id)
+    resume = resume_round(session, [run.id for run in live])
+    attempt = block.attempt + 1
+    workers_text = ", ".join(worker.device_uid for worker in choice.workers)
+    moved = blocks.move(
+        session,
+        now,
+        block,
+        BlockStatus.RESERVED,
+        Why("scheduler", None, f"assigned to {workers_text}"),
+        attempt=attempt,
+        resume_round=resume,
+        open_round=resume,
+        reserve_deadline_epoch=now + settings.reservation_seconds,
+        ready_deadline_epoch=now + settings.warmup_seconds,
+    )
+    if not moved:
+        return
+    shares = _shares(block, choice, live, idle)
+    scheduling.insert_assignments(
+        ctx.store, session, now, block.id, attempt, settings.lease_ttl_seconds, shares
+    )
+    for share in shares:
+        leases.move_worker(
+            session,
+            now,
+            share.worker.id,
+            WorkerStatus.RESERVED,
+            f"reserved for block {block.id}",
+            actor="scheduler",
+        )
+    _open_attempts(session, now, block, attempt, resume, live, shares)
+    _freeze(session, block, choice)
+
+
+def _freeze(session: Session, block: Record, choice: Fit) -> None:
+    """The first assignment fixes placement and data fingerprint for all replicates."""
+    needs = dict(block.needs)
+    if needs.get("dataset"):
+        needs["fingerprint"] = choice.workers[0].datasets[needs["dataset"]]
+    experiments.freeze_placement(session, block.experiment_id, choice.placement, needs)
+
+
+def _shares(block: Record, choice: Fit, live: Sequence[Record], idle: Mapping[str, Record]) -> list[Share]:
+    def share(index: int, run_ids: Sequence[str]) -> Share:
+        token = leases.token_hash(secrets.token_hex(16))
+        return Share(idle[choice.workers[index].id], index, tuple(run_ids), token)
+
+    if choice.placement == "shared_device":
+        return [share(0, [run.id for run in live])]
+    order = device_order(choice.workers, len(live), block.replicate)
+    return [share(order[position], [run.id]) for position, run in enumerate(live)]
+
+
+def _open_attempts(
+    session: Session,
+    now: float,
+    block: Record,
+    attempt: int,
+    resume: int,
+    live: Sequence[Record],
+    shares: Sequence[Share],
+) -> None:
+    """Open the new attempt of every run; what an older one has beyond the resume round is superseded."""
+    device_of = {run_id: share.worker.device_uid for share in shares for run_id in share.run_ids}
+    truncated: list[NewEvent] = []
+    for run in live:
+        cut = scheduling.start_attempt(session, now, run.no, attempt, resume, device_of[run.id])
+        experiments.start_run(
+            session, run.id, device_of[run.id], resumed=attempt > 1 and resume > 0, rounds=resume
+        )
+        if cut:
+            truncated.append(
+                NewEvent(
+                    type="truncate",
+                    text=f"rounds from {resume} on of earlier attempts are superseded",
+                    block_id=block.id,
+                    run_id=run.id,
+                    replicate=block.replicate,
+                    round=resume,
+                    payload={"run": run.id, "attempt": attempt, "from_round": resume},
+                )
+            )
+    add_events(session, now, block.experiment_id, truncated)
+
+
+def resume_round(session: Session, run_ids: Sequence[str]) -> int:
+    """Return the last common checkpoint: the largest round before which every live run has one."""
+    found = results.committed_checkpoints(session, run_ids)
+    common = set.intersection(*({*rounds} for rounds in found.values())) if found else set()
+    return max(common, default=0)
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """A claim's answer: the assignment, or None to be asked again."""
+
+    assignment: Assignment | None
+
+
+def claim(ctx: Context, worker_id: str) -> Claimed:
+    """Tick, then hand the worker what it was offered; repeating it hands the same assignment again.
+
+    Raises:
+        NotFoundError: for an unknown worker.
+        GoneError: when the worker is retired or lost: register again.
+    """
+    with ctx.store.read() as session:
+        worker = workers.get(session, worker_id)
+    if worker is None:
+        raise NotFoundError(f"no worker {worker_id}", code="unknown_worker")
+    if worker.status in (WorkerStatus.RETIRED, WorkerStatus.LOST):
+        raise GoneError(f"worker {worker_id} is {worker.status}; register again", code="worker_gone")
+    offered = _collect(ctx, worker)
+    if offered is None and worker.status == WorkerStatus.IDLE:
+        tick(ctx)
+        offered = _collect(ctx, worker)
+    return Claimed(offered)
+
+
+def _collect(ctx: Context, worker: Record) -> Assignment | None:
+    with ctx.store.read() as session:
+        if leases.offered_to(session, worker.id, worker.incarnation) is None:
+            return None
+    token = secrets.token_hex(16)
+    with ctx.store.write() as session:
+        row = leases.offered_to(session, worker.id, worker.incarnation)
+        if row is None:
+            return None
+        expires = ctx.store.now(session) + ctx.settings.lease_ttl_seconds
+        values = {"token": leases.token_hash(token), "collected": True, "expires_epoch": expires}
+        leases.change(session, row.id, **values)
+        return assignment_document(session, row, token)
+
+
+def assignment_document(session: Session, row: Record, token: str) -> Assignment:
+    """Return all that a supervisor and its child need to train their share."""
+    block = cast(Any, blocks.get(session, row.block_id))
+    experiment = cast(Any, experiments.get(session, block.experiment_id))
+    spec = experiment.spec
+    arms = {arm.arm_index: arm for arm in experiments.arms(session, experiment.id)}
+    mine = set(leases.run_ids(session, row.id))
+    runs = [run for run in experiments.runs(session, experiment.id, block_id=block.id) if run.id in mine]
+    return Assignment(
+        assignment_id=row.id,
+        lease=token,
+        experiment_id=experiment.id,
+        experiment_name=experiment.name,
+        block_id=block.id,
+        attempt=row.attempt,
+        replicate=block.replicate,
+        root_seed=int(experiment.seed),
+        rounds=experiment.rounds,
+        resume_round=block.resume_round,
+        placement=cast(Literal["one_per_device", "shared_device"], experiment.placement_resolved),
+        device_index=row.device_index,
+        num_arms=experiment.num_arms,
+        barrier=spec["lockstep"]["barrier"],
+        spec_hash=experiment.spec_hash,
+        runs=_assigned_runs(session, block, arms, runs),
+        reward_modes=[RewardRef(mode=arm.reward_mode, config=arm.config["reward"]) for arm in arms.values()],
+        checkpoint_every_rounds=spec["checkpoint"]["every_rounds"],
+        checkpoint_keep=spec["checkpoint"]["keep"],
+        grace_seconds=spec["lockstep"]["grace_seconds"],
+        barrier_timeout_seconds=spec["lockstep"]["barrier_timeout_seconds"],
+    )
+
+
+def _assigned_runs(
+    session: Session, block: Record, arms: Mapping[int, Record], runs: Sequence[Record]
+) -> list[AssignedRun]:
+    checkpoints = results.committed_checkpoints(session, [run.id for run in runs])
+    assigned = []
+    for run in runs:
+        arm = arms[run.arm_index]
+        stored = checkpoints[run.id].get(block.resume_round) if block.resume_round else None
+        reference = stored and CheckpointRef(
+            checkpoint_id=stored.id,
+            next_round=stored.next_round,
+            sha256=stored.sha256,
+            size_bytes=int(stored.size_bytes),
+        )
+        assigned.append(
+            AssignedRun(
+                run_id=run.id,
+                arm=arm.label,
+                arm_index=arm.arm_index,
+                policy=arm.policy,
+                static_set=arm.static_set,
+                config=arm.config,
+                checkpoint=reference,
+                diverged=run.status == RunStatus.FAILED,
+            )
+        )
+    return assigned

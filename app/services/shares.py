@@ -1,0 +1,325 @@
+"""Calls for an assignment: ready, rounds, barrier, release. Every write is fenced by the lease.
+
+One function is one transaction. A lost lease stores nothing and raises ``LeaseLostError``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from app.domain.protocol import (
+    BarrierReply,
+    ReadyReply,
+    ReadyRequest,
+    ReleaseRequest,
+    RoundReply,
+    RoundRequest,
+    RunRound,
+)
+from app.domain.status import (
+    AssignmentState,
+    BlockStatus,
+    Cause,
+    RunStatus,
+    WorkerStatus,
+)
+from app.errors import ConflictError, InvalidError, NotFoundError
+from app.services import ingest
+from app.services.context import Context
+from app.services.fencing import fenced, grace
+from app.services.scheduling import resume_round
+from app.services.settling import finish_if_complete, settle
+from app.store import blocks, experiments, leases, results, scheduling, workers
+from app.store.blocks import Why
+from app.store.engine import utc
+from app.store.events import NewEvent, add_events
+from app.store.tables import Record
+
+_FAST_FAILURE_SECONDS = 60.0
+_NO_FAULT_OF_DEVICE = (Cause.DIVERGED, Cause.USER, Cause.CONFIG, Cause.PREEMPTED)
+
+
+def ready(ctx: Context, assignment_id: str, token: str, request: ReadyRequest) -> ReadyReply:
+    """Record that the child is up, or refused; open the start barrier when all are ready."""
+    with ctx.store.write() as session:
+        row, block = fenced(session, assignment_id, token)
+        now = ctx.store.now(session)
+        if request.refused is not None:
+            text = f"{request.refused.field}: {request.refused.message}. {request.refused.remedy}".strip()
+            why = Why("worker", Cause.CONFIG, text)
+            blocks.stop(session, now, block, why, grace_seconds=grace(ctx, session, block))
+            return ReadyReply(start=False)
+        if request.device_uid != row.device_uid:
+            _mismatch(ctx, session, now, row, block, request.device_uid)
+            started = None
+        else:
+            if not row.ready:
+                _mark_ready(session, now, row, block, request)
+            started = _start_if_all_ready(session, now, block)
+    if started is None:
+        raise ConflictError(
+            f"the child sees device {request.device_uid}, the assignment is for {row.device_uid}",
+            code="device_mismatch",
+        )
+    if started:
+        ctx.bell.ring()
+    return ReadyReply(start=started)
+
+
+def _mismatch(
+    ctx: Context, session: Session, now: float, row: Record, block: Record, seen: str | None
+) -> None:
+    text = f"identity mismatch: assigned {row.device_uid}, the child sees {seen}"
+    blocks.stop(
+        session,
+        now,
+        block,
+        Why("worker", Cause.WORKER_LOST, text),
+        grace_seconds=grace(ctx, session, block),
+        counts=False,
+    )
+    leases.move(session, now, row.id, AssignmentState.RELEASED, outcome="error", detail=text)
+    leases.move_worker(session, now, row.worker_id, WorkerStatus.CLEANING, text)
+    leases.move_worker(session, now, row.worker_id, WorkerStatus.QUARANTINED, text)
+
+
+def _mark_ready(session: Session, now: float, row: Record, block: Record, request: ReadyRequest) -> None:
+    leases.change(session, row.id, ready=True, ready_at=utc(now))
+    leases.move(session, now, row.id, AssignmentState.ACTIVE)
+    leases.move_worker(session, now, row.worker_id, WorkerStatus.BUSY, f"trains block {block.id}")
+    event = NewEvent(
+        type="warmup_completed",
+        text=f"the child on {row.device_uid} is ready at round {request.resume_round}",
+        actor="worker",
+        block_id=block.id,
+        worker_id=row.worker_id,
+        replicate=block.replicate,
+        device=row.device_uid,
+        round=request.resume_round,
+        payload=request.warm_up,
+    )
+    add_events(session, now, block.experiment_id, [event])
+
+
+def _start_if_all_ready(session: Session, now: float, block: Record) -> bool:
+    if block.status == BlockStatus.RUNNING:
+        return True
+    if block.status != BlockStatus.RESERVED:
+        return False
+    if not all(row.ready for row in leases.of_block(session, block.id, block.attempt)):
+        return False
+    values: dict[str, Any] = {"round_opened_epoch": now}
+    if block.started_at is None:
+        values["started_at"] = utc(now)
+    blocks.move(
+        session, now, block, BlockStatus.RUNNING, Why("worker", None, "every child is ready"), **values
+    )
+    blocks.move_runs(session, now, block, RunStatus.RUNNING, Why("worker"))
+    return True
+
+
+def put_round(ctx: Context, assignment_id: str, token: str, index: int, request: RoundRequest) -> RoundReply:
+    """Store the results of one round of the share; idempotent by (run, attempt, round)."""
+    with ctx.store.write() as session:
+        row, block = fenced(session, assignment_id, token)
+        now = ctx.store.now(session)
+        runs = _runs_of_share(session, row, block, request)
+        new, conflict = _sort_out(session, row, runs, index)
+        if conflict is not None:
+            text = f"round {index} of run {conflict} was handed in twice with different results"
+            blocks.stop(
+                session, now, block, Why("worker", Cause.BUG, text), grace_seconds=grace(ctx, session, block)
+            )
+        else:
+            _check_open(block, index, bool(new))
+            for result, run in new:
+                ingest.store_round(ctx, session, now, ingest.RoundOf(row, run, index, request, result))
+                _apply_outcome(session, now, block, run, index, result)
+            reply = _close_round(session, now, row, block, index)
+    if conflict is not None:
+        raise ConflictError(text, code="round_conflict")
+    ctx.bell.ring()
+    return reply
+
+
+def _runs_of_share(
+    session: Session, row: Record, block: Record, request: RoundRequest
+) -> list[tuple[RunRound, Record]]:
+    mine = set(leases.run_ids(session, row.id))
+    by_id = {run.id: run for run in experiments.runs(session, block.experiment_id, block_id=block.id)}
+    for result in request.runs:
+        if result.run_id not in mine:
+            raise InvalidError(f"run {result.run_id} is not part of this assignment", code="foreign_run")
+    return [(result, by_id[result.run_id]) for result in request.runs]
+
+
+def _sort_out(
+    session: Session, row: Record, runs: Sequence[tuple[RunRound, Record]], index: int
+) -> tuple[list[tuple[RunRound, Record]], str | None]:
+    """Return (results not stored yet, id of a run whose stored digest differs)."""
+    new = []
+    for result, run in runs:
+        stored = results.round_digest(session, run.no, row.attempt, index)
+        if stored is None:
+            new.append((result, run))
+        elif stored != result.digest:
+            return [], run.id
+    return new, None
+
+
+def _check_open(block: Record, index: int, has_new: bool) -> None:
+    if has_new and (
+        index != block.open_round or block.status not in (BlockStatus.RUNNING, BlockStatus.STOPPING)
+    ):
+        raise ConflictError(
+            f"round {index} is not open; the open round of this block is {block.open_round}",
+            code="round_not_open",
+        )
+
+
+def _apply_outcome(
+    session: Session, now: float, block: Record, run: Record, index: int, result: RunRound
+) -> None:
+    experiments.change_run(
+        session, run.id, rounds_done=index + 1, env_steps=float(result.env_steps), stalled=False
+    )
+    if result.diverged is None:
+        return
+    why = Why("worker", Cause.DIVERGED, result.diverged)
+    if blocks.move_runs(session, now, block, RunStatus.FAILED, why, run_ids=[run.id]):
+        blocks.change(session, block.id, num_diverged=block.num_diverged + 1)
+
+
+def _close_round(session: Session, now: float, row: Record, block: Record, index: int) -> RoundReply:
+    if index < block.open_round:
+        return RoundReply(complete=True)
+    have = results.runs_with_round(session, block.id, row.attempt, index)
+    missing = [run.id for run in blocks.live_runs(session, block.id) if run.id not in have]
+    if missing:
+        return RoundReply(complete=False, missing=missing)
+    blocks.change(session, block.id, open_round=index + 1, round_opened_epoch=now)
+    event = NewEvent(
+        type="round_completed",
+        text=f"round {index} of replicate {block.replicate} is complete",
+        actor="worker",
+        block_id=block.id,
+        replicate=block.replicate,
+        round=index,
+        payload={"attempt": row.attempt},
+    )
+    add_events(session, now, block.experiment_id, [event])
+    finish_if_complete(session, now, block.id)
+    return RoundReply(complete=True)
+
+
+def barrier(ctx: Context, block_id: str, attempt: int, index: int) -> BarrierReply:
+    """Return whether a round of an attempt is complete, waiting, or the attempt is aborted.
+
+    Raises:
+        NotFoundError: for an unknown block.
+    """
+    with ctx.store.read() as session:
+        block = blocks.get(session, block_id)
+        if block is None:
+            raise NotFoundError(f"no block {block_id}", code="unknown_block")
+        live = blocks.live_runs(session, block_id)
+        if block.attempt != attempt or block.status not in (BlockStatus.RUNNING, BlockStatus.SUCCEEDED):
+            resume = resume_round(session, [run.id for run in live])
+            return BarrierReply(state="aborted", resume_round=resume)
+        if index < block.open_round:
+            return BarrierReply(state="complete")
+        have = results.runs_with_round(session, block_id, attempt, index)
+        return BarrierReply(state="waiting", missing=[run.id for run in live if run.id not in have])
+
+
+def release(ctx: Context, assignment_id: str, token: str, request: ReleaseRequest) -> None:
+    """Record how a share ended on the worker; idempotent."""
+    with ctx.store.write() as session:
+        known = leases.get(session, assignment_id)
+        if known is None:
+            raise NotFoundError(f"no assignment {assignment_id}", code="unknown_assignment")
+        if known.state == AssignmentState.RELEASED and known.token == leases.token_hash(token):
+            leases.change(session, assignment_id, cleanup_status=request.cleanup)
+            return
+        row, block = fenced(session, assignment_id, token)
+        now = ctx.store.now(session)
+        _account(session, now, row, block, request)
+        _stop_for_release(ctx, session, now, row, block, request)
+        leases.move(
+            session,
+            now,
+            row.id,
+            AssignmentState.RELEASED,
+            outcome=request.outcome,
+            cause=request.cause,
+            detail=request.detail,
+            cleanup_status=request.cleanup,
+        )
+        _clean_worker(session, now, row, block, request)
+        fresh = blocks.get(session, block.id)
+        if fresh is not None:
+            settle(ctx, session, now, fresh)
+    ctx.bell.ring()
+
+
+def _account(session: Session, now: float, row: Record, block: Record, request: ReleaseRequest) -> None:
+    experiment = experiments.get(session, block.experiment_id)
+    if experiment is not None:
+        scheduling.add_usage(session, now, experiment.owner, max(0.0, request.seconds))
+    mine = leases.run_ids(session, row.id)
+    experiments.add_device_seconds(session, mine, max(0.0, request.seconds) / max(1, len(mine)))
+
+
+def _stop_for_release(
+    ctx: Context, session: Session, now: float, row: Record, block: Record, request: ReleaseRequest
+) -> None:
+    """A share that ends while its block goes on stops the block, with the cause as observed."""
+    if block.status not in (BlockStatus.RESERVED, BlockStatus.RUNNING):
+        return
+    cause = Cause(request.cause) if request.cause else Cause.PREEMPTED
+    if cause is Cause.OOM and request.pinned_run and _oom_before(block):
+        why = Why("worker", Cause.DIVERGED, "out of memory twice, pinned on this arm")
+        blocks.move_runs(session, now, block, RunStatus.FAILED, why, run_ids=[request.pinned_run])
+    worker = workers.get(session, row.worker_id)
+    counts = not (worker is not None and worker.fast_failures >= 1 and _is_fast(row, now, cause))
+    detail = request.detail.strip().splitlines()
+    text = detail[-1][:500] if detail else ""
+    if cause is Cause.OOM and worker is not None:
+        blocks.change(session, block.id, min_memory_bytes=worker.memory_bytes)
+    blocks.stop(
+        session,
+        now,
+        block,
+        Why("worker", cause, text),
+        grace_seconds=grace(ctx, session, block),
+        counts=counts,
+    )
+
+
+def _oom_before(block: Record) -> bool:
+    return int(block.budget_used.get(Cause.OOM.value, 0)) > 0
+
+
+def _is_fast(row: Record, now: float, cause: Cause | None) -> bool:
+    failed = cause is not None and cause not in _NO_FAULT_OF_DEVICE
+    return failed and now - row.offered_at.timestamp() < _FAST_FAILURE_SECONDS
+
+
+def _clean_worker(session: Session, now: float, row: Record, block: Record, request: ReleaseRequest) -> None:
+    leases.move_worker(session, now, row.worker_id, WorkerStatus.CLEANING, f"share of block {block.id} ended")
+    worker = workers.get(session, row.worker_id)
+    if worker is None:
+        return
+    cause = Cause(request.cause) if request.cause else None
+    fast = request.outcome == "error" and _is_fast(row, now, cause)
+    failures = worker.fast_failures + 1 if fast else 0
+    workers.change(session, row.worker_id, fast_failures=failures)
+    if failures >= 2:
+        text = (
+            f"{failures} failures in a row within {_FAST_FAILURE_SECONDS:g} s of start; "
+            f"last: {request.detail[-300:]}"
+        )
+        leases.move_worker(session, now, row.worker_id, WorkerStatus.QUARANTINED, text)

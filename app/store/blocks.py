@@ -1,0 +1,216 @@
+"""Transitions of blocks and runs, each with its event, in one guarded UPDATE.
+
+Nothing else in the project writes these status columns. A transition that the table of
+``app.domain.status`` does not allow changes no row and returns False.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from app.domain.status import (
+    CAUSE_SENTENCES,
+    LIVE_ASSIGNMENT,
+    TERMINAL_BLOCK,
+    BlockStatus,
+    Cause,
+    Desired,
+    RunStatus,
+    block_sources,
+    run_sources,
+)
+from app.store import tables as t
+from app.store.engine import utc
+from app.store.events import NewEvent, add_events
+from app.store.tables import Record
+
+
+@dataclass(frozen=True)
+class Why:
+    """Who caused a transition and why."""
+
+    actor: str = "system"
+    cause: Cause | None = None
+    text: str = ""
+
+    def sentence(self) -> str:
+        """A sentence for people."""
+        return self.text or (CAUSE_SENTENCES[self.cause] if self.cause else "")
+
+
+def get(session: Session, block_id: str, *, lock: bool = False) -> Record | None:
+    """Return a block; ``lock`` holds its row to the end of the transaction."""
+    query = select(t.block).where(t.block.c.id == block_id)
+    return session.execute(query.with_for_update() if lock else query).one_or_none()
+
+
+def move(session: Session, now: float, block: Record, target: BlockStatus, why: Why, **values: Any) -> bool:
+    """Move a block to ``target`` if the transition table allows it; record the event.
+
+    Returns:
+        False when the block is in a state from which ``target`` cannot be reached; nothing changed.
+    """
+    if why.cause is not None:
+        values = {"cause": why.cause, "cause_text": why.sentence(), **values}
+    if target in TERMINAL_BLOCK:
+        values["finished_at"] = utc(now)
+    moved = session.execute(
+        update(t.block)
+        .where(t.block.c.id == block.id, t.block.c.status.in_(block_sources(target)))
+        .values(status=target, **values)
+        .returning(t.block.c.attempt)
+    ).one_or_none()
+    if moved is None:
+        return False
+    text = why.sentence()
+    event = NewEvent(
+        type="block_status",
+        text=f"block of replicate {block.replicate} is {target.value}" + (f": {text}" if text else ""),
+        actor=why.actor,
+        block_id=block.id,
+        replicate=block.replicate,
+        status=target,
+        cause=why.cause,
+        payload={"attempt": moved.attempt},
+    )
+    add_events(session, now, block.experiment_id, [event])
+    return True
+
+
+def move_runs(
+    session: Session,
+    now: float,
+    block: Record,
+    target: RunStatus,
+    why: Why,
+    *,
+    run_ids: Sequence[str] | None = None,
+) -> list[Record]:
+    """Move those runs of a block that may go to ``target``; record one event each."""
+    values: dict[str, Any] = {"status": target}
+    if why.cause is not None:
+        values |= {"cause": why.cause, "cause_text": why.sentence()}
+    if target in (RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.CANCELLED):
+        values["finished_at"] = utc(now)
+    query = update(t.run).where(t.run.c.block_id == block.id, t.run.c.status.in_(run_sources(target)))
+    if run_ids is not None:
+        query = query.where(t.run.c.id.in_(run_ids))
+    moved = session.execute(query.values(**values).returning(t.run.c.id, t.run.c.arm_index)).all()
+    labels = _labels(session, block.experiment_id)
+    add_events(
+        session,
+        now,
+        block.experiment_id,
+        [
+            NewEvent(
+                type="run_status",
+                text=f"run of arm {labels[row.arm_index]} in replicate {block.replicate} is {target.value}",
+                actor=why.actor,
+                block_id=block.id,
+                run_id=row.id,
+                replicate=block.replicate,
+                group_id=labels[row.arm_index],
+                status=target,
+                cause=why.cause,
+            )
+            for row in sorted(moved, key=lambda row: row.arm_index)
+        ],
+    )
+    return list(moved)
+
+
+def _labels(session: Session, experiment_id: str) -> dict[int, str]:
+    query = select(t.arm.c.arm_index, t.arm.c.label).where(t.arm.c.experiment_id == experiment_id)
+    return {row.arm_index: row.label for row in session.execute(query)}
+
+
+def stop(
+    session: Session,
+    now: float,
+    block: Record,
+    why: Why,
+    *,
+    grace_seconds: float,
+    desired: Desired | None = None,
+    counts: bool = True,
+) -> bool:
+    """Begin to stop a reserved or running block; the first cause stays, but a user's cancel overrides."""
+    values: dict[str, Any] = {
+        "stop_deadline_epoch": now + grace_seconds,
+        "counts_against_budget": counts,
+    }
+    if desired is not None:
+        values["desired"] = desired
+    if move(session, now, block, BlockStatus.STOPPING, why, **values):
+        return True
+    if desired is None:
+        return False
+    changed: dict[str, Any] = {"desired": desired}
+    if desired is Desired.CANCEL:
+        changed |= {"cause": Cause.USER, "cause_text": why.sentence()}
+    session.execute(
+        update(t.block)
+        .where(t.block.c.id == block.id, t.block.c.status == BlockStatus.STOPPING)
+        .values(**changed)
+    )
+    return False
+
+
+def finish_unassigned(session: Session, now: float, block: Record, desired: Desired, why: Why) -> bool:
+    """Pause or cancel a block that holds no device (queued or paused)."""
+    target = BlockStatus.CANCELLED if desired is Desired.CANCEL else BlockStatus.PAUSED
+    if not move(session, now, block, target, why, desired=desired):
+        return False
+    if desired is Desired.CANCEL:
+        move_runs(session, now, block, RunStatus.CANCELLED, why)
+    return True
+
+
+def requeue(session: Session, now: float, block: Record, why: Why, **values: Any) -> bool:
+    """Put a stopped or paused block back into the queue, its live runs pending."""
+    fields = {
+        "desired": Desired.RUN,
+        "cause": None,
+        "cause_text": None,
+        "counts_against_budget": True,
+        "waiting_since_epoch": now,
+        "stop_deadline_epoch": None,
+        **values,
+    }
+    moved = move(session, now, block, BlockStatus.QUEUED, Why(why.actor, None, why.sentence()), **fields)
+    if moved:
+        move_runs(session, now, block, RunStatus.PENDING, Why(why.actor))
+    return moved
+
+
+def has_live_assignment(session: Session, block_id: str) -> bool:
+    """Return whether any assignment of a block still holds a device."""
+    query = select(t.assignment.c.id).where(
+        t.assignment.c.block_id == block_id, t.assignment.c.state.in_(LIVE_ASSIGNMENT)
+    )
+    return session.execute(query.limit(1)).first() is not None
+
+
+def live_runs(session: Session, block_id: str) -> list[Record]:
+    """Return the runs of a block that still train (not diverged, not ended), by arm."""
+    query = select(t.run).where(
+        t.run.c.block_id == block_id,
+        t.run.c.status.in_((RunStatus.PENDING, RunStatus.RUNNING, RunStatus.PAUSED)),
+    )
+    return list(session.execute(query.order_by(t.run.c.arm_index)).all())
+
+
+def in_states(session: Session, states: Sequence[BlockStatus]) -> Sequence[Record]:
+    """Return the blocks in some states, by id."""
+    query = select(t.block).where(t.block.c.status.in_(states)).order_by(t.block.c.id)
+    return session.execute(query).all()
+
+
+def change(session: Session, block_id: str, **values: Any) -> None:
+    """Change fields of a block that are not its status."""
+    session.execute(update(t.block).where(t.block.c.id == block_id).values(**values))

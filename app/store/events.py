@@ -1,0 +1,127 @@
+"""The event timeline of an experiment: numbered under its row lock, so a reader loses none."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import insert, select, update
+from sqlalchemy.orm import Session
+
+from app.domain.nonfinite import jsonable
+from app.store import tables as t
+from app.store.engine import utc
+from app.store.tables import Record
+
+
+@dataclass(frozen=True)
+class NewEvent:
+    """An event to record.
+
+    Attributes:
+        type: what happened, for example ``block_status``.
+        text: a sentence for people.
+        group_id: arm label, or ``*`` for the block or experiment.
+    """
+
+    type: str
+    text: str
+    actor: str = "system"
+    severity: str = "info"
+    block_id: str | None = None
+    run_id: str | None = None
+    worker_id: str | None = None
+    replicate: int | None = None
+    group_id: str = "*"
+    reward_mode: str | None = None
+    device: str | None = None
+    round: int | None = None
+    env_id: int | None = None
+    status: str | None = None
+    cause: str | None = None
+    payload: Mapping[str, Any] = field(default_factory=dict)
+
+
+def add_events(session: Session, now: float, experiment_id: str, events: Sequence[NewEvent]) -> None:
+    """Number and insert events of one experiment, in order, in the caller's transaction."""
+    if not events:
+        return
+    last = session.execute(
+        update(t.experiment)
+        .where(t.experiment.c.id == experiment_id)
+        .values(event_seq=t.experiment.c.event_seq + len(events))
+        .returning(t.experiment.c.event_seq)
+    ).scalar_one()
+    first = int(last) - len(events) + 1
+    at = utc(now)
+    session.execute(
+        insert(t.event),
+        [_row(experiment_id, first + offset, event, at) for offset, event in enumerate(events)],
+    )
+
+
+def _row(experiment_id: str, seq: int, event: NewEvent, at: datetime) -> dict[str, Any]:
+    values = {name: getattr(event, name) for name in NewEvent.__dataclass_fields__}
+    values["payload"] = jsonable(dict(event.payload))
+    return {
+        **values,
+        "experiment_id": experiment_id,
+        "seq": seq,
+        "id": f"evt_{experiment_id[4:]}_{seq}",
+        "at": at,
+    }
+
+
+def list_events(
+    session: Session, experiment_id: str, *, after: int, limit: int, types: Sequence[str] = ()
+) -> Sequence[Record]:
+    """Return events with a number above ``after``, ascending."""
+    query = select(t.event).where(t.event.c.experiment_id == experiment_id, t.event.c.seq > after)
+    if types:
+        query = query.where(t.event.c.type.in_(types))
+    return session.execute(query.order_by(t.event.c.seq).limit(limit)).all()
+
+
+def event_document(row: Record) -> dict[str, Any]:
+    """Return an event as the API shows it."""
+    return {
+        "event_id": row.id,
+        "seq": row.seq,
+        "time": row.at.isoformat(),
+        "experiment_id": row.experiment_id,
+        "type": row.type,
+        "severity": row.severity,
+        "text": row.text,
+        "actor": row.actor,
+        "block_id": row.block_id,
+        "run_id": row.run_id,
+        "worker_id": row.worker_id,
+        "replicate": row.replicate,
+        "group_id": row.group_id,
+        "reward_mode": row.reward_mode,
+        "device": row.device,
+        "round": row.round,
+        "env_id": row.env_id,
+        "status": row.status,
+        "cause": row.cause,
+        "payload": row.payload,
+    }
+
+
+def add_worker_event(
+    session: Session, now: float, worker_id: str, status: str, actor: str, text: str
+) -> None:
+    """Record a change of a worker."""
+    session.execute(
+        insert(t.worker_event).values(
+            worker_id=worker_id, status=status, actor=actor, text=text[:2000], at=utc(now)
+        )
+    )
+
+
+def worker_events(session: Session, worker_id: str, limit: int = 50) -> Sequence[Record]:
+    """Return the newest events of a worker, newest first."""
+    query = select(t.worker_event).where(t.worker_event.c.worker_id == worker_id)
+    return session.execute(query.order_by(t.worker_event.c.id.desc()).limit(limit)).all()

@@ -1,0 +1,331 @@
+"""Experiments, their arms, blocks and runs: insertion, reading and listing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Select, Text, and_, cast, func, insert, or_, select, update
+from sqlalchemy.orm import Session
+
+from app.domain.status import BlockStatus, Cause, Desired, ExperimentStatus, RunStatus, experiment_status
+from app.store import tables as t
+from app.store.engine import Store, utc
+from app.store.tables import Record
+
+
+@dataclass(frozen=True)
+class NewBlock:
+    """A block to insert: one replicate and its runs, by arm."""
+
+    replicate: int
+    generation: int
+    num_arms: int
+    min_memory_bytes: float = 0.0
+
+
+def insert_experiment(session: Session, values: Mapping[str, Any], arms: Sequence[Mapping[str, Any]]) -> None:
+    """Insert an experiment and its arms."""
+    session.execute(insert(t.experiment).values(**values))
+    session.execute(insert(t.arm), [{**arm, "experiment_id": values["id"]} for arm in arms])
+
+
+def insert_blocks(
+    store: Store, session: Session, now: float, experiment_id: str, blocks: Sequence[NewBlock]
+) -> list[str]:
+    """Insert queued blocks with their pending runs; return the block ids."""
+    ids = [store.new_id("blk") for _ in blocks]
+    session.execute(
+        insert(t.block),
+        [
+            _block_row(block_id, experiment_id, now, block)
+            for block_id, block in zip(ids, blocks, strict=True)
+        ],
+    )
+    session.execute(
+        insert(t.run),
+        [
+            _run_row(store.new_id("run"), block_id, experiment_id, block, index)
+            for block_id, block in zip(ids, blocks, strict=True)
+            for index in range(block.num_arms)
+        ],
+    )
+    return ids
+
+
+def _block_row(block_id: str, experiment_id: str, now: float, block: NewBlock) -> dict[str, Any]:
+    return {
+        "id": block_id,
+        "experiment_id": experiment_id,
+        "replicate": block.replicate,
+        "generation": block.generation,
+        "status": BlockStatus.QUEUED,
+        "desired": Desired.RUN,
+        "counts_against_budget": True,
+        "attempt": 0,
+        "resume_round": 0,
+        "open_round": 0,
+        "num_diverged": 0,
+        "budget_used": {},
+        "not_before_epoch": 0.0,
+        "waiting_since_epoch": now,
+        "min_memory_bytes": block.min_memory_bytes,
+        "created_at": utc(now),
+    }
+
+
+def _run_row(run_id: str, block_id: str, experiment_id: str, block: NewBlock, index: int) -> dict[str, Any]:
+    return {
+        "id": run_id,
+        "block_id": block_id,
+        "experiment_id": experiment_id,
+        "replicate": block.replicate,
+        "generation": block.generation,
+        "arm_index": index,
+        "status": RunStatus.PENDING,
+        "rounds_done": 0,
+        "env_steps": 0.0,
+        "stalled": False,
+        "resumed": 0,
+        "device_seconds": 0.0,
+        "record": {},
+    }
+
+
+def get(session: Session, experiment_id: str, *, lock: bool = False) -> Record | None:
+    """Return an experiment that is not deleted; ``lock`` holds its row to the end of the transaction."""
+    query = select(t.experiment).where(
+        t.experiment.c.id == experiment_id, t.experiment.c.deleted_at.is_(None)
+    )
+    return session.execute(query.with_for_update() if lock else query).one_or_none()
+
+
+def arms(session: Session, experiment_id: str) -> Sequence[Record]:
+    """Return the arms in the order of the spec."""
+    query = select(t.arm).where(t.arm.c.experiment_id == experiment_id)
+    return session.execute(query.order_by(t.arm.c.arm_index)).all()
+
+
+def blocks(session: Session, experiment_id: str) -> Sequence[Record]:
+    """Return all blocks, by replicate and generation."""
+    query = select(t.block).where(t.block.c.experiment_id == experiment_id)
+    return session.execute(query.order_by(t.block.c.replicate, t.block.c.generation)).all()
+
+
+def newest_blocks(rows: Sequence[Record]) -> list[Record]:
+    """Return the newest generation of each replicate."""
+    newest: dict[int, Record] = {}
+    for row in rows:
+        if row.replicate not in newest or newest[row.replicate].generation < row.generation:
+            newest[row.replicate] = row
+    return [newest[replicate] for replicate in sorted(newest)]
+
+
+def runs(session: Session, experiment_id: str, *, block_id: str | None = None) -> Sequence[Record]:
+    """Return runs by replicate, generation and arm, with the arm's label."""
+    query = (
+        select(t.run, t.arm.c.label, t.arm.c.reward_mode, t.arm.c.policy)
+        .join(
+            t.arm,
+            and_(t.arm.c.experiment_id == t.run.c.experiment_id, t.arm.c.arm_index == t.run.c.arm_index),
+        )
+        .where(t.run.c.experiment_id == experiment_id)
+        .order_by(t.run.c.replicate, t.run.c.generation, t.run.c.arm_index)
+    )
+    if block_id is not None:
+        query = query.where(t.run.c.block_id == block_id)
+    return session.execute(query).all()
+
+
+def run(session: Session, run_id: str) -> Record | None:
+    """Return a run with its arm's label."""
+    query = (
+        select(t.run, t.arm.c.label, t.arm.c.reward_mode, t.arm.c.policy)
+        .join(
+            t.arm,
+            and_(t.arm.c.experiment_id == t.run.c.experiment_id, t.arm.c.arm_index == t.run.c.arm_index),
+        )
+        .where(t.run.c.id == run_id)
+    )
+    return session.execute(query).one_or_none()
+
+
+def derived_status(experiment: Record, block_rows: Sequence[Record]) -> ExperimentStatus:
+    """Derive the status from the newest blocks."""
+    return experiment_status(
+        [
+            (BlockStatus(row.status), Cause(row.cause) if row.cause else None)
+            for row in newest_blocks(block_rows)
+        ],
+        Desired(experiment.desired),
+        ever_started=any(row.attempt > 0 for row in block_rows),
+    )
+
+
+@dataclass(frozen=True)
+class Listing:
+    """What a list of experiments is filtered by."""
+
+    owner: str | None = None
+    tag: str | None = None
+    text: str | None = None
+    before: tuple[datetime, str] | None = None
+    limit: int = 50
+
+
+def list_page(session: Session, listing: Listing) -> Sequence[Record]:
+    """Return a page of experiments, newest first, without their specs."""
+    columns = [column for column in t.experiment.c if column.name not in ("spec", "submitted", "analysis")]
+    query = select(*columns).where(t.experiment.c.deleted_at.is_(None))
+    query = _filtered(query, listing)
+    query = query.order_by(t.experiment.c.created_at.desc(), t.experiment.c.id.desc())
+    return session.execute(query.limit(listing.limit)).all()
+
+
+def _filtered(query: Select[Any], listing: Listing) -> Select[Any]:
+    if listing.owner is not None:
+        query = query.where(t.experiment.c.owner == listing.owner)
+    if listing.text:
+        pattern = f"%{_escaped(listing.text)}%"
+        query = query.where(
+            or_(
+                t.experiment.c.name.ilike(pattern, escape="\\"),
+                t.experiment.c.id == listing.text,
+            )
+        )
+    if listing.tag is not None:
+        # tags are a JSON array of strings: its text holds the quoted tag
+        texts = {json.dumps(listing.tag), json.dumps(listing.tag, ensure_ascii=False)}
+        column = cast(t.experiment.c.tags, Text)
+        query = query.where(or_(*(column.like(f"%{_escaped(text)}%", escape="\\") for text in texts)))
+    if listing.before is not None:
+        at, last = listing.before
+        query = query.where(
+            or_(
+                t.experiment.c.created_at < at,
+                and_(t.experiment.c.created_at == at, t.experiment.c.id < last),
+            )
+        )
+    return query
+
+
+def _escaped(text: str) -> str:
+    return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
+
+
+def block_states(session: Session, experiment_ids: Sequence[str]) -> dict[str, list[Record]]:
+    """Return the state columns of the blocks of several experiments."""
+    query = select(
+        t.block.c.experiment_id,
+        t.block.c.replicate,
+        t.block.c.generation,
+        t.block.c.status,
+        t.block.c.cause,
+        t.block.c.attempt,
+        t.block.c.open_round,
+    ).where(t.block.c.experiment_id.in_(experiment_ids))
+    found: dict[str, list[Record]] = {experiment_id: [] for experiment_id in experiment_ids}
+    for row in session.execute(query):
+        found[row.experiment_id].append(row)
+    return found
+
+
+def change(session: Session, experiment_id: str, **values: Any) -> None:
+    """Change fields of an experiment and its version."""
+    session.execute(
+        update(t.experiment)
+        .where(t.experiment.c.id == experiment_id)
+        .values(version=t.experiment.c.version + 1, **values)
+    )
+
+
+def next_rank(session: Session) -> float:
+    """Return a rank behind every other experiment (submission order)."""
+    return (
+        float(session.execute(select(func.coalesce(func.max(t.experiment.c.rank), 0.0))).scalar_one()) + 1.0
+    )
+
+
+def seeds_of(session: Session, experiment_ids: Sequence[str]) -> dict[str, int]:
+    """Return {id: root seed} of the experiments that exist."""
+    query = select(t.experiment.c.id, t.experiment.c.seed).where(t.experiment.c.id.in_(experiment_ids))
+    return {row.id: int(row.seed) for row in session.execute(query)}
+
+
+def placement_of(session: Session, experiment_id: str) -> str | None:
+    """Return the placement as resolved by the first assignment, or None."""
+    query = select(t.experiment.c.placement_resolved).where(t.experiment.c.id == experiment_id)
+    return session.execute(query).scalar_one_or_none()
+
+
+def freeze_placement(session: Session, experiment_id: str, placement: str, needs: Mapping[str, Any]) -> None:
+    """Fix placement and needs at the first assignment; later calls change nothing."""
+    session.execute(
+        update(t.experiment)
+        .where(t.experiment.c.id == experiment_id, t.experiment.c.placement_resolved.is_(None))
+        .values(placement_resolved=placement, needs=dict(needs))
+    )
+
+
+def start_run(session: Session, run_id: str, device_uid: str, *, resumed: bool, rounds: int) -> None:
+    """Note on a run that a new attempt starts at ``rounds`` on a device."""
+    session.execute(
+        update(t.run)
+        .where(t.run.c.id == run_id)
+        .values(
+            device_uid=device_uid,
+            resumed=t.run.c.resumed + (1 if resumed else 0),
+            rounds_done=rounds,
+            stalled=False,
+        )
+    )
+
+
+def change_run(session: Session, run_id: str, **values: Any) -> None:
+    """Change fields of a run that are not its status."""
+    session.execute(update(t.run).where(t.run.c.id == run_id).values(**values))
+
+
+def unfinished(session: Session) -> list[str]:
+    """Return the experiments whose end has not been recorded yet, oldest first."""
+    query = select(t.experiment.c.id).where(
+        t.experiment.c.finished_at.is_(None), t.experiment.c.deleted_at.is_(None)
+    )
+    return list(session.execute(query.order_by(t.experiment.c.created_at)).scalars())
+
+
+def add_device_seconds(session: Session, run_ids: Sequence[str], seconds: float) -> None:
+    """Add to the device time of some runs."""
+    session.execute(
+        update(t.run).where(t.run.c.id.in_(run_ids)).values(device_seconds=t.run.c.device_seconds + seconds)
+    )
+
+
+def mark_stalled(session: Session, run_ids: Sequence[str], stalled: bool) -> int:
+    """Set the flag ``stalled`` of runs; return how many changed."""
+    changed = session.execute(
+        update(t.run)
+        .where(t.run.c.id.in_(run_ids), t.run.c.stalled.is_(not stalled))
+        .values(stalled=stalled)
+        .returning(t.run.c.id)
+    )
+    return len(changed.all())
+
+
+def edge_rank(session: Session, rank: float | None, *, below: bool, skip: str = "") -> float:
+    """Return the next rank below (or above) ``rank``; without ``rank`` the lowest (or highest) of all."""
+    column = t.experiment.c.rank
+    query = select(func.max(column) if below and rank is not None else func.min(column))
+    if rank is not None:
+        query = (
+            select(func.max(column)).where(column < rank)
+            if below
+            else select(func.min(column)).where(column > rank)
+        )
+    found = session.execute(query.where(t.experiment.c.id != skip)).scalar_one_or_none()
+    if found is not None:
+        return float(found)
+    return (rank or 0.0) - 2.0 if below else (rank or 0.0) + 2.0

@@ -1,0 +1,192 @@
+"""Leases: fencing of every write, heartbeats, expiry. The database clock decides.
+
+A lease token is stored as SHA-256 and stands in the WHERE clause of each write; no row means the
+lease is lost and nothing is stored.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+
+from sqlalchemy import select, update
+from sqlalchemy.orm import Session
+
+from app.domain.status import (
+    LIVE_ASSIGNMENT,
+    AssignmentState,
+    BlockStatus,
+    WorkerStatus,
+    assignment_sources,
+    worker_sources,
+)
+from app.store import tables as t
+from app.store.engine import utc
+from app.store.events import add_worker_event
+from app.store.tables import Record
+
+
+def token_hash(token: str) -> str:
+    """Return what is stored of a lease token."""
+    return hashlib.sha256(token.encode()).hexdigest()
+
+
+def fence(session: Session, assignment_id: str, token: str) -> Record | None:
+    """Return the assignment if its lease holds, and lock it to the end of the transaction."""
+    return session.execute(
+        update(t.assignment)
+        .where(
+            t.assignment.c.id == assignment_id,
+            t.assignment.c.token == token_hash(token),
+            t.assignment.c.state.in_(LIVE_ASSIGNMENT),
+        )
+        .values(state=t.assignment.c.state)
+        .returning(t.assignment)
+    ).one_or_none()
+
+
+def get(session: Session, assignment_id: str) -> Record | None:
+    """Return an assignment in any state."""
+    return session.execute(select(t.assignment).where(t.assignment.c.id == assignment_id)).one_or_none()
+
+
+def of_block(session: Session, block_id: str, attempt: int) -> Sequence[Record]:
+    """Return the assignments of one attempt, by device index."""
+    query = select(t.assignment).where(t.assignment.c.block_id == block_id, t.assignment.c.attempt == attempt)
+    return session.execute(query.order_by(t.assignment.c.device_index)).all()
+
+
+def run_ids(session: Session, assignment_id: str) -> list[str]:
+    """Return the ids of the runs of an assignment."""
+    query = select(t.assignment_run.c.run_id).where(t.assignment_run.c.assignment_id == assignment_id)
+    return list(session.execute(query).scalars())
+
+
+def offered_to(session: Session, worker_id: str, incarnation: str) -> Record | None:
+    """Return the assignment that waits for a worker to collect it or to become ready."""
+    query = select(t.assignment).where(
+        t.assignment.c.worker_id == worker_id,
+        t.assignment.c.incarnation == incarnation,
+        t.assignment.c.state == AssignmentState.OFFERED,
+    )
+    return session.execute(query).one_or_none()
+
+
+def change(session: Session, assignment_id: str, **values: Any) -> None:
+    """Change fields of an assignment that are not its state."""
+    session.execute(update(t.assignment).where(t.assignment.c.id == assignment_id).values(**values))
+
+
+def move(session: Session, now: float, assignment_id: str, target: AssignmentState, **values: Any) -> bool:
+    """Move an assignment if the table allows it."""
+    if target not in LIVE_ASSIGNMENT:
+        values["ended_at"] = utc(now)
+    moved = session.execute(
+        update(t.assignment)
+        .where(t.assignment.c.id == assignment_id, t.assignment.c.state.in_(assignment_sources(target)))
+        .values(state=target, **values)
+        .returning(t.assignment.c.id)
+    ).one_or_none()
+    return moved is not None
+
+
+def renew(session: Session, assignment_id: str, token: str, expires: float, **values: Any) -> Record | None:
+    """Extend a lease that still holds; None when it is lost."""
+    return session.execute(
+        update(t.assignment)
+        .where(
+            t.assignment.c.id == assignment_id,
+            t.assignment.c.token == token_hash(token),
+            t.assignment.c.state.in_(LIVE_ASSIGNMENT),
+        )
+        .values(expires_epoch=expires, **values)
+        .returning(t.assignment)
+    ).one_or_none()
+
+
+def expire(session: Session, now: float, before: float) -> Sequence[Record]:
+    """Expire every lease whose expiry lies before ``before``, in one statement."""
+    return session.execute(
+        update(t.assignment)
+        .where(t.assignment.c.state.in_(LIVE_ASSIGNMENT), t.assignment.c.expires_epoch < before)
+        .values(state=AssignmentState.EXPIRED, ended_at=utc(now))
+        .returning(t.assignment)
+    ).all()
+
+
+def postpone_all(session: Session, until: float) -> None:
+    """After time in which heartbeats could not be received: no live lease expires before ``until``."""
+    session.execute(
+        update(t.assignment)
+        .where(t.assignment.c.state.in_(LIVE_ASSIGNMENT), t.assignment.c.expires_epoch < until)
+        .values(expires_epoch=until)
+    )
+
+
+def live(session: Session) -> Sequence[Record]:
+    """Return every live assignment with the state of its block."""
+    query = (
+        select(
+            t.assignment,
+            t.block.c.status.label("block_status"),
+            t.block.c.stop_deadline_epoch,
+            t.block.c.experiment_id,
+        )
+        .join(t.block, t.block.c.id == t.assignment.c.block_id)
+        .where(t.assignment.c.state.in_(LIVE_ASSIGNMENT))
+        .order_by(t.assignment.c.id)
+    )
+    return session.execute(query).all()
+
+
+def move_worker(
+    session: Session,
+    now: float,
+    worker_id: str,
+    target: WorkerStatus,
+    text: str,
+    *,
+    actor: str = "system",
+    **values: Any,
+) -> bool:
+    """Move a worker if the table allows it; record the event."""
+    moved = session.execute(
+        update(t.worker)
+        .where(t.worker.c.id == worker_id, t.worker.c.status.in_(worker_sources(target)))
+        .values(status=target, status_text=text, **values)
+        .returning(t.worker.c.id)
+    ).one_or_none()
+    if moved is None:
+        return False
+    add_worker_event(session, now, worker_id, target, actor, text)
+    return True
+
+
+def silent_workers(session: Session, before: float) -> Sequence[Record]:
+    """Return workers that should beat and have not since ``before``."""
+    alive = (
+        WorkerStatus.STARTING,
+        WorkerStatus.IDLE,
+        WorkerStatus.RESERVED,
+        WorkerStatus.BUSY,
+        WorkerStatus.CLEANING,
+    )
+    query = select(t.worker).where(t.worker.c.status.in_(alive), t.worker.c.seen_epoch < before)
+    return session.execute(query.order_by(t.worker.c.id)).all()
+
+
+def stopping_blocks_without_lease(session: Session) -> Sequence[Record]:
+    """Return stopping blocks that hold no device any more, in id order."""
+    live_of_block = (
+        select(t.assignment.c.id)
+        .where(t.assignment.c.block_id == t.block.c.id, t.assignment.c.state.in_(LIVE_ASSIGNMENT))
+        .exists()
+    )
+    query = select(t.block).where(t.block.c.status == BlockStatus.STOPPING, ~live_of_block)
+    return session.execute(query.order_by(t.block.c.id)).all()
+
+
+def see_all(session: Session, now: float) -> None:
+    """After time in which heartbeats could not be received: every worker counts as seen now."""
+    session.execute(update(t.worker).where(t.worker.c.seen_epoch < now).values(seen_epoch=now))

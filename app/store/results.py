@@ -1,0 +1,215 @@
+"""Rounds, episodes and checkpoints as workers hand them in; truncation is by attempt ranges.
+
+A round of attempt a of a run counts while ``from_round <= round < until_round`` of that attempt
+(table run_attempt), so a resume supersedes rows without touching them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import datetime
+from typing import Any
+
+from sqlalchemy import Table, and_, func, insert, or_, select, update
+from sqlalchemy.orm import Session
+
+from app.domain.nonfinite import jsonable
+from app.store import tables as t
+from app.store.engine import Store, utc
+from app.store.tables import Record
+
+
+def current_rounds(table: Any) -> Any:
+    """Return the join condition under which rows of a table with (run_no, attempt, round) count."""
+    return and_(
+        t.run_attempt.c.run_no == table.c.run_no,
+        t.run_attempt.c.attempt == table.c.attempt,
+        table.c.round >= t.run_attempt.c.from_round,
+        or_(t.run_attempt.c.until_round.is_(None), table.c.round < t.run_attempt.c.until_round),
+    )
+
+
+def round_digest(session: Session, run_no: int, attempt: int, round_index: int) -> str | None:
+    """Return the digest of a stored round of an attempt, or None."""
+    query = select(t.round_result.c.digest).where(
+        t.round_result.c.run_no == run_no,
+        t.round_result.c.attempt == attempt,
+        t.round_result.c.round == round_index,
+    )
+    return session.execute(query).scalar_one_or_none()
+
+
+def runs_with_round(session: Session, block_id: str, attempt: int, round_index: int) -> set[str]:
+    """Return the ids of the runs of a block that have handed in a round in this attempt."""
+    query = (
+        select(t.run.c.id)
+        .join(t.round_result, t.round_result.c.run_no == t.run.c.no)
+        .where(
+            t.run.c.block_id == block_id,
+            t.round_result.c.attempt == attempt,
+            t.round_result.c.round == round_index,
+        )
+    )
+    return set(session.execute(query).scalars())
+
+
+def insert_round(session: Session, now: float, row: Mapping[str, Any]) -> None:
+    """Insert the result of one round of one run."""
+    session.execute(insert(t.round_result).values(**row, received_at=utc(now)))
+
+
+def rounds(session: Session, experiment_id: str) -> Sequence[Record]:
+    """Return the rounds that count, by run and round."""
+    query = (
+        select(t.round_result, t.run.c.id.label("run_id"))
+        .join(t.run, t.run.c.no == t.round_result.c.run_no)
+        .join(t.run_attempt, current_rounds(t.round_result))
+        .where(t.run.c.experiment_id == experiment_id)
+        .order_by(t.round_result.c.run_no, t.round_result.c.round)
+    )
+    return session.execute(query).all()
+
+
+def insert_episodes(
+    session: Session, now: float, run: Record, attempt: int, device: str, rows: Iterable[Mapping[str, Any]]
+) -> None:
+    """Insert training episodes of one run."""
+    values = [_episode_row(row, run, attempt, device, utc(now)) for row in rows]
+    if values:
+        session.execute(insert(t.episode), values)
+
+
+def insert_eval_episodes(
+    session: Session, now: float, run: Record, attempt: int, device: str, rows: Iterable[Mapping[str, Any]]
+) -> None:
+    """Insert evaluation episodes of one run."""
+    values = []
+    for row in rows:
+        base = _episode_row(row, run, attempt, device, utc(now))
+        extra = {
+            "mode": str(row.get("mode", "greedy")),
+            "split": str(row.get("split", "test")),
+            "test_accuracy": _finite(row.get("test_accuracy")),
+        }
+        values.append({**base, **extra})
+    if values:
+        session.execute(insert(t.eval_episode), values)
+
+
+def _episode_row(
+    row: Mapping[str, Any], run: Record, attempt: int, device: str, at: datetime
+) -> dict[str, Any]:
+    columns = {name: _finite(row.get(name)) for name in t.EPISODE_FIELDS}
+    known = {*t.EPISODE_FIELDS, "mode", "split", "test_accuracy"}
+    rest = {key: value for key, value in row.items() if key not in known}
+    marked = jsonable(dict(row)).get("nf")
+    values = jsonable(rest)
+    if marked:
+        values["nf"] = marked
+    return {
+        **columns,
+        "experiment_id": run.experiment_id,
+        "block_id": run.block_id,
+        "replicate": run.replicate,
+        "run_no": run.no,
+        "run_id": run.id,
+        "attempt": attempt,
+        "group_id": run.label,
+        "reward_mode": run.reward_mode,
+        "device": device,
+        "started_at": at,
+        "values": values,
+    }
+
+
+def _finite(value: Any) -> Any:
+    if isinstance(value, float) and (value != value or value in (float("inf"), float("-inf"))):
+        return None
+    return value
+
+
+def episodes(
+    session: Session, experiment_id: str, *, evaluation: bool = False, last_rounds_from: int | None = None
+) -> Sequence[Record]:
+    """Return the episodes that count, by run, round and environment."""
+    table: Table = t.eval_episode if evaluation else t.episode
+    query = (
+        select(table)
+        .join(t.run_attempt, current_rounds(table))
+        .where(table.c.experiment_id == experiment_id)
+        .order_by(table.c.run_no, table.c.round, table.c.env_id, table.c.id)
+    )
+    if last_rounds_from is not None:
+        query = query.where(table.c.round >= last_rounds_from)
+    return session.execute(query).all()
+
+
+def insert_artifact(store: Store, session: Session, now: float, values: Mapping[str, Any]) -> str:
+    """Insert an artifact row; return its id."""
+    artifact_id = store.new_id("art")
+    session.execute(insert(t.artifact).values(**values, id=artifact_id, created_at=utc(now)))
+    return artifact_id
+
+
+def artifacts(session: Session, experiment_id: str, *, kind: str | None = None) -> Sequence[Record]:
+    """Return committed artifacts of an experiment, oldest first."""
+    query = select(t.artifact).where(t.artifact.c.experiment_id == experiment_id, t.artifact.c.committed)
+    if kind is not None:
+        query = query.where(t.artifact.c.kind == kind)
+    return session.execute(query.order_by(t.artifact.c.created_at, t.artifact.c.id)).all()
+
+
+def artifact(session: Session, artifact_id: str) -> Record | None:
+    """Return an artifact by id."""
+    return session.execute(select(t.artifact).where(t.artifact.c.id == artifact_id)).one_or_none()
+
+
+def uploaded(session: Session, run_id: str, attempt: int, next_round: int, sha256: str) -> Record | None:
+    """Return the uploaded checkpoint of a run that a commit names."""
+    query = select(t.artifact).where(
+        t.artifact.c.run_id == run_id,
+        t.artifact.c.kind == "checkpoint",
+        t.artifact.c.attempt == attempt,
+        t.artifact.c.next_round == next_round,
+        t.artifact.c.sha256 == sha256,
+    )
+    return session.execute(query.limit(1)).one_or_none()
+
+
+def commit_artifacts(session: Session, artifact_ids: Sequence[str]) -> None:
+    """Make uploaded files count."""
+    session.execute(update(t.artifact).where(t.artifact.c.id.in_(artifact_ids)).values(committed=True))
+
+
+def committed_checkpoints(session: Session, run_ids: Sequence[str]) -> dict[str, dict[int, Record]]:
+    """Return {run: {next_round: newest committed checkpoint}}."""
+    query = (
+        select(t.artifact)
+        .where(t.artifact.c.run_id.in_(run_ids), t.artifact.c.kind == "checkpoint", t.artifact.c.committed)
+        .order_by(t.artifact.c.created_at, t.artifact.c.id)
+    )
+    found: dict[str, dict[int, Record]] = {run_id: {} for run_id in run_ids}
+    for row in session.execute(query):
+        found[row.run_id][row.next_round] = row
+    return found
+
+
+def superseded_checkpoints(session: Session, run_id: str, keep: int, final_round: int) -> list[Record]:
+    """Delete the rows of checkpoints older than the last ``keep`` and not final; return them."""
+    query = select(t.artifact).where(
+        t.artifact.c.run_id == run_id, t.artifact.c.kind == "checkpoint", t.artifact.c.committed
+    )
+    rows = session.execute(
+        query.order_by(t.artifact.c.next_round.desc(), t.artifact.c.created_at.desc())
+    ).all()
+    rounds_kept = sorted({row.next_round for row in rows}, reverse=True)[:keep]
+    old = [row for row in rows if row.next_round not in rounds_kept and row.next_round != final_round]
+    if old:
+        session.execute(t.artifact.delete().where(t.artifact.c.id.in_([row.id for row in old])))
+    return old
+
+
+def sha_in_use(session: Session, sha256: str) -> bool:
+    """Return whether any artifact row still names a stored object."""
+    query = select(func.count()).select_from(t.artifact).where(t.artifact.c.sha256 == sha256)
+    return bool(session.execute(query).scalar_one())

@@ -1,0 +1,97 @@
+"""Workers: registration, reading, listing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import and_, insert, select, update
+from sqlalchemy.orm import Session
+
+from app.domain.status import LIVE_ASSIGNMENT, WorkerStatus
+from app.store import tables as t
+from app.store.engine import utc
+from app.store.tables import Record
+
+
+def get(session: Session, worker_id: str) -> Record | None:
+    """Return a worker."""
+    return session.execute(select(t.worker).where(t.worker.c.id == worker_id)).one_or_none()
+
+
+def live_on_device(session: Session, device_uid: str) -> Record | None:
+    """Return the worker that is live (not lost, not retired) on a device."""
+    query = select(t.worker).where(
+        t.worker.c.device_uid == device_uid,
+        t.worker.c.status.not_in((WorkerStatus.LOST, WorkerStatus.RETIRED)),
+    )
+    return session.execute(query.with_for_update()).one_or_none()
+
+
+def same_incarnation(session: Session, device_uid: str, incarnation: str) -> Record | None:
+    """Return the worker row of one start of a supervisor, if it registered before."""
+    query = select(t.worker).where(t.worker.c.device_uid == device_uid, t.worker.c.incarnation == incarnation)
+    return session.execute(query).one_or_none()
+
+
+def lost_on_device(session: Session, device_uid: str) -> Sequence[Record]:
+    """Return the lost workers of a device."""
+    query = select(t.worker).where(
+        t.worker.c.device_uid == device_uid, t.worker.c.status == WorkerStatus.LOST
+    )
+    return session.execute(query).all()
+
+
+def insert_worker(session: Session, now: float, values: Mapping[str, Any]) -> None:
+    """Insert a worker in state starting."""
+    session.execute(
+        insert(t.worker).values(
+            **values,
+            status=WorkerStatus.STARTING,
+            drain=False,
+            drain_now=False,
+            health={},
+            fast_failures=0,
+            seen_epoch=now,
+            registered_at=utc(now),
+        )
+    )
+
+
+def change(session: Session, worker_id: str, **values: Any) -> None:
+    """Change fields of a worker that are not its status."""
+    session.execute(update(t.worker).where(t.worker.c.id == worker_id).values(**values))
+
+
+def listing(session: Session) -> Sequence[Record]:
+    """Return workers with the block each one holds, newest registration first; retired ones too."""
+    query = (
+        select(
+            t.worker,
+            t.assignment.c.id.label("assignment_id"),
+            t.assignment.c.block_id,
+            t.assignment.c.progress,
+            t.block.c.experiment_id,
+            t.block.c.replicate,
+        )
+        .outerjoin(
+            t.assignment,
+            and_(t.assignment.c.worker_id == t.worker.c.id, t.assignment.c.state.in_(LIVE_ASSIGNMENT)),
+        )
+        .outerjoin(t.block, t.block.c.id == t.assignment.c.block_id)
+        .order_by(t.worker.c.registered_at.desc(), t.worker.c.id)
+    )
+    return session.execute(query).all()
+
+
+def registered_names(session: Session) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return (rewards, environments) that workers have announced, with their schemas."""
+    rewards: dict[str, Any] = {}
+    environments: dict[str, Any] = {}
+    query = select(t.worker.c.rewards, t.worker.c.environments).where(
+        t.worker.c.status.not_in((WorkerStatus.LOST, WorkerStatus.RETIRED))
+    )
+    for row in session.execute(query):
+        rewards.update(row.rewards)
+        environments.update(row.environments)
+    return rewards, environments
