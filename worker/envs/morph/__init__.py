@@ -1,0 +1,1 @@
+"""Morphogenesis: grow grafts into a host while it trains."""

@@ -1,0 +1,220 @@
+"""Action heads, and the one function that says what is legal (environment.md 10).
+
+``legality`` feeds the masks of the policy, the executor's check and the property tests; there is no
+second opinion. Axes: E environments, S slots, 6 ops. An action is [H] indices in head order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worker.envs.morph.alpha import Curve, Ramp
+from worker.envs.morph.blend import Operator
+from worker.envs.morph.blueprints import ALLOWED, NUM_BLUEPRINTS, Topology, graft_sizes
+from worker.envs.morph.config import EnvConfig
+from worker.envs.morph.gates import Gates
+from worker.envs.morph.lifecycle import DEVELOPING, WITH_GRAFT, SlotTable
+from worker.envs.morph.stages import Op, Stage
+from worker.envs.morph.tasks import SlotSpec
+from worker.envs.protocol import HeadSpec
+
+BoolArray = NDArray[np.bool_]
+
+ALPHA_TARGETS = (0.5, 0.7, 1.0)
+#: Style head: operator and ramp curve.
+STYLES: tuple[tuple[str, Operator, Curve], ...] = (
+    ("LINEAR_ADD", Operator.ADD, Curve.LINEAR),
+    ("LINEAR_MULTIPLY", Operator.MULTIPLY, Curve.LINEAR),
+    ("SIGMOID_ADD", Operator.ADD, Curve.SIGMOID_12),
+    ("GATED_GATE", Operator.GATE, Curve.LINEAR),
+)
+LINEAR_ADD, SIGMOID_ADD = 0, 2
+FULL_TARGET = 2
+_NUM_OPS = len(Op)
+
+
+@dataclass(frozen=True)
+class Action:
+    """One decoded action; slot is -1 for WAIT."""
+
+    op: Op
+    slot: int
+    blueprint: int
+    style: int
+    tempo: int
+    alpha_target: int
+    alpha_speed: int
+    alpha_curve: int
+
+
+def head_specs(num_slots: int) -> tuple[HeadSpec, ...]:
+    """Return the eight heads; the first decides which of the others are relevant."""
+    germinate, target = int(Op.GERMINATE), int(Op.SET_ALPHA_TARGET)
+    ramp = (target, int(Op.PRUNE))
+    addressed = tuple(int(op) for op in Op if op is not Op.WAIT)
+    return (
+        HeadSpec("op", _NUM_OPS),
+        HeadSpec("slot", num_slots, ("op",), addressed),
+        HeadSpec("blueprint", NUM_BLUEPRINTS, ("slot",), (germinate,)),
+        HeadSpec("style", len(STYLES), (), (germinate,), SIGMOID_ADD),
+        HeadSpec("tempo", 3, (), (germinate,)),
+        HeadSpec("alpha_target", 3, ("op", "slot"), (germinate, target), FULL_TARGET),
+        HeadSpec("alpha_speed", 4, (), ramp),
+        HeadSpec("alpha_curve", len(Curve), (), ramp),
+    )
+
+
+def relevant_heads(op: Op, heads: Sequence[HeadSpec]) -> list[bool]:
+    """Return for each head whether it matters for an op."""
+    return [head.relevant_ops is None or int(op) in head.relevant_ops for head in heads]
+
+
+def canonical_action(heads: Sequence[HeadSpec]) -> list[int]:
+    """Return WAIT with every other head at its canonical index."""
+    return [int(Op.WAIT), *(head.canonical for head in heads[1:])]
+
+
+@dataclass(frozen=True)
+class Rules:
+    """The constants that legality needs.
+
+    Attributes:
+        config: settings.
+        sizes: [S, 13] parameters of each blueprint in each slot with the largest gate, so that any
+            style fits the budget.
+        topology: cnn or lm.
+        can_grow: False for hosts without slots (widened controls).
+    """
+
+    config: EnvConfig
+    sizes: NDArray[np.int64]
+    topology: Topology
+    can_grow: bool = True
+
+    @classmethod
+    def build(cls, config: EnvConfig, slots: Sequence[SlotSpec], can_grow: bool) -> Rules:
+        """Return the rules for the enabled slots."""
+        topology: Topology = "lm" if config.task.is_text else "cnn"
+        sizes = [graft_sizes(topology, slot.channels) for slot in slots]
+        return cls(config, np.array(sizes, dtype=np.int64), topology, can_grow)
+
+
+@dataclass(frozen=True)
+class Legality:
+    """What may be done now.
+
+    Attributes:
+        op: [E, 6].
+        slot: [E, 6, S]; the row of WAIT is canonical.
+        blueprint: [E, S, 13].
+        alpha_target: [E, 6, S, 3].
+    """
+
+    op: BoolArray
+    slot: BoolArray
+    blueprint: BoolArray
+    alpha_target: BoolArray
+
+
+def legality(table: SlotTable, gates: Gates, rules: Rules) -> Legality:
+    """Return what is legal in every environment."""
+    num_envs, num_slots = table.stage.shape
+    blueprint = _fitting(table, rules)
+    alpha_target = np.ones((num_envs, _NUM_OPS, num_slots, len(ALPHA_TARGETS)), dtype=bool)
+    same = np.abs(table.alpha.alpha[:, :, None] - np.array(ALPHA_TARGETS)) < 1e-6
+    alpha_target[:, Op.SET_ALPHA_TARGET] = ~same
+    slot = np.zeros((num_envs, _NUM_OPS, num_slots), dtype=bool)
+    slot[:, Op.GERMINATE] = _may_germinate(table, rules, blueprint)
+    slot[:, Op.ADVANCE] = gates.advance
+    slot[:, Op.FOSSILIZE] = gates.fossilize
+    hold = table.alpha.mode == Ramp.HOLD
+    prunable = table.is_in(Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
+    slot[:, Op.PRUNE] = prunable & hold & (table.age >= rules.config.pace.min_prune_age)
+    slot[:, Op.SET_ALPHA_TARGET] = table.is_in(Stage.BLENDING, Stage.HOLDING) & hold
+    op = np.logical_or.reduce(slot, axis=2)
+    op[:, Op.WAIT] = True
+    slot[:, Op.WAIT, 0] = True
+    allowed = np.zeros(NUM_BLUEPRINTS, dtype=bool)
+    allowed[list(ALLOWED[rules.topology])] = True
+    # rows of slots where nothing fits are never read, but a policy gathers them: keep them non-empty
+    blueprint = np.where(blueprint.any(2, keepdims=True), blueprint, allowed)
+    return Legality(op, slot, blueprint, alpha_target)
+
+
+def _fitting(table: SlotTable, rules: Rules) -> BoolArray:
+    """Return [E, S, 13]: blueprints of the topology that the parameter budget still holds."""
+    allowed = np.zeros(rules.sizes.shape, dtype=bool)
+    allowed[:, list(ALLOWED[rules.topology])] = True
+    num_envs = table.stage.shape[0]
+    if rules.config.param_budget is None:
+        return np.broadcast_to(allowed, (num_envs, *allowed.shape))
+    left = rules.config.param_budget - table.params.sum(1)
+    fits: BoolArray = allowed & (rules.sizes <= left[:, None, None])
+    return fits
+
+
+def _may_germinate(table: SlotTable, rules: Rules, blueprint: BoolArray) -> BoolArray:
+    legal = table.is_in(Stage.DORMANT) & blueprint.any(2) & rules.can_grow
+    if rules.config.sequential_development:
+        legal &= ~table.is_in(*DEVELOPING).any(1, keepdims=True)
+    if rules.config.max_grafts is not None:
+        count = table.is_in(*WITH_GRAFT).sum(1, keepdims=True)
+        legal &= count < rules.config.max_grafts
+    return legal
+
+
+def masks(legal: Legality, heads: Sequence[HeadSpec], device: torch.device) -> dict[str, Tensor]:
+    """Return one bool tensor per head, [E, *parents, size]."""
+    num_envs = legal.op.shape[0]
+    found = {
+        "op": legal.op,
+        "slot": legal.slot,
+        "blueprint": legal.blueprint,
+        "alpha_target": legal.alpha_target,
+    }
+    return {
+        head.name: torch.from_numpy(found[head.name].copy()).to(device)
+        if head.name in found
+        else torch.ones((num_envs, head.size), dtype=torch.bool, device=device)
+        for head in heads
+    }
+
+
+def decode(indices: Sequence[int], env: int, legal: Legality, heads: Sequence[HeadSpec]) -> Action:
+    """Return the action of one environment.
+
+    Raises:
+        ValueError: an index outside its head, outside its mask, or not canonical where irrelevant.
+    """
+    if len(indices) != len(heads):
+        raise ValueError(f"env {env}: an action has {len(heads)} heads, got {len(indices)}")
+    for head, index in zip(heads, indices, strict=True):
+        if not 0 <= index < head.size:
+            raise ValueError(f"env {env}: {head.name} {index} is outside 0..{head.size - 1}")
+    op = Op(indices[0])
+    for head, index, relevant in zip(heads, indices, relevant_heads(op, heads), strict=True):
+        if not relevant and index != head.canonical:
+            raise ValueError(f"env {env}: {head.name} is irrelevant for {op.name}; store {head.canonical}")
+    action = Action(op, *indices[1:])
+    _check_masks(action, env, legal)
+    return action if op is not Op.WAIT else Action(op, -1, *indices[2:])
+
+
+def _check_masks(action: Action, env: int, legal: Legality) -> None:
+    op, slot = action.op, action.slot
+    if not legal.op[env, op]:
+        raise ValueError(f"env {env}: op {op.name} is illegal in this state")
+    if op is Op.WAIT:
+        return
+    if not legal.slot[env, op, slot]:
+        raise ValueError(f"env {env}: {op.name} is illegal for slot {slot}")
+    if op is Op.GERMINATE and not legal.blueprint[env, slot, action.blueprint]:
+        raise ValueError(f"env {env}: blueprint {action.blueprint} may not grow in slot {slot} now")
+    if not legal.alpha_target[env, op, slot, action.alpha_target]:
+        raise ValueError(f"env {env}: alpha is already at the chosen target in slot {slot}")

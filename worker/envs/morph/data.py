@@ -1,0 +1,274 @@
+"""Data sets, splits and the keyed streams of an epoch (environment.md 5).
+
+Splits are fixed per data set. An environment receives a ``TrainingData`` that holds no test split:
+reading it raises. Images live on the device; indices are drawn on the CPU from keys that name neither
+arm, device nor the number of environments. Axes: N items, B batch, n batches.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import pydoc_data.topics
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name everybody reads
+from numpy.typing import NDArray
+from sklearn.datasets import load_digits
+from torch import Tensor
+
+from worker import keys
+from worker.envs.morph import cifar, synth
+from worker.envs.morph.config import EnvConfig, check_batches
+from worker.envs.morph.tasks import LmShape
+
+Array = NDArray[np.generic]
+_PAD = 4
+_DIGITS_SHA = "87ff0c9e40dc7e2c0e34e7257799c2e3f3aec1a016363bb11cad869ec428a826"
+
+
+@dataclass(frozen=True)
+class Arrays:
+    """A decoded data set.
+
+    Attributes:
+        images: uint8 or float32 [N, C, H, W]; text: uint8 [N] bytes.
+        labels: uint8 [N]; empty for text.
+        splits: name to indices (text: to [start, stop] byte positions).
+        mean, std: per channel, in units of the scaled images.
+        scale: images are divided by this before normalisation.
+    """
+
+    images: Array
+    labels: Array
+    splits: dict[str, NDArray[np.int64]]
+    mean: tuple[float, ...] = ()
+    std: tuple[float, ...] = ()
+    scale: float = 1.0
+
+    def fingerprint(self) -> str:
+        """Return the SHA-256 of the decoded arrays, images then labels."""
+        digest = hashlib.sha256(np.ascontiguousarray(self.images).tobytes())
+        digest.update(np.ascontiguousarray(self.labels).tobytes())
+        return digest.hexdigest()
+
+
+@dataclass(frozen=True)
+class Items:
+    """Validation or test items on the device, ready to run: x [N, ..], y [N] or [N, L]."""
+
+    x: Tensor
+    y: Tensor
+
+
+def load(dataset: str, data_dir: Path | None) -> Arrays:
+    """Return a data set by name: digits, cifar10, synth, pydoc, text or text:<path>.
+
+    Raises:
+        ValueError: unknown name, or a directory is needed.
+        FileNotFoundError: files are missing; the message names the command that fetches them.
+    """
+    if dataset == "digits":
+        return _digits()
+    if dataset == "cifar10":
+        if data_dir is None:
+            raise ValueError("data set cifar10 needs a data directory; give --data-dir")
+        return _cifar(data_dir)
+    if dataset == "synth":
+        return _synth()
+    if dataset == "pydoc":
+        topics = pydoc_data.topics.topics
+        return _text("".join(f"{key}\n{topics[key]}\n" for key in sorted(topics)).encode())
+    if dataset == "text" or dataset.startswith("text:"):
+        return _text(_text_path(dataset, data_dir).read_bytes())
+    raise ValueError(f"data set {dataset!r} is unknown; use digits, cifar10, synth, pydoc or text:<path>")
+
+
+def _text_path(dataset: str, data_dir: Path | None) -> Path:
+    name = dataset.partition(":")[2]
+    if name:
+        path = Path(name)
+    elif data_dir is not None:
+        path = data_dir / "tinystories.txt"
+    else:
+        raise ValueError("a text task needs a data directory with tinystories.txt; give --data-dir")
+    if not path.is_file():
+        raise FileNotFoundError(f"text corpus {path} does not exist; put a UTF-8 file there")
+    return path
+
+
+def _digits() -> Arrays:
+    bunch = load_digits()
+    images = bunch.images.astype(np.uint8)[:, None]
+    labels = bunch.target.astype(np.uint8)
+    place = np.empty(len(labels), dtype=np.int64)
+    for label in range(10):
+        where = np.flatnonzero(labels == label)
+        place[where] = np.arange(len(where)) % 5
+    splits = {
+        "train": np.flatnonzero(place < 3),
+        "val": np.flatnonzero(place == 3),
+        "test": np.flatnonzero(place == 4),
+    }
+    arrays = Arrays(images, labels, splits, (0.3045,), (0.3759,), 16.0)
+    if arrays.fingerprint() != _DIGITS_SHA:
+        raise ValueError("the digits images of this scikit-learn differ from the expected ones")
+    return arrays
+
+
+def _cifar(data_dir: Path) -> Arrays:
+    images, labels = cifar.read(data_dir)
+    train = len(labels) - cifar.RECORDS
+    val = np.zeros(len(labels), dtype=bool)
+    for label in range(10):
+        val[np.flatnonzero(labels[:train] == label)[-500:]] = True
+    splits = {
+        "train": np.flatnonzero(~val[:train]),
+        "val": np.flatnonzero(val),
+        "test": np.arange(train, len(labels)),
+    }
+    return Arrays(images, labels, splits, (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616), 255.0)
+
+
+def _synth() -> Arrays:
+    sizes = synth.SIZES
+    parts = {name: synth.generate(name, count) for name, count in sizes.items()}
+    stops = np.cumsum(list(sizes.values()))
+    splits = {name: np.arange(stop - sizes[name], stop) for name, stop in zip(sizes, stops, strict=True)}
+    images = np.concatenate([images for images, _ in parts.values()])
+    labels = np.concatenate([labels for _, labels in parts.values()])
+    return Arrays(images, labels, splits, (0.5,) * 3, (0.32,) * 3)
+
+
+def _text(corpus: bytes) -> Arrays:
+    data = np.frombuffer(corpus, dtype=np.uint8)
+    first, second = len(data) * 8 // 10, len(data) * 9 // 10
+    bounds = {"train": (0, first), "val": (first, second), "test": (second, len(data))}
+    splits = {name: np.array(bound, dtype=np.int64) for name, bound in bounds.items()}
+    return Arrays(data, np.zeros(0, dtype=np.uint8), splits)
+
+
+class TrainingData:
+    """What environments may see of a data set: train and val, on the device.
+
+    Args:
+        config: settings.
+        arrays: the data set.
+        device: where batches are gathered.
+        replicate_seed: keys ``val_subset``, which shortens validation for all environments alike.
+    """
+
+    def __init__(self, config: EnvConfig, arrays: Arrays, device: torch.device, replicate_seed: int) -> None:
+        self.config, self.device = config, device
+        self.fingerprint = arrays.fingerprint()
+        shape = config.task.host
+        self.block_len = shape.block_len if isinstance(shape, LmShape) else 0
+        self._norm = _Normaliser(arrays, device, config.dtype)
+        if self.block_len:
+            start, stop = _checked_span(arrays, "train", self.block_len)
+            self._corpus = torch.from_numpy(arrays.images[start:stop].astype(np.int64)).to(device)
+            self.train_size = stop - start - self.block_len
+        else:
+            chosen = arrays.splits["train"]
+            images = torch.from_numpy(np.ascontiguousarray(arrays.images[chosen]))
+            self._labels = torch.from_numpy(arrays.labels[chosen].astype(np.int64)).to(device)
+            self._images = self._prepare(images.to(device))
+            self.train_size = len(chosen)
+        check_batches(config, self.train_size)
+        self.val = split_items(config, arrays, "val", device, replicate_seed)
+
+    @property
+    def test(self) -> Items:
+        """Refuse: environments hold no handle to the test split."""
+        raise PermissionError("the test split is read by the final frozen-policy evaluation only")
+
+    def epoch(self, order: np.random.Generator, augment: np.random.Generator | None) -> tuple[Tensor, Tensor]:
+        """Return one epoch of batches x [n, B, ..], y [n, B, ..] from keyed generators."""
+        batches, size = self.config.batches_per_step, self.config.batch_size
+        if self.block_len:
+            offsets = order.integers(0, self.train_size, size=(batches, size))
+            index = torch.from_numpy(offsets).to(self.device)[..., None]
+            window = self._corpus[index + torch.arange(self.block_len + 1, device=self.device)]
+            return window[..., :-1], window[..., 1:]
+        chosen = order.permutation(self.train_size)[: batches * size].reshape(batches, size)
+        index = torch.from_numpy(chosen).to(self.device)
+        if augment is None or not self.config.augment:
+            return self._images[index], self._labels[index]
+        return self._augmented(index, augment), self._labels[index]
+
+    def _prepare(self, images: Tensor) -> Tensor:
+        """Return what an epoch gathers from: normalised images, or raw ones padded for the crop."""
+        if not self.config.augment:
+            return self._norm(images)
+        # the pad value is the channel mean, which is 0 after normalisation
+        padded = F.pad(images.float(), (_PAD,) * 4, value=float("nan"))
+        return torch.where(torch.isnan(padded), self._norm.raw_mean, padded).round_().to(torch.uint8)
+
+    def _augmented(self, index: Tensor, generator: np.random.Generator) -> Tensor:
+        """Return crops (padding 4) with random flips, gathered in one indexing expression."""
+        edge = self._images.shape[-1] - 2 * _PAD
+        draws = generator.integers(0, [2 * _PAD + 1, 2 * _PAD + 1, 2], size=(*index.shape, 3))
+        top, left, flip = torch.from_numpy(draws).to(self.device).unbind(-1)
+        along = torch.arange(edge, device=self.device)
+        rows = top[..., None] + along
+        columns = left[..., None] + torch.where(flip[..., None] == 1, edge - 1 - along, along)
+        picked = self._images[index[..., None, None], :, rows[..., :, None], columns[..., None, :]]
+        return self._norm(picked.movedim(-1, -3))
+
+
+class _Normaliser:
+    """(x / scale - mean) / std per channel; text passes no images through it."""
+
+    def __init__(self, arrays: Arrays, device: torch.device, dtype: torch.dtype) -> None:
+        shape = (-1, 1, 1)
+        self.dtype = dtype
+        self.mean = torch.tensor(arrays.mean, dtype=dtype, device=device).view(shape)
+        self.std = torch.tensor(arrays.std, dtype=dtype, device=device).view(shape)
+        self.scale = arrays.scale
+        self.raw_mean = (self.mean * self.scale).float()
+
+    def __call__(self, images: Tensor) -> Tensor:
+        return (images.to(self.dtype) / self.scale - self.mean) / self.std
+
+
+def split_items(
+    config: EnvConfig, arrays: Arrays, split: str, device: torch.device, replicate_seed: int
+) -> Items:
+    """Return the items of a split in their fixed order, the tail kept.
+
+    ``env.val_images`` shortens the validation split for all alike (one ``val_subset`` per replicate).
+    """
+    if isinstance(config.task.host, LmShape):
+        return _windows(config, config.task.host, arrays, split, device)
+    chosen = arrays.splits[split]
+    if split == "val" and config.val_images is not None:
+        if config.val_images > len(chosen):
+            raise ValueError(f"env.val_images {config.val_images} exceeds the {len(chosen)} of the split")
+        order = keys.generator(replicate_seed, "val_subset").permutation(len(chosen))
+        chosen = chosen[np.sort(order[: config.val_images])]
+    images = torch.from_numpy(np.ascontiguousarray(arrays.images[chosen])).to(device)
+    labels = torch.from_numpy(arrays.labels[chosen].astype(np.int64)).to(device)
+    return Items(_Normaliser(arrays, device, config.dtype)(images), labels)
+
+
+def _windows(config: EnvConfig, shape: LmShape, arrays: Arrays, split: str, device: torch.device) -> Items:
+    """Return fixed windows, evenly spread over the split."""
+    length = shape.block_len
+    start, stop = _checked_span(arrays, split, length)
+    count = config.val_images or config.task.val_windows
+    offsets = np.linspace(start, stop - length - 1, count).astype(np.int64)
+    window = arrays.images[offsets[:, None] + np.arange(length + 1)].astype(np.int64)
+    tokens = torch.from_numpy(window).to(device)
+    return Items(tokens[:, :-1].contiguous(), tokens[:, 1:].contiguous())
+
+
+def _checked_span(arrays: Arrays, split: str, length: int) -> tuple[int, int]:
+    start, stop = (int(bound) for bound in arrays.splits[split])
+    if stop - start < 10 * (length + 1):
+        raise ValueError(
+            f"the {split} split has {stop - start} bytes; block_len {length} needs at least "
+            f"{10 * (length + 1)}: use a longer corpus"
+        )
+    return start, stop

@@ -1,0 +1,359 @@
+"""Morphogenesis: the environments of all runs of a block share, stepped together.
+
+Implements ``worker.envs.protocol.LockstepEnvs``. A step follows environment.md 6.2: act, tick, train an
+epoch, validate, judge, reward, observe. Hosts are issued in the order A0 B0 A1 B1 .. and read in one
+copy. Nothing here reduces over runs. Axes: E environments of a run, S slots, H heads.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worker.envs.morph import actions, data, report, settle
+from worker.envs.morph import config as configs
+from worker.envs.morph.config import EnvConfig
+from worker.envs.morph.data import Items, TrainingData
+from worker.envs.morph.engine import Engine, Job, Outcome
+from worker.envs.morph.hosts import Pass
+from worker.envs.morph.observe import Observer, View, obs_spec
+from worker.envs.morph.purse import Purse, RewardFunction
+from worker.envs.morph.runs import RunEnv, RunState, Turn
+from worker.envs.morph.stages import Op
+from worker.envs.morph.streams import Phase, Streams
+from worker.envs.morph.tasks import LmShape
+from worker.envs.morph.validate import Measured, ValPlan
+from worker.envs.morph.widen import static_shape
+from worker.envs.morph.world import World
+from worker.envs.protocol import EpisodeRecord, Masks, Observation, StepResult
+
+_STATE_SCHEMA = 1
+
+
+def make_envs(
+    config: Mapping[str, Any],
+    runs: Sequence[RunEnv],
+    *,
+    replicate_seed: int,
+    device: torch.device,
+    num_envs: int,
+    phase: Literal["train", "eval"],
+    rewards: Sequence[RewardFunction],
+    xeval: Mapping[str, RewardFunction] | None = None,
+    data_dir: Path | None = None,
+) -> MorphEnvs:
+    """Build the environments of all runs of a block share from a resolved spec.
+
+    Args:
+        config: resolved spec as nested plain dicts (training.md 5.1).
+        runs: runs in the order of the block.
+        replicate_seed: root of every key of this replicate.
+        device: where hosts train.
+        num_envs: E of every run; in phase eval the number of evaluation episodes.
+        phase: eval uses the key space ``eval/`` and measures the final networks on the test split.
+        rewards: one function per run.
+        xeval: in phase eval, further functions under which every transition is scored.
+        data_dir: directory of data sets that are not bundled.
+
+    Raises:
+        ValueError: a setting is unknown or impossible.
+        FileNotFoundError: data files are missing.
+    """
+    setup = Setup(configs.parse(config), replicate_seed, device, num_envs, phase, data_dir)
+    return MorphEnvs(setup, runs, rewards, xeval or {})
+
+
+@dataclass(frozen=True)
+class Setup:
+    """Everything but the runs: settings, keys, place and size."""
+
+    config: EnvConfig
+    replicate_seed: int
+    device: torch.device
+    num_envs: int
+    phase: Phase
+    data_dir: Path | None = None
+
+
+class MorphEnvs:
+    """The environments of all runs; see ``worker.envs.protocol.LockstepEnvs``."""
+
+    resets_each_round = True
+
+    def __init__(
+        self,
+        setup: Setup,
+        runs: Sequence[RunEnv],
+        rewards: Sequence[RewardFunction],
+        xeval: Mapping[str, RewardFunction],
+    ) -> None:
+        if len(runs) != len(rewards):
+            raise ValueError(f"{len(runs)} runs need as many rewards, got {len(rewards)}")
+        config, device = setup.config, setup.device
+        self.setup, self.config, self.device = setup, config, device
+        self.num_envs, self.steps_per_round = setup.num_envs, config.horizon
+        arrays = data.load(config.task.dataset, setup.data_dir)
+        self.data = TrainingData(config, arrays, device, setup.replicate_seed)
+        self._test = self._load_test(arrays)
+        self.streams = Streams(setup.replicate_seed, setup.phase)
+        self.engine = Engine(configs.resolve_precision(config, device), device)
+        self.runs = [self._new_run(run, reward, xeval) for run, reward in zip(runs, rewards, strict=True)]
+        slots = self.runs[0].world.slots
+        self.heads = actions.head_specs(len(slots))
+        self.obs_spec = obs_spec(len(slots))
+        self._observer = Observer(config, slots)
+        self._step = config.horizon
+        self._started = 0.0
+
+    @property
+    def test(self) -> Items:
+        """Return the test split, in evaluation only; in training reading it raises."""
+        return self.data.test if self._test is None else self._test
+
+    def begin_round(self, round_index: int) -> list[tuple[Observation, Masks]]:
+        """Start an episode in every environment; its number is the round (ignored in evaluation)."""
+        self._step, self._started = 0, time.perf_counter()
+        jobs: list[Job] = []
+        for run in self.runs:
+            run.world.reset(round_index, run.spec.static_set if run.spec.policy == "static_matched" else None)
+            for purse in (run.purse, *run.xeval.values()):
+                purse.open(self.num_envs)
+        for env in range(self.num_envs):
+            jobs += [self._job(run.world, env, None, last=False) for run in self.runs]
+        outcomes = self.engine.run(jobs, self.data.val)
+        for index, outcome in enumerate(outcomes):
+            world, env = self.runs[index % len(self.runs)].world, index // len(self.runs)
+            world.tracker.record_start(env, outcome.measured)
+        return [self._observe(run) for run in self.runs]
+
+    def step(self, actions: Sequence[Tensor | None]) -> list[StepResult | None]:
+        """Execute one action [E, H] int64 per run; None stands for a run that has ended.
+
+        Raises:
+            RuntimeError: the round is over, or not begun.
+            ValueError: an illegal action.
+        """
+        if self._step >= self.config.horizon:
+            raise RuntimeError("the round is over; call begin_round first")
+        turns = [self._act(run, action) for run, action in zip(self.runs, actions, strict=True)]
+        self._train_and_validate(turns)
+        results = [None if turn is None else self._judge(turn) for turn in turns]
+        self._step += 1
+        return results
+
+    def reward_sums(self, run: int) -> dict[str, Tensor]:
+        """Return the sums of the reward components of this round so far, {component: [E]}."""
+        return {name: total.to(self.device) for name, total in self.runs[run].purse.sums().items()}
+
+    def pop_episodes(self, run: int) -> list[EpisodeRecord]:
+        """Return and forget the finished episodes of a run."""
+        found, self.runs[run].episodes = self.runs[run].episodes, []
+        return found
+
+    def pop_events(self, run: int) -> list[dict[str, Any]]:
+        """Return and forget the lifecycle events of a run."""
+        world = self.runs[run].world
+        found, world.events = world.events, []
+        return found
+
+    def state_dict(self, run: int) -> dict[str, Any]:
+        """Return what a resume at a round border needs: a border is an episode start, so only identity."""
+        return {
+            "schema": _STATE_SCHEMA,
+            "task": self.config.task.name,
+            "data": self.data.fingerprint,
+            "run": self.runs[run].spec.label,
+        }
+
+    def load_state_dict(self, run: int, state: Mapping[str, Any]) -> None:
+        """Check that a state is of this run, task and data set; a mismatch raises ValueError."""
+        mine = self.state_dict(run)
+        differing = sorted(key for key in {*mine, *state} if mine.get(key) != state.get(key))
+        if differing:
+            key = differing[0]
+            raise ValueError(
+                f"environment state {key} is {state.get(key)!r}, this run has {mine.get(key)!r}; resume with "
+                "the spec and data of the checkpoint"
+            )
+
+    def _new_run(self, spec: RunEnv, reward: RewardFunction, xeval: Mapping[str, RewardFunction]) -> RunState:
+        shape = static_shape(self.config, spec.static_set) if spec.policy == "static_wide" else None
+        world = World(self.config, self.num_envs, self.streams, self.device, shape)
+        others = {name: Purse(function) for name, function in xeval.items()}
+        return RunState(spec, world, Purse(reward), others, world.legality(), world.slot_state())
+
+    def _load_test(self, arrays: data.Arrays) -> Items | None:
+        if self.setup.phase == "train":
+            return None
+        return data.split_items(self.config, arrays, "test", self.device, self.setup.replicate_seed)
+
+    def _act(self, run: RunState, action: Tensor | None) -> Turn | None:
+        """Steps 1 to 4: check, preflight, execute, tick."""
+        if action is None:
+            return None
+        world = run.world
+        turn = Turn(run, world.running.copy(), [None] * self.num_envs, [Op.WAIT] * self.num_envs)
+        rows = action.tolist()
+        chosen = {
+            int(env): actions.decode(rows[env], int(env), run.legal, self.heads)
+            for env in np.flatnonzero(turn.ran)
+        }
+        for env, choice in chosen.items():
+            turn.chosen[env] = choice
+            if not world.governors[env].allows(choice.op):
+                world.accounts[env].n_vetoed += 1
+            else:
+                turn.executed[env] = choice.op
+                world.execute(env, choice)
+            world.accounts[env].ops[turn.executed[env]] += 1
+        world.tick()
+        return turn
+
+    def _train_and_validate(self, turns: Sequence[Turn | None]) -> None:
+        """Steps 5 to 8 for every environment, runs alternating within an environment."""
+        last = self._step + 1 == self.config.horizon
+        jobs: list[Job] = []
+        places: list[tuple[Turn, int]] = []
+        for env in range(self.num_envs):
+            takers = [turn for turn in turns if turn is not None and turn.ran[env]]
+            if not takers:
+                continue
+            batches = self._epoch(env, takers[0].run.world.episode)
+            jobs += [self._job(turn.run.world, env, batches, last=last) for turn in takers]
+            places += [(turn, env) for turn in takers]
+        for (turn, env), outcome in zip(places, self.engine.run(jobs, self.data.val), strict=True):
+            self._record(turn, env, outcome)
+        for taken in turns:
+            if taken is not None:
+                taken.run.world.table.end_step(taken.ran)
+                taken.run.world.steps += taken.ran
+
+    def _epoch(self, env: int, episode: int) -> tuple[Tensor, Tensor]:
+        order = self.streams.generator("data_order", env, episode, epoch=self._step)
+        if not self.config.augment:
+            return self.data.epoch(order, None)
+        return self.data.epoch(order, self.streams.generator("augment", env, episode, epoch=self._step))
+
+    def _job(self, world: World, env: int, batches: tuple[Tensor, Tensor] | None, *, last: bool) -> Job:
+        return Job(
+            network=world.networks[env],
+            validator=world.validators[env],
+            batches=batches,
+            step_plan=world.step_plan(env),
+            how=Pass("train", self._dropout(env, world.episode)),
+            val_plan=world.val_plan(env, last=last),
+        )
+
+    def _dropout(self, env: int, episode: int) -> torch.Generator | None:
+        shape = self.config.task.host
+        if not isinstance(shape, LmShape) or shape.dropout == 0.0:
+            return None
+        key = self.streams.key("dropout", env, episode, epoch=self._step)
+        return torch.Generator(self.device).manual_seed(key)
+
+    def _record(self, turn: Turn, env: int, outcome: Outcome) -> None:
+        """Steps 7 and 8 of one environment: vitals, rollback or snapshot, measurements."""
+        world, account = turn.run.world, turn.run.world.accounts[env]
+        skipped = world.tracker.record_training(env, outcome.training)
+        account.skipped_batches += skipped
+        account.train_examples += self.config.batch_size * self.config.batches_per_step
+        account.device_seconds += outcome.issue_seconds
+        verdict = world.governors[env].check(
+            self._step, outcome.measured.loss, finite=outcome.finite, skipped=skipped
+        )
+        turn.verdicts[env] = verdict
+        if verdict.panic is not None:
+            outcome.measured = self._roll_back(turn, env, outcome.measured)
+        elif verdict.healthy and self._snapshot_due(turn.executed[env]):
+            world.take_snapshot(env)
+        world.tracker.record_main(env, outcome.measured)
+        world.tracker.record_grafts(env, outcome.measured, self._step, self.config.velocity_ema)
+        account.accuracies.append(outcome.measured.accuracy)
+        account.final = outcome.measured
+
+    def _snapshot_due(self, executed: Op) -> bool:
+        every = self.config.governor.snapshot_every
+        return executed is Op.FOSSILIZE or (self._step + 1) % every == 0
+
+    def _roll_back(self, turn: Turn, env: int, measured: Measured) -> Measured:
+        """Restore the last good network and return its validation."""
+        world, verdict = turn.run.world, turn.verdicts[env]
+        world.event(
+            env,
+            "governor_rollback",
+            reason=verdict.panic,
+            loss=measured.loss,
+            threshold=verdict.threshold,
+            streak=world.governors[env].streak,
+            op_before=turn.executed[env].name,
+            death_pay=turn.run.purse.function.death_pay,
+        )
+        world.roll_back(env)
+        world.accounts[env].rollback = (str(verdict.panic), self._step)
+        job = self._job(world, env, None, last=True)
+        return self.engine.run([job], self.data.val)[0].measured
+
+    def _judge(self, turn: Turn) -> StepResult:
+        """Steps 9 and 10: reward, episode ends, next observation."""
+        run, world, horizon = turn.run, turn.run.world, self.config.horizon
+        truncates = self.config.horizon_end == "truncated"
+        ctx = settle.context(turn, self._step, horizon, truncates=truncates)
+        reward, valid, corrections = settle.pay(turn, ctx)
+        settle.flag_hacking(turn, ctx.post)
+        for env in np.flatnonzero(turn.ran):
+            choice, op = turn.chosen[env], turn.executed[env]
+            world.last_op[env], world.as_chosen[env] = op, choice is None or choice.op is op
+        ends = turn.ran & (turn.panicked() | (self._step + 1 == horizon))
+        world.running &= ~ends
+        observation, masks = self._observe(run)
+        for env in np.flatnonzero(ends):
+            self._finish(run, int(env))
+        terminated = ctx.terminated.numpy() & valid
+        return StepResult(
+            observation=observation,
+            masks=masks,
+            reward=reward.to(self.device),
+            terminated=self._flags(terminated),
+            truncated=self._flags(ends & valid & ~terminated),
+            valid=self._flags(valid),
+            corrections=corrections,
+        )
+
+    def _observe(self, run: RunState) -> tuple[Observation, Masks]:
+        """Take the snapshot of s_t that the policy and the next reward read."""
+        world = run.world
+        run.legal, run.state = world.legality(), world.slot_state()
+        view = View(
+            table=world.table,
+            tracker=world.tracker,
+            step=world.steps,
+            last_op=world.last_op,
+            as_chosen=world.as_chosen,
+            streak=np.array([governor.streak for governor in world.governors]),
+            host_params=world.host_params,
+        )
+        observation = self._observer.build(view, self.device)
+        return observation, actions.masks(run.legal, self.heads, self.device)
+
+    def _finish(self, run: RunState, env: int) -> None:
+        """Write the episode row, at once."""
+        test: Measured | None = None
+        if self._test is not None:
+            world = run.world
+            plan = ValPlan((), fixed=world.val_plan(env, last=True).players)
+            job = Job(world.networks[env], world.validators[env], None, (), Pass("eval"), plan)
+            test = self.engine.run([job], self._test)[0].measured
+        wall = time.perf_counter() - self._started
+        row = report.episode_row(run, env, self.setup.phase, wall, test)
+        run.episodes.append(EpisodeRecord(env, row))
+
+    def _flags(self, values: NDArray[np.bool_]) -> Tensor:
+        return torch.from_numpy(values.copy()).to(self.device)

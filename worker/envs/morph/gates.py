@@ -1,0 +1,57 @@
+"""Gate verdicts (environment.md 3.2), from the same numbers for masks and for automatic advance.
+
+An unmeasured gate fails. Axes: E environments, S slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from worker.envs.morph.alpha import Ramp
+from worker.envs.morph.config import EnvConfig
+from worker.envs.morph.lifecycle import SlotTable
+from worker.envs.morph.stages import Stage
+from worker.envs.morph.tracker import Tracker
+
+BoolArray = NDArray[np.bool_]
+_HEALTH, _ACCURACY_PP = 0.7, 1.0
+
+
+@dataclass(frozen=True)
+class Gates:
+    """Verdicts [E, S]; each is False outside its stage.
+
+    Attributes:
+        g1, g2, g3: GERMINATED, TRAINING and BLENDING may advance.
+        fossilize: HOLDING may be kept for good (G5).
+    """
+
+    g1: BoolArray
+    g2: BoolArray
+    g3: BoolArray
+    fossilize: BoolArray
+
+    @property
+    def advance(self) -> BoolArray:
+        """Return where ADVANCE passes."""
+        return self.g1 | self.g2 | self.g3
+
+
+def evaluate(table: SlotTable, tracker: Tracker, config: EnvConfig) -> Gates:
+    """Return the verdicts on the present state; NaN comparisons are False, so unmeasured fails."""
+    dwell, strict = config.pace.dwell, config.gates == "strict"
+    waited = table.epochs_in_stage >= dwell
+    health = tracker.health
+    g1 = table.is_in(Stage.GERMINATED)
+    g2 = table.is_in(Stage.TRAINING) & waited & (health >= _HEALTH) & (tracker.exploding == 0.0)
+    arrived = np.abs(table.alpha.alpha - table.alpha.target) <= 1e-6
+    g3 = table.is_in(Stage.BLENDING) & arrived & (table.alpha.mode == Ramp.HOLD)
+    g5 = table.is_in(Stage.HOLDING) & tracker.fresh
+    if strict:
+        g2 &= tracker.prospective - 2.0 * tracker.prospective_se > 0.0
+        g3 &= (np.abs(table.alpha.target - 1.0) <= 1e-6) & waited
+        g5 &= (tracker.accuracy_gain >= _ACCURACY_PP) & (tracker.loss_gain - 2.0 * tracker.loss_gain_se > 0.0)
+    return Gates(g1, g2, g3, g5)

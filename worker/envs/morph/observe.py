@@ -1,0 +1,208 @@
+"""The observation vector, schema 1 (environment.md 9), built as arrays over all environments.
+
+32 base features, 42 per slot in action order, and one blueprint id per slot. Unknown is -1, only on
+features that cannot be negative; signed features use 0 plus a validity bit. Axes: E environments, S
+slots. Building an observation mutates nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+
+from worker.envs.morph.blueprints import NUM_BLUEPRINTS
+from worker.envs.morph.config import EnvConfig
+from worker.envs.morph.lifecycle import WITH_GRAFT, SlotTable
+from worker.envs.morph.stages import Op, Stage
+from worker.envs.morph.tasks import CnnShape, SlotSpec
+from worker.envs.morph.tracker import Tracker
+from worker.envs.protocol import Observation, ObsSpec
+
+SCHEMA = 1
+BASE, PER_SLOT = 32, 42
+_STAGES = tuple(Stage)
+_SHARES = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.DORMANT)
+_BASE_CONTINUOUS = (1, 2, *range(3, 13), 25, 26, 27, 30, 31)
+_BASE_SENTINEL = (*range(3, 13), 18, 25)
+_SLOT_CONTINUOUS = (*range(10, 17), 18, 20, 21, 23, 24, 25, 29, 30, 33, *range(34, 38), 41)
+_SLOT_SENTINEL = (13, 14, *range(29, 34))
+
+Array = NDArray[np.float64]
+
+
+def obs_spec(num_slots: int) -> ObsSpec:
+    """Return the layout for S slots: 32 + 42 S features, S blueprint ids of 4 dimensions."""
+
+    def flags(base: Sequence[int], slot: Sequence[int]) -> torch.Tensor:
+        found = torch.zeros(BASE + PER_SLOT * num_slots, dtype=torch.bool)
+        found[list(base)] = True
+        for index in range(num_slots):
+            found[[BASE + PER_SLOT * index + feature for feature in slot]] = True
+        return found
+
+    return ObsSpec(
+        num_features=BASE + PER_SLOT * num_slots,
+        continuous=flags(_BASE_CONTINUOUS, _SLOT_CONTINUOUS),
+        sentinel=flags(_BASE_SENTINEL, _SLOT_SENTINEL),
+        num_ids=num_slots,
+        id_vocab=NUM_BLUEPRINTS,
+    )
+
+
+@dataclass
+class View:
+    """What an observation is built from.
+
+    Attributes:
+        table, tracker: state of the run's slots and measurements.
+        step: [E] steps done.
+        last_op: [E] op executed last, -1 before the first step.
+        as_chosen: [E] whether it was executed as chosen.
+        streak: [E] governor anomalies in a row.
+        host_params: parameters of the host.
+    """
+
+    table: SlotTable
+    tracker: Tracker
+    step: NDArray[np.int64]
+    last_op: NDArray[np.int64]
+    as_chosen: NDArray[np.bool_]
+    streak: NDArray[np.int64]
+    host_params: int
+
+
+class Observer:
+    """Builds observations for one slot layout.
+
+    Args:
+        config: settings.
+        slots: enabled slots in action order.
+    """
+
+    def __init__(self, config: EnvConfig, slots: Sequence[SlotSpec]) -> None:
+        self.config = config
+        self.unit = float(np.log(config.task.host.num_classes))
+        self._places = self._place_features(slots)
+
+    def build(self, view: View, device: torch.device) -> Observation:
+        """Return the observation of all environments."""
+        num_envs, num_slots = view.table.stage.shape
+        features = np.empty((num_envs, BASE + PER_SLOT * num_slots), dtype=np.float32)
+        features[:, :BASE] = self._base(view)
+        features[:, BASE:] = self._slots(view).reshape(num_envs, -1)
+        ids = torch.from_numpy(view.table.blueprint.copy())
+        return Observation(torch.from_numpy(features).to(device), ids.to(device))
+
+    def _base(self, view: View) -> Array:
+        table, tracker, config = view.table, view.tracker, self.config
+        out = np.zeros((len(view.step), BASE))
+        out[:, 0] = view.step / config.horizon
+        out[:, 1], out[:, 2] = self._relative(tracker.loss), tracker.accuracy / 100.0
+        out[:, 3:8] = _known(self._relative(tracker.losses))
+        out[:, 8:13] = _known(tracker.accuracies / 100.0)
+        for index, stage in enumerate(_SHARES):
+            out[:, 13 + index] = table.is_in(stage).mean(1)
+        begun = view.last_op >= 0
+        out[:, 18] = np.where(begun, view.as_chosen, -1.0)
+        out[:, 19:25] = view.last_op[:, None] == np.arange(len(Op))
+        out[:, 25] = _known(self._relative(tracker.train_loss))
+        out[:, 26] = tracker.accuracy_se / 10.0
+        grown = table.params.sum(1)
+        out[:, 27] = np.minimum(np.log1p(grown / view.host_params) / 5.0, 1.0)
+        out[:, 28] = _remaining(config.param_budget, grown)
+        out[:, 29] = _remaining(config.max_grafts, table.is_in(*WITH_GRAFT).sum(1))
+        out[:, 30] = view.streak / 3.0
+        out[:, 31] = tracker.best_accuracy / 100.0
+        return out
+
+    def _slots(self, view: View) -> Array:
+        table = view.table
+        out = np.zeros((*table.stage.shape, PER_SLOT))
+        out[..., 0] = table.blueprint >= 0
+        out[..., 1:10] = table.stage[..., None] == np.array(_STAGES)
+        self._gains(out, view)
+        self._ramps(out, table)
+        self._health(out, view.tracker)
+        out[..., 34] = table.epochs_in_stage / self.config.horizon
+        out[..., 35] = self._dwell_left(table)
+        out[..., 36] = table.age / self.config.horizon
+        out[..., 37] = np.minimum(np.log1p(table.params / view.host_params) / 5.0, 1.0)
+        out[..., 38:41] = self._places
+        out[..., 41] = self._embargo_left(table)
+        return out
+
+    def _gains(self, out: Array, view: View) -> None:
+        tracker, scale = view.tracker, 0.1 * self.unit
+        out[..., 11] = _signed(tracker.accuracy_gain / 10.0)
+        out[..., 12] = _signed(tracker.loss_gain / scale)
+        out[..., 13] = _known(np.minimum(tracker.loss_gain_se / scale, 1.0))
+        # the validation of s_t was made in step t - 1
+        out[..., 14] = _known(0.995 ** (view.step[:, None] - 1 - tracker.measured_at))
+        out[..., 15] = _signed(tracker.velocity / 10.0)
+        out[..., 16] = _signed(tracker.prospective / scale)
+        out[..., 17] = ~np.isnan(tracker.prospective)
+        out[..., 18] = _signed(tracker.interaction_sum / scale)
+        out[..., 19] = ~np.isnan(tracker.interaction_sum)
+
+    def _ramps(self, out: Array, table: SlotTable) -> None:
+        longest, alpha = max(self.config.pace.tempos), table.alpha
+        out[..., 10] = alpha.alpha
+        out[..., 20] = table.tempo / longest
+        out[..., 21], out[..., 22] = alpha.target, alpha.mode
+        out[..., 23] = alpha.steps_total / longest
+        out[..., 24] = alpha.steps_done / longest
+        out[..., 25] = (alpha.steps_total - alpha.steps_done) / longest
+        out[..., 26:29] = table.operator[..., None] == np.arange(3)
+
+    @staticmethod
+    def _health(out: Array, tracker: Tracker) -> None:
+        out[..., 29] = _known(np.log1p(np.minimum(tracker.grad_norm, 1e12)) / 7.0)
+        out[..., 30] = _known(tracker.health)
+        out[..., 31] = _known(tracker.vanishing)
+        out[..., 32] = _known(tracker.exploding)
+        out[..., 33] = _known(tracker.previous_health)
+
+    def _dwell_left(self, table: SlotTable) -> Array:
+        waits = table.is_in(Stage.TRAINING)
+        if self.config.gates == "strict":
+            waits = waits | table.is_in(Stage.BLENDING)
+        dwell = self.config.pace.dwell
+        return waits * np.maximum(dwell - table.epochs_in_stage, 0) / max(dwell, 1)
+
+    def _embargo_left(self, table: SlotTable) -> Array:
+        embargo = self.config.pace.embargo
+        served = table.is_in(Stage.EMBARGOED) * table.epochs_in_stage
+        left = np.maximum(embargo - served, 0) * table.is_in(Stage.PRUNED, Stage.EMBARGOED)
+        return left / max(embargo, 1)
+
+    def _place_features(self, slots: Sequence[SlotSpec]) -> Array:
+        shape = self.config.task.host
+        last = max(1, len(shape.slots()) - 1)
+        size = np.log2(shape.size) if isinstance(shape, CnnShape) else 1.0
+        places = np.empty((len(slots), 3))
+        for index, slot in enumerate(slots):
+            relative = np.log2(slot.height) / size if isinstance(shape, CnnShape) else 1.0
+            places[index] = slot.position / last, relative, np.log2(slot.channels) / 10.0
+        return places
+
+    def _relative(self, loss: Array) -> Array:
+        """Return R(l) = min(l / ln K, 5)."""
+        return np.minimum(loss / self.unit, 5.0)
+
+
+def _known(values: Array) -> Array:
+    return np.where(np.isnan(values), -1.0, values)
+
+
+def _signed(values: Array) -> Array:
+    return np.clip(np.nan_to_num(values, nan=0.0), -1.0, 1.0)
+
+
+def _remaining(budget: int | None, used: NDArray[np.int64]) -> Array:
+    if budget is None:
+        return np.ones(len(used))
+    return np.clip((budget - used) / budget, 0.0, 1.0)

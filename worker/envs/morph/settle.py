@@ -1,0 +1,106 @@
+"""The end of a step: what the transition pays, which corrections it makes, what looks like hacking.
+
+Reads the turn after training and governor; follows environment.md 6.2 step 9 and section 8. Axes: E.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from worker.envs.morph.context import RewardContext, SlotState
+from worker.envs.morph.runs import Turn
+from worker.envs.protocol import Correction
+
+_ATTRIBUTION_RATIO, _RANSOM_GAIN, _RANSOM_TOTAL = 5.0, 0.1, -0.2
+
+
+def context(turn: Turn, step: int, horizon: int, *, truncates: bool) -> RewardContext:
+    """Return the transition (s_t, a_t, s_{t+1}) of all environments of a run.
+
+    Args:
+        turn: the step as executed.
+        step: its index t.
+        horizon: T.
+        truncates: whether reaching T is a truncation.
+    """
+    world, rolled = turn.run.world, turn.panicked()
+    num_envs = world.num_envs
+    is_last = step + 1 == horizon
+    chosen = turn.chosen
+    return RewardContext(
+        pre=turn.run.state,
+        post=world.slot_state(),
+        op=torch.tensor([0 if choice is None else int(choice.op) for choice in chosen]),
+        target_slot=torch.tensor([-1 if choice is None else choice.slot for choice in chosen]),
+        executed_op=torch.tensor([int(op) for op in turn.executed]),
+        rolled_back=_flags(rolled),
+        terminated=_flags(turn.ran & (rolled | (is_last and not truncates))),
+        is_last=torch.full((num_envs,), is_last),
+        t=torch.full((num_envs,), step),
+        horizon=horizon,
+        host_params=torch.full((num_envs,), float(world.host_params)),
+        initial_accuracy=_float(world.tracker.initial_accuracy),
+        initial_loss=_float(world.tracker.initial_loss),
+        ledgers={},
+    )
+
+
+def pay(turn: Turn, ctx: RewardContext) -> tuple[Tensor, NDArray[np.bool_], list[Correction]]:
+    """Pay the run's reward and every cross-evaluated one.
+
+    Returns:
+        reward [E]; valid [E]; corrections. A divergence makes the first transition of its streak
+        terminal: this one and those between become invalid.
+    """
+    run = turn.run
+    late = {
+        env: verdict.first_step
+        for env, verdict in turn.verdicts.items()
+        if verdict.panic is not None and verdict.first_step < int(ctx.t[env])
+    }
+    valid = turn.ran.copy()
+    valid[list(late)] = False
+    earns = _flags(valid)
+    purses = [run.purse, *run.xeval.values()]
+    rewards = [purse.pay(replace(ctx, ledgers=purse.ledgers), earns) for purse in purses]
+    for env, first in late.items():
+        for purse in purses:
+            purse.take_back(env, first)
+    corrections = [Correction(env, first, run.purse.function.death_pay) for env, first in late.items()]
+    for ran in np.flatnonzero(turn.ran):
+        account = run.world.accounts[int(ran)]
+        account.length = late.get(int(ran), account.length) + 1
+    return rewards[0], valid, corrections
+
+
+def flag_hacking(turn: Turn, post: SlotState) -> None:
+    """Report, once per episode and pattern, contributions that the total effect does not bear out."""
+    gains = torch.nan_to_num(post.contribution, nan=0.0)
+    credited = gains.clamp(min=0.0).sum(1)
+    for env in np.flatnonzero(turn.ran):
+        cf, best = float(post.cf[env]), float(gains[env].max())
+        ratio = float(credited[env]) / cf if cf > 0.0 else 0.0
+        if ratio >= _ATTRIBUTION_RATIO:
+            _flag(turn, int(env), "attribution_ratio", ratio=ratio, cf=cf)
+        if best > _RANSOM_GAIN and cf < _RANSOM_TOTAL:
+            _flag(turn, int(env), "ransomware", c=best, cf=cf)
+
+
+def _flag(turn: Turn, env: int, pattern: str, **values: float) -> None:
+    flagged = turn.run.world.accounts[env].flagged
+    if pattern not in flagged:
+        flagged.add(pattern)
+        turn.run.world.event(env, "reward_hacking_suspected", pattern=pattern, values=values)
+
+
+def _flags(values: NDArray[np.bool_]) -> Tensor:
+    return torch.from_numpy(values.copy())
+
+
+def _float(values: NDArray[np.float64]) -> Tensor:
+    return torch.from_numpy(values.astype(np.float32))

@@ -1,0 +1,221 @@
+"""The tasks as data: host shapes, slots, data sets and step budgets (environment.md 2 and 5.1).
+
+Nothing here trains or allocates. Slot facts are derived from the host's shape by the formulas of
+section 2, so a table row states only what it chooses. Action order of slots is row-major, execution
+order interleaves the rows; both are lists of integers and slot ids are never sorted as text.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+_SLOT_ID = re.compile(r"r(\d+)c(\d+)")
+
+
+@dataclass(frozen=True)
+class SlotSpec:
+    """One injection point: C channels, H x W map (LM: H = W = 1), place in the order of execution."""
+
+    id: str
+    row: int
+    column: int
+    channels: int
+    height: int
+    width: int
+    position: int
+
+
+@dataclass(frozen=True)
+class CnnShape:
+    """Shape of a convolutional host; block i has round(base * 2^i) channels (environment.md 2.1).
+
+    ``base`` may be fractional, for widened controls only.
+    """
+
+    in_channels: int
+    size: int
+    blocks: int
+    base: float
+    kernel: int
+    pools: int
+    num_classes: int = 10
+
+    def channels(self, block: int) -> int:
+        """Return the channels of a block."""
+        return max(1, round(self.base * float(2**block)))
+
+    def slots(self) -> list[SlotSpec]:
+        """Return every slot in execution order: r0c0, r1c0, r0c1, r1c1, .."""
+        found: list[SlotSpec] = []
+        size = self.size
+        for block in range(self.blocks):
+            surfaces = [(0, size), (1, size // 2)] if block < self.pools else [(0, size)]
+            for row, edge in surfaces:
+                found.append(
+                    SlotSpec(f"r{row}c{block}", row, block, self.channels(block), edge, edge, len(found))
+                )
+            size = surfaces[-1][1]
+        return found
+
+
+@dataclass(frozen=True)
+class LmShape:
+    """Shape of a causal transformer over V symbols (environment.md 2.2); slots follow each segment."""
+
+    vocab: int
+    width: int
+    heads: int
+    layers: int
+    block_len: int
+    dropout: float
+    segments: int = 3
+    mlp_width: int = 0
+
+    @property
+    def num_classes(self) -> int:
+        """Number of symbols."""
+        return self.vocab
+
+    @property
+    def hidden(self) -> int:
+        """Width of the MLP, 4C unless a widened control says otherwise."""
+        return self.mlp_width or 4 * self.width
+
+    def slots(self) -> list[SlotSpec]:
+        """Return every slot in execution order."""
+        return [SlotSpec(f"r0c{i}", 0, i, self.width, 1, 1, i) for i in range(self.segments)]
+
+
+HostShape = CnnShape | LmShape
+
+
+@dataclass(frozen=True)
+class Optim:
+    """Settings of one optimiser; ``momentum`` is read by SGD only."""
+
+    lr: float
+    momentum: float = 0.9
+    weight_decay: float = 0.0
+    grad_clip: float = 1.0
+
+
+@dataclass(frozen=True)
+class TaskSpec:
+    """A registered task with its defaults."""
+
+    name: str
+    dataset: str
+    host: HostShape
+    slots: tuple[str, ...]
+    horizon: int
+    batch_size: int
+    batches_per_step: int
+    pace: str
+    host_optim: Optim
+    graft_optim: Optim
+    augment: bool = False
+    val_windows: int = 0
+
+    @property
+    def is_text(self) -> bool:
+        """Whether the host is a language model."""
+        return isinstance(self.host, LmShape)
+
+
+@dataclass(frozen=True)
+class Pace:
+    """Time constants of environment.md 3.3: steps, except the two lists of choices."""
+
+    dwell: int
+    embargo: int
+    min_prune_age: int
+    tempos: tuple[int, ...]
+    speeds: tuple[int, ...]
+
+
+PACES: Mapping[str, Pace] = {
+    "standard": Pace(10, 5, 5, (3, 5, 8), (0, 3, 5, 8)),
+    "quick": Pace(2, 1, 2, (1, 2, 3), (0, 1, 2, 3)),
+}
+
+_SGD, _SGD_GRAFT = Optim(0.01, weight_decay=5e-4), Optim(0.01)
+
+
+def slot_position(slot_id: str) -> tuple[int, int]:
+    """Return (row, column) of a slot id; a malformed id raises ValueError."""
+    match = _SLOT_ID.fullmatch(slot_id)
+    if match is None:
+        raise ValueError(f"slot {slot_id!r} is not of the form r<row>c<column>, for example r0c1")
+    return int(match[1]), int(match[2])
+
+
+def action_order(slots: list[SlotSpec]) -> list[SlotSpec]:
+    """Return slots row-major: the order of actions and observations."""
+    return sorted(slots, key=lambda slot: (slot.row, slot.column))
+
+
+def _row(row: int, columns: int) -> tuple[str, ...]:
+    return tuple(f"r{row}c{column}" for column in range(columns))
+
+
+def _digits(name: str, base: int) -> TaskSpec:
+    shape = CnnShape(1, 8, 2, base, 3, 2)
+    host, graft = Optim(0.02, weight_decay=5e-4), Optim(0.1)
+    return TaskSpec(name, "digits", shape, _row(0, 2), 30, 64, 16, "quick", host, graft)
+
+
+def _cifar(name: str, shape: tuple[int, int, int, int], slots: tuple[str, ...]) -> TaskSpec:
+    base, blocks, kernel, pools = shape
+    host = CnnShape(3, 32, blocks, base, kernel, pools)
+    return TaskSpec(name, "cifar10", host, slots, 150, 512, 24, "standard", _SGD, _SGD_GRAFT, augment=True)
+
+
+def _text(name: str, dataset: str, shape: LmShape, lr: float, pace: str) -> TaskSpec:
+    horizon, batch, batches, windows = (30, 16, 24, 64) if pace == "quick" else (100, 32, 96, 256)
+    host, graft = Optim(lr, weight_decay=0.1), Optim(lr)
+    slots = _row(0, shape.segments)
+    return TaskSpec(
+        name, dataset, shape, slots, horizon, batch, batches, pace, host, graft, val_windows=windows
+    )
+
+
+_SYNTH = TaskSpec(
+    "synth_small",
+    "synth",
+    CnnShape(3, 16, 2, 4, 3, 2),
+    _row(0, 2),
+    40,
+    64,
+    32,
+    "standard",
+    _SGD,
+    _SGD_GRAFT,
+)
+
+_ALL = (
+    _digits("digits_tiny", 2),
+    _digits("digits_small", 4),
+    _SYNTH,
+    _cifar("cifar_baseline", (8, 3, 3, 3), _row(0, 3)),
+    _cifar("cifar_scale", (8, 5, 3, 5), _row(0, 5)),
+    _cifar("cifar_impaired", (1, 3, 1, 3), _row(0, 3)),
+    _cifar("cifar_minimal", (2, 3, 1, 0), _row(0, 3)),
+    _cifar("cifar_multichannel", (8, 3, 3, 3), _row(0, 3) + _row(1, 3)),
+    _cifar("cifar_postpool", (16, 3, 3, 3), _row(1, 3)),
+    _cifar("cifar_highres", (16, 3, 3, 3), _row(0, 3)),
+    _cifar("cifar_deep_multichannel", (8, 5, 3, 5), _row(0, 5) + _row(1, 5)),
+    _cifar("cifar_deep_impaired", (2, 5, 1, 5), _row(0, 5) + _row(1, 5)),
+    _text("lm_tiny", "pydoc", LmShape(256, 64, 4, 3, 64, 0.0), 1e-3, "quick"),
+    _text("tinystories", "text", LmShape(256, 384, 6, 6, 256, 0.1), 3e-4, "standard"),
+)
+
+TASKS: Mapping[str, TaskSpec] = {task.name: task for task in _ALL}
+
+
+def get_task(name: str) -> TaskSpec:
+    """Return a task by name; an unknown name raises ValueError with the known ones."""
+    if name not in TASKS:
+        raise ValueError(f"env.task {name!r} is unknown; use one of {', '.join(TASKS)}")
+    return TASKS[name]
