@@ -1,4 +1,4 @@
-"""Gymnasium environments behind the lockstep protocol: same-step autoreset, keyed seeds, true final observations.
+"""Gymnasium behind the lockstep protocol: same-step autoreset, keyed seeds, true final observations.
 
 Every episode is reset with its own key (purpose ``env_reset``), so an episode depends on neither the
 number of environments nor on who else is trained. A resume replays the actions since each reset and
@@ -60,8 +60,7 @@ class GymEnvs:
         num_runs: K.
         replicate_seed: seed of the replicate.
         num_envs: E; in evaluation the number of episodes.
-        phase: ``train`` (carries on over rounds, autoreset), ``eval`` (one episode each, then idle)
-            or ``warmup`` (as train, on scratch streams).
+        phase: ``train`` (carries on over rounds, autoreset) or ``eval`` (one episode each, then idle).
     """
 
     def __init__(
@@ -193,8 +192,7 @@ class GymEnvs:
         if self._phase == "eval":
             lane.reset_key = derive(self._seed, "eval/env_reset", episode=index)
         else:
-            prefix = "warmup/" if self._phase == "warmup" else ""
-            lane.reset_key = derive(self._seed, f"{prefix}env_reset", env=index, episode=lane.episode)
+            lane.reset_key = derive(self._seed, "env_reset", env=index, episode=lane.episode)
         observation, _ = lane.env.reset(seed=lane.reset_key)
         lane.actions, lane.total, lane.is_over = [], 0.0, False
         lane.started_at = datetime.now(UTC).isoformat()

@@ -143,6 +143,11 @@ def _section(kind: type[T], name: str, given: Mapping[str, Any]) -> T:
 def _check(cfg: LearnerConfig, num_envs: int) -> None:
     if cfg.precision not in ("fp32", "bf16"):
         raise ValueError(f"precision.policy={cfg.precision}: use fp32 or bf16 (loss scaling is not offered)")
+    if cfg.obs_norm.sharing not in ("per_arm", "shared_frozen"):
+        raise ValueError(
+            f"obs_norm.sharing={cfg.obs_norm.sharing}: statistics fed live by several arms let one arm "
+            "change another's numbers; use per_arm or shared_frozen"
+        )
     if cfg.ppo.aux_coef != 0:
         raise ValueError("ppo.aux_coef: the contribution predictor is not built; set it to 0")
     if cfg.net.body == "lstm" and cfg.ppo.minibatches > num_envs:

@@ -7,7 +7,7 @@ the initial value of every tensor whose shape agrees.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -164,7 +164,7 @@ class Learner:
 def build_learner(
     cfg: LearnerConfig,
     layout: ObsLayout,
-    specs: list[HeadLike],
+    specs: Sequence[HeadLike],
     streams: Streams,
     *,
     num_envs: int,

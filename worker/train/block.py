@@ -8,24 +8,49 @@ live with its caller. Nothing reduces over runs, and what one run does never rea
 from __future__ import annotations
 
 import hashlib
+import math
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 import torch
 
+from worker import checkpoint
+from worker.checkpoint import CheckpointInfo
 from worker.envs.protocol import LockstepEnvs
-from worker.keys import generator
+from worker.keys import derive, generator
 from worker.rl.config import LearnerConfig
 from worker.rl.heads import Heads
-from worker.rl.learner import Streams, build_learner
-from worker.train.environments import make_environments, obs_layout, ordered_runs
-from worker.train.metrics import episode_rows, round_metrics
+from worker.rl.learner import Learner, Streams, build_learner
+from worker.train.calibrate import calibrate
+from worker.train.environments import (
+    make_control,
+    make_environments,
+    never_floored,
+    obs_layout,
+    op_names,
+    ordered_runs,
+)
+from worker.train.evaluate import Evaluation, Evaluator
+from worker.train.metrics import episode_rows, kept_metrics, policy_metrics, reward_metrics, train_metrics
 from worker.train.plan import BlockPlan, ConfigRefused, RoundRecord, RunPlan, RunRound
-from worker.train.runs import Run, TrainedRun
+from worker.train.policies import restore, save_policy, snapshot
+from worker.train.runs import ControlledRun, Run, TrainedRun
+
+__all__ = [
+    "BlockPlan",
+    "BlockTrainer",
+    "CheckpointInfo",
+    "ConfigRefused",
+    "RoundRecord",
+    "RunPlan",
+    "RunRound",
+    "update_order",
+]
 
 #: Metrics that depend on the clock: outside the digest.
 _CLOCK = ("sys/", "ppo/update_seconds")
+_MIB = 2**20
 
 
 def update_order(seed: int, round_index: int, num_arms: int) -> list[int]:
@@ -61,59 +86,150 @@ class BlockTrainer:
         self.envs: LockstepEnvs = make_environments(
             plan, device, phase="train", num_envs=self.num_envs, data_dir=data_dir
         )
-        self.order = ordered_runs(plan)
-        self.runs = [self._build_run(plan.runs[index]) for index in self.order]
+        self._issued = [plan.runs[index] for index in ordered_runs(plan)]
+        self.runs: list[Run] = [self._build_run(run, i) for i, run in enumerate(self._issued)]
+        self.evaluator = Evaluator(plan, device, data_dir)
+        #: Replaceable, to show that the order of updates changes nothing.
         self.update_order: Callable[[int], Sequence[int]] = lambda r: update_order(
             plan.replicate_seed, r, plan.num_arms
         )
 
+    def warm_up(self) -> dict[str, float | bool]:
+        """Touch every shape once on scratch state and return the record of it.
+
+        Stream ``warmup`` feeds scratch policies; the environments take one step (a round on CUDA) in
+        which no policy acts. Streams are keyed, so nothing of this reaches round 0.
+        """
+        began = time.perf_counter()
+        envs = self.envs
+        if not envs.resets_each_round:
+            scratch_seed = derive(self.plan.replicate_seed, "warmup")
+            envs = make_environments(
+                self.plan,
+                self.device,
+                phase="train",
+                num_envs=self.num_envs,
+                seed=scratch_seed,
+                data_dir=self.data_dir,
+            )
+        learners = [self._learner(run.plan, "warmup") for run in self.runs if isinstance(run, TrainedRun)]
+        views = envs.begin_round(0)
+        heads = Heads.build(list(envs.heads), self.device)
+        idle = heads.canonical.expand(self.num_envs, -1)
+        for learner in learners:
+            learner.net.step(views[0][0].features, views[0][0].ids, learner.carry)
+        steps = 1 if self.device.type == "cpu" else envs.steps_per_round
+        for _ in range(steps):
+            envs.step([idle for _ in self.runs])
+        for position in range(len(self.runs)):
+            envs.pop_episodes(position)
+            envs.pop_events(position)
+        return {"seconds": time.perf_counter() - began, "steps": float(steps), "compiled": False}
+
     def rounds(self, start: int) -> Iterator[RoundRecord]:
         """Yield the record of every round from ``start`` on; all runs have finished it when it comes."""
+        if start == 0:
+            self._calibrate()
         for round_index in range(start, self.plan.rounds):
+            if all(run.diverged is not None for run in self.runs):
+                return
             yield self._round(round_index)
 
-    def _build_run(self, plan: RunPlan) -> Run:
+    def save_checkpoint(self, root: Path, next_round: int) -> CheckpointInfo:
+        """Write all runs held here, at the border before ``next_round``."""
+        snapshots = {
+            run.plan.arm: snapshot(self.plan, run, self.envs.state_dict(i), next_round)
+            for i, run in enumerate(self.runs)
+        }
+        keep = int(self.plan.runs[0].config["checkpoint"]["keep"])
+        return checkpoint.save(root, next_round, snapshots, keep=keep)
+
+    def load_checkpoint(self, path_or_root: Path) -> int:
+        """Restore the newest valid checkpoint and return the round to go on with.
+
+        Raises:
+            NoCheckpoint: none is valid.
+            CheckpointRefused: it is another run's, or the spec changed.
+        """
+        info, snapshots = checkpoint.load(path_or_root)
+        missing = sorted({run.plan.arm for run in self.runs} - set(snapshots))
+        if missing:
+            raise checkpoint.CheckpointRefused(f"{info.path.name} holds {sorted(snapshots)}, not {missing}")
+        for position, run in enumerate(self.runs):
+            state = restore(self.plan, run, snapshots[run.plan.arm])
+            if run.diverged is None:
+                self.envs.load_state_dict(position, state)
+        return info.next_round
+
+    def save_policies(self, root: Path) -> list[Path]:
+        """Write the policies that were trained here as separate files."""
+        return [
+            save_policy(root, self.plan, run, self.envs) for run in self.runs if isinstance(run, TrainedRun)
+        ]
+
+    def _build_run(self, plan: RunPlan, position: int) -> Run:
+        steps = self.envs.steps_per_round
+        if plan.policy != "ppo":
+            heads = Heads.build(list(self.envs.heads), self.device)
+            return ControlledRun(
+                plan, heads, steps, lambda r: make_control(self.plan, plan, self.envs, position, r)
+            )
+        return TrainedRun(plan, self._learner(plan), self._streams(plan), steps, never_floored(self.plan))
+
+    def _streams(self, plan: RunPlan) -> Streams:
+        arm = plan.arm_index if plan.config["lockstep"]["crn"] == "environment" else None
+        return Streams(self.plan.replicate_seed, arm)
+
+    def _learner(self, plan: RunPlan, scratch: str | None = None) -> Learner:
         try:
             cfg = LearnerConfig.parse(plan.config)
         except ValueError as error:
             raise ConfigRefused(f"arms[{plan.arm}]", str(error), "correct the named field") from error
-        arm = plan.arm_index if plan.config["lockstep"]["crn"] == "environment" else None
-        streams = Streams(self.plan.replicate_seed, arm)
-        learner = build_learner(
-            cfg,
-            obs_layout(self.envs.obs_spec),
-            list(self.envs.heads),
-            streams,
-            num_envs=self.num_envs,
-            device=self.device,
-        )
-        return TrainedRun(plan, learner, streams, self.envs.steps_per_round, {})
+        streams = self._streams(plan)
+        if scratch is not None:
+            streams = Streams(derive(self.plan.replicate_seed, scratch))
+        layout, heads = obs_layout(self.envs.obs_spec), list(self.envs.heads)
+        return build_learner(cfg, layout, heads, streams, num_envs=self.num_envs, device=self.device)
+
+    def _calibrate(self) -> None:
+        learners = [run.learner for run in self.runs if isinstance(run, TrainedRun)]
+        frozen = [x for x in learners if x.obs_norm is not None and x.obs_norm_frozen]
+        if frozen:
+            episodes = frozen[0].cfg.obs_norm.calibration_episodes
+            normalisers = [x.obs_norm for x in frozen if x.obs_norm is not None]
+            calibrate(self.plan, normalisers, episodes, self.device, self.data_dir)
 
     def _round(self, round_index: int) -> RoundRecord:
         began = time.perf_counter()
+        live = [run.diverged is None for run in self.runs]
         fresh = self.envs.resets_each_round or round_index == 0
         for run, (observation, masks) in zip(self.runs, self.envs.begin_round(round_index), strict=True):
             if run.diverged is None:
                 run.begin(round_index, observation, masks, fresh=fresh)
-        live = [run.diverged is None for run in self.runs]
         self._roll(round_index)
         rolled = time.perf_counter()
         order = list(self.update_order(round_index))
-        by_arm = {run.plan.arm_index: run for run in self.runs}
-        updates = {
-            arm: by_arm[arm].update() for arm in order if arm in by_arm and by_arm[arm].diverged is None
-        }
+        by_arm = {run.plan.arm_index: run for run in self.runs if run.diverged is None}
+        updates = {arm: by_arm[arm].update() for arm in order if arm in by_arm}
         updated = time.perf_counter()
-        records = [
-            self._record(position, updates.get(run.plan.arm_index, {}))
-            for position, run in enumerate(self.runs)
-            if live[position]
-        ]
-        planned = {run.run_id: i for i, run in enumerate(self.plan.runs)}
-        records.sort(key=lambda record: planned[record.run_id])
+        evaluations: dict[str, Evaluation] = {}
+        if self.evaluator.is_due(round_index):
+            evaluations = self.evaluator.evaluate(self.runs, round_index)
         ended = time.perf_counter()
+        clock = self._clock(round_index, rolled - began, ended - began)
+        records = {
+            run.plan.run_id: self._record(i, updates.get(run.plan.arm_index, {}), evaluations, clock)
+            for i, run in enumerate(self.runs)
+            if live[i]
+        }
         return RoundRecord(
-            round_index, records, order, ended - began, rolled - began, updated - rolled, ended - updated
+            round=round_index,
+            runs=[records[run.run_id] for run in self.plan.runs if run.run_id in records],
+            update_order=order,
+            seconds=ended - began,
+            rollout_seconds=rolled - began,
+            update_seconds=updated - rolled,
+            eval_seconds=ended - updated,
         )
 
     def _roll(self, round_index: int) -> None:
@@ -124,25 +240,50 @@ class BlockTrainer:
                     run.record(t, result)
             self._progress(round_index, t)
 
-    def _record(self, position: int, update_metrics: dict[str, float]) -> RunRound:
+    def _clock(self, round_index: int, rollout_seconds: float, seconds: float) -> dict[str, float]:
+        steps = self.num_envs * self.envs.steps_per_round
+        peak = math.nan
+        if self.device.type == "cuda":
+            peak = torch.cuda.max_memory_allocated(self.device) / _MIB
+        return {
+            "sys/env_steps": float((round_index + 1) * steps),
+            "sys/env_steps_per_second": steps * len(self.runs) / rollout_seconds,
+            "sys/round_seconds": seconds,
+            "sys/rollout_seconds": rollout_seconds,
+            "sys/device_mem_peak_mib": peak,
+        }
+
+    def _record(
+        self,
+        position: int,
+        update: dict[str, float],
+        evaluations: dict[str, Evaluation],
+        clock: dict[str, float],
+    ) -> RunRound:
         run = self.runs[position]
         episodes = self.envs.pop_episodes(position)
-        metrics = round_metrics(run, episodes, self.envs.reward_sums(position), update_metrics)
-        env_steps = (run.round + 1) * self.num_envs * self.envs.steps_per_round
-        metrics["sys/env_steps"] = float(env_steps)
+        evaluation = evaluations.get(run.plan.run_id, Evaluation())
+        names = op_names(self.plan, run.rollout.heads.specs[0].size)
+        metrics = train_metrics(episodes) | reward_metrics(self.envs.reward_sums(position), episodes)
+        metrics |= policy_metrics(run.rollout.heads, run.rollout, run.prepared, names)
+        metrics |= update | evaluation.metrics
         digest = hashlib.sha256()
         run.hash_into(digest)
         for name, value in sorted(metrics.items()):
             if not name.startswith(_CLOCK):
                 digest.update(f"{name}={value!r};".encode())
+        metrics |= clock
+        events = self.envs.pop_events(position)
+        if update:
+            events += run.detectors.observe(run.round, metrics)
         return RunRound(
             run_id=run.plan.run_id,
-            metrics=metrics,
+            metrics=kept_metrics(metrics, run.plan.config["telemetry"]["level"]),
             episodes=episode_rows(episodes, run.round),
-            eval_episodes=[],
-            events=self.envs.pop_events(position),
+            eval_episodes=evaluation.rows,
+            events=events,
             digest=digest.hexdigest(),
             diverged=run.diverged,
-            env_steps=env_steps,
+            env_steps=int(clock["sys/env_steps"]),
             batch_position=position,
         )

@@ -3,28 +3,68 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, cast
 
 import torch
 
+from worker.envs.morph.rewards import RewardFunction, make_reward
+from worker.envs.morph.stages import Op
 from worker.envs.protocol import LockstepEnvs, ObsSpec
+from worker.keys import generator
 from worker.rl.learner import ObsLayout
 from worker.rl.nets import InputLayout
-from worker.train.plan import BlockPlan, ConfigRefused
+from worker.train.plan import BlockPlan, ConfigRefused, RunPlan
 
-_MODULES: Mapping[str, str] = {"gymnasium": "worker.envs.gym", "morphogenesis": "worker.envs.morph.env"}
+MORPH, GYM = "morphogenesis", "gymnasium"
+_MODULES: Mapping[str, str] = {GYM: "worker.envs.gym", MORPH: "worker.envs.morph.env"}
+_CONTROLS = "worker.envs.morph.controls"
+#: Choices that probability floors never touch (training.md 1.5).
+_NEVER_FLOORED: Mapping[str, Mapping[str, tuple[int, ...]]] = {
+    MORPH: {"op": (Op.FOSSILIZE, Op.PRUNE, Op.SET_ALPHA_TARGET)},
+    GYM: {},
+}
 
 
-def load_kind(kind: str) -> Any:
-    """Return the module of an environment kind; a missing optional package is a ``ConfigRefused``."""
+class UniformControl:
+    """The ``random`` control of environments without a control of their own: uniform over each head.
+
+    Args:
+        envs: environments; their masks must allow every choice.
+        seed: replicate seed.
+        round_index: key of the draws.
+        prefix: ``eval/`` in evaluation.
+    """
+
+    def __init__(self, envs: LockstepEnvs, seed: int, round_index: int, prefix: str = "") -> None:
+        self._sizes = [head.size for head in envs.heads]
+        self._draws = [
+            generator(seed, f"{prefix}control_policy", env=e, episode=round_index)
+            for e in range(envs.num_envs)
+        ]
+
+    def act(self, step: int) -> torch.Tensor:  # noqa: ARG002 - of the protocol
+        """Return actions [E, H]."""
+        return torch.tensor([[int(g.integers(size)) for size in self._sizes] for g in self._draws])
+
+
+def kind_of(plan: BlockPlan) -> str:
+    """Return the environment kind of a block; an unknown one is a ``ConfigRefused``."""
+    kind = str(plan.runs[0].config["env"]["kind"])
     if kind not in _MODULES:
         raise ConfigRefused("env.kind", f"unknown kind {kind!r}", f"use one of {sorted(_MODULES)}")
-    try:
-        return importlib.import_module(_MODULES[kind])
-    except ModuleNotFoundError as error:
-        remedy = f"install it on the worker (pip install 'lockstep[worker,gym]'): {error}"
-        raise ConfigRefused("env.kind", f"{kind!r} needs the package {error.name!r}", remedy) from error
+    return kind
+
+
+def never_floored(plan: BlockPlan) -> Mapping[str, tuple[int, ...]]:
+    """Return the choices per head that probability floors must not touch."""
+    return _NEVER_FLOORED[kind_of(plan)]
+
+
+def op_names(plan: BlockPlan, num_ops: int) -> list[str]:
+    """Return names of the choices of head 0."""
+    return [op.name for op in Op] if kind_of(plan) == MORPH else [str(i) for i in range(num_ops)]
 
 
 def obs_layout(spec: ObsSpec) -> ObsLayout:
@@ -39,6 +79,32 @@ def ordered_runs(plan: BlockPlan) -> list[int]:
     return sorted(range(len(plan.runs)), key=position.__getitem__)
 
 
+def reward_of(run: RunPlan) -> RewardFunction:
+    """Build the reward function of an arm; a bad constant is a ``ConfigRefused``."""
+    section = run.config["reward"]
+    return _reward(section["mode"], section, run.config, float(run.config["ppo"]["gamma"]))
+
+
+def cross_rewards(plan: BlockPlan) -> dict[str, RewardFunction]:
+    """Return the functions of cross-evaluation by name: every arm's mode and ``eval.xeval_modes``.
+
+    Equal functions are listed once; two of one mode with other constants are told apart by their hash.
+    """
+    config = plan.runs[0].config
+    own = float(config["ppo"]["gamma"])
+    wanted = [(mode, section, own if gamma is None else gamma) for mode, section, gamma in plan.reward_modes]
+    wanted += [(mode, {}, own) for mode in config["eval"]["xeval_modes"]]
+    functions = {}
+    for mode, section, gamma in wanted:
+        function = _reward(mode, section, config, gamma)
+        functions[(mode, function.config_hash, function.gamma)] = function
+    names = [mode for mode, _, _ in functions]
+    return {
+        mode if names.count(mode) == 1 else f"{mode}_{digest[:6]}_{gamma:g}": function
+        for (mode, digest, gamma), function in functions.items()
+    }
+
+
 def make_environments(
     plan: BlockPlan,
     device: torch.device,
@@ -46,21 +112,68 @@ def make_environments(
     phase: str,
     num_envs: int,
     seed: int | None = None,
-    data_dir: Any = None,
+    data_dir: Path | None = None,
+    runs: Sequence[RunPlan] | None = None,
+    xeval: Mapping[str, RewardFunction] | None = None,
 ) -> LockstepEnvs:
-    """Build the environments of all runs held, in order of issue; refusals name field and remedy."""
-    config = plan.runs[0].config
-    module = load_kind(config["env"]["kind"])
+    """Build the environments of all runs held, in order of issue; refusals name field and remedy.
+
+    Args:
+        plan: block.
+        device: where hosts train.
+        phase: ``train`` or ``eval``.
+        num_envs: environments per run.
+        seed: replicate seed, if not the plan's (scratch environments).
+        data_dir: where data sets lie.
+        runs: other runs than the plan's.
+        xeval: reward functions under which evaluation episodes are scored too.
+    """
+    chosen = [plan.runs[i] for i in ordered_runs(plan)] if runs is None else list(runs)
+    keys = {
+        "replicate_seed": plan.replicate_seed if seed is None else seed,
+        "device": device,
+        "num_envs": num_envs,
+        "phase": phase,
+        "data_dir": data_dir,
+    }
+    module = _load(kind_of(plan))
     try:
-        envs: LockstepEnvs = module.make_envs(
-            config,
-            [plan.runs[i] for i in ordered_runs(plan)],
-            replicate_seed=plan.replicate_seed if seed is None else seed,
-            device=device,
-            num_envs=num_envs,
-            phase=phase,
-            data_dir=data_dir,
-        )
+        if kind_of(plan) == MORPH:
+            envs = [
+                module.RunEnv(r.run_id, r.arm, r.policy, r.static_set, r.config["ppo"]["gamma"])
+                for r in chosen
+            ]
+            rewards = [reward_of(run) for run in chosen]
+            keys |= {"rewards": rewards, "xeval": dict(xeval or {})}
+            return cast(LockstepEnvs, module.make_envs(chosen[0].config, envs, **keys))
+        return cast(LockstepEnvs, module.make_envs(chosen[0].config, chosen, **keys))
     except ValueError as error:
         raise ConfigRefused("env", str(error), "correct the named field") from error
-    return envs
+
+
+def make_control(plan: BlockPlan, run: RunPlan, envs: LockstepEnvs, position: int, round_index: int) -> Any:
+    """Build the control policy of a run whose environments stand at ``position``."""
+    if kind_of(plan) == MORPH:
+        return importlib.import_module(_CONTROLS).make_control(run.policy, envs, position)
+    if run.policy != "random":
+        raise ConfigRefused(f"arms[{run.arm}].policy", f"{run.policy!r} needs slots", "use ppo or random")
+    prefix = "eval/" if envs.resets_each_round else ""
+    return UniformControl(envs, plan.replicate_seed, round_index, prefix)
+
+
+def _reward(
+    mode: str, section: Mapping[str, Any], config: Mapping[str, Any], *gamma: float
+) -> RewardFunction:
+    discount = gamma[0] if gamma else float(config["ppo"]["gamma"])
+    try:
+        return make_reward(mode, section, gamma=discount, task=str(config["env"]["task"]))
+    except ValueError as error:
+        raise ConfigRefused("reward", str(error), "correct the named field") from error
+
+
+def _load(kind: str) -> Any:
+    try:
+        return importlib.import_module(_MODULES[kind])
+    except ModuleNotFoundError as error:
+        remedy = "install it on the worker: pip install 'lockstep[worker,gym]'"
+        raise ConfigRefused("env.kind", f"{kind!r} needs the package {error.name!r}", remedy) from error

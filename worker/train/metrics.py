@@ -7,32 +7,135 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from worker.envs.protocol import EpisodeRecord
-from worker.rl.heads import HeadLike
+from worker.rl.heads import Heads
+from worker.rl.ppo import Prepared
 from worker.rl.rollout import Rollout
 
-if TYPE_CHECKING:
-    from worker.train.runs import Run
+#: Groups and names that telemetry level ``minimal`` keeps.
+_MINIMAL = ("train/", "eval/", "sys/", "ppo/policy_loss", "ppo/value_loss", "ppo/approx_kl", "ppo/clip_frac")
+#: Metric under ``train/``: column of the episode row, of which the mean is taken.
+_EPISODE_MEANS: Mapping[str, str] = {
+    "episode_length_mean": "env_steps",
+    "committed_accuracy_mean": "committed_accuracy",
+    "loss_mean": "final_loss",
+    "param_ratio_mean": "param_ratio",
+    "grafts_live_mean": "grafts_live",
+    "grafts_fossilized_mean": "grafts_fossilized",
+}
 
 
 def episode_rows(episodes: Sequence[EpisodeRecord], round_index: int) -> list[dict[str, Any]]:
     """Return the rows of finished episodes."""
-    return [{"round": round_index, "env_id": e.env, **e.values} for e in episodes]
+    return [{"env_id": e.env, **e.values, "round": round_index} for e in episodes]
 
 
-def round_metrics(
-    run: Run, episodes: Sequence[EpisodeRecord], sums: Mapping[str, Tensor], update: Mapping[str, float]
-) -> dict[str, float]:
-    """Return all metrics of a round but those of evaluation and system."""
-    returns = [float(e.values["episode_reward"]) for e in episodes]
-    metrics = {f"train/{k}": v for k, v in _spread("return", returns).items()}
-    metrics |= {f"ppo/{k}": v for k, v in update.items()}
+def kept_metrics(metrics: Mapping[str, float], level: str) -> dict[str, float]:
+    """Return what a telemetry level keeps; the level changes no number."""
+    if level != "minimal":
+        return dict(metrics)
+    return {name: value for name, value in metrics.items() if name.startswith(_MINIMAL)}
+
+
+def train_metrics(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
+    """Return the group ``train/`` from the episodes that finished in this round."""
+    rows = [e.values for e in episodes]
+    returns = _known(rows, "episode_reward")
+    accuracies = _known(rows, "final_accuracy")
+    metrics = _spread("train/return", returns)
+    for name in ("mean", "min", "max"):
+        metrics[f"train/accuracy_{name}"] = _spread("x", accuracies)[f"x_{name}"]
+    for name, column in _EPISODE_MEANS.items():
+        metrics[f"train/{name}"] = _spread("x", _known(rows, column))["x_mean"]
+    metrics["train/rollbacks"] = math.fsum(_known(rows, "rollbacks"))
     return metrics
+
+
+def reward_metrics(sums: Mapping[str, Tensor], episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
+    """Return the group ``reward/``: component sums of the round, mean over environments."""
+    means = {name: float(total.double().mean()) for name, total in sums.items()}
+    metrics = {f"reward/{name}_mean": value for name, value in means.items()}
+    size = math.fsum(abs(v) for v in means.values())
+    metrics["reward/shaping_share"] = (
+        abs(means["shaping"]) / size if "shaping" in means and size > 0 else math.nan
+    )
+    rows = [e.values for e in episodes if e.values.get("final_accuracy") is not None]
+    metrics["reward/accuracy_return_corr"] = _correlation(
+        [float(r["final_accuracy"]) for r in rows], [float(r["episode_reward"]) for r in rows]
+    )
+    return metrics
+
+
+def policy_metrics(
+    heads: Heads, rollout: Rollout, prepared: Prepared | None, op_names: Sequence[str]
+) -> dict[str, float]:
+    """Return the group ``policy/``; entropies need a policy that learns, the rest counts actions.
+
+    ``entropy_<head>`` is normalised by ln n and averaged over relevant steps with at least two legal
+    choices; ``entropy_op_conditional`` is that of head 0. One transfer to the host.
+    """
+    steps = rollout.num_steps
+    rows = heads.mask_rows({k: m[:steps] for k, m in rollout.masks.items()}, rollout.actions)
+    relevant = heads.relevant(rollout.actions) & rollout.valid.unsqueeze(-1)
+    legal = rows.sum(-1)
+    open_steps = relevant & (legal >= 2)
+    count = relevant.sum((0, 1)).clamp(min=1)
+    valid = rollout.valid.sum().clamp(min=1)
+    ops = torch.stack(
+        [((rollout.actions[..., 0] == i) & rollout.valid).sum() / valid for i in range(len(op_names))]
+    )
+    forced = (rollout.valid & ~open_steps.any(-1)).sum() / valid
+    waits = open_steps.any(-1) & rollout.valid
+    idle = ((rollout.actions[..., 0] == 0) & waits).sum() / waits.sum()
+    parts = [
+        ops,
+        torch.stack([forced, idle]),
+        (legal * relevant).sum((0, 1)) / count,
+        open_steps.sum((0, 1)).float(),
+    ]
+    if prepared is not None:
+        normalised = prepared.entropy / legal.clamp(min=2).log()
+        parts.append((normalised * open_steps).sum((0, 1)) / open_steps.sum((0, 1)))
+    values = iter(torch.cat([p.double() for p in parts]).tolist())
+    metrics = {f"policy/op_frac_{name}": next(values) for name in op_names}
+    forced_frac, idle_frac = next(values), next(values)
+    metrics["policy/forced_frac"] = forced_frac if prepared is not None else 1.0
+    # choice 0 on steps where something else was legal; WAIT in the morphogenesis environment
+    metrics["policy/wait_unforced"] = idle_frac if op_names[0] == "WAIT" else math.nan
+    metrics |= {f"policy/mask_valid_mean_{name}": next(values) for name in heads.names}
+    metrics |= {f"policy/open_steps_{name}": next(values) for name in heads.names}
+    if prepared is not None:
+        metrics |= {f"policy/entropy_{name}": next(values) for name in heads.names}
+        metrics["policy/entropy_op_conditional"] = metrics[f"policy/entropy_{heads.names[0]}"]
+    return metrics
+
+
+def value_metrics(prepared: Prepared, rollout: Rollout) -> dict[str, float]:
+    """Return how well V predicts, and the raw advantages' moments (``ppo/``)."""
+    returns, values = prepared.returns[rollout.valid].double(), prepared.values[rollout.valid].double()
+    moments = [
+        returns.var(correction=0),
+        (returns - values).var(correction=0),
+        ((returns - values) ** 2).mean(),
+    ]
+    spread, unexplained, square = torch.stack(moments).tolist()
+    mean, std, sigma = prepared.adv_moments
+    return {
+        "ppo/explained_variance": 1.0 - unexplained / spread if spread > 0 else math.nan,
+        "ppo/value_nrmse": math.sqrt(square / spread) if spread > 0 else math.nan,
+        "ppo/adv_mean_raw": mean,
+        "ppo/adv_std_raw": std,
+        "ppo/return_sigma": sigma,
+    }
+
+
+def _known(rows: Sequence[Mapping[str, Any]], column: str) -> list[float]:
+    return [float(row[column]) for row in rows if row.get(column) is not None]
 
 
 def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
@@ -41,3 +144,12 @@ def _spread(name: str, values: Sequence[float]) -> dict[str, float]:
     mean = math.fsum(values) / len(values)
     std = math.sqrt(math.fsum((v - mean) ** 2 for v in values) / len(values))
     return {f"{name}_mean": mean, f"{name}_std": std, f"{name}_min": min(values), f"{name}_max": max(values)}
+
+
+def _correlation(x: Sequence[float], y: Sequence[float]) -> float:
+    if len(x) < 3:
+        return math.nan
+    mean_x, mean_y = math.fsum(x) / len(x), math.fsum(y) / len(y)
+    xy = math.fsum((a - mean_x) * (b - mean_y) for a, b in zip(x, y, strict=True))
+    xx, yy = math.fsum((a - mean_x) ** 2 for a in x), math.fsum((b - mean_y) ** 2 for b in y)
+    return xy / math.sqrt(xx * yy) if xx > 0 and yy > 0 else math.nan

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import dataclass
 from typing import Any
 
 
@@ -57,7 +56,8 @@ class BlockPlan:
         spec_hash: SHA-256 of the resolved spec.
         runs: what is held here.
         num_arms: arms of the experiment, held here or not.
-        reward_modes: (mode, reward section) of every arm of the experiment, for cross-evaluation.
+        reward_modes: (mode, reward section, gamma) of every arm of the experiment, for cross-evaluation;
+            gamma None = that of the runs held here.
     """
 
     experiment_id: str
@@ -69,7 +69,7 @@ class BlockPlan:
     spec_hash: str
     runs: tuple[RunPlan, ...]
     num_arms: int
-    reward_modes: tuple[tuple[str, Mapping[str, Any]], ...] = ()
+    reward_modes: tuple[tuple[str, Mapping[str, Any], float | None], ...] = ()
 
 
 @dataclass
@@ -120,20 +120,3 @@ class RoundRecord:
     rollout_seconds: float
     update_seconds: float
     eval_seconds: float
-
-
-@dataclass(frozen=True)
-class CheckpointInfo:
-    """A durable checkpoint.
-
-    Attributes:
-        path: its directory.
-        next_round: round with which a resume begins.
-        files: file name to SHA-256.
-        size_bytes: of all files.
-    """
-
-    path: Path
-    next_round: int
-    files: Mapping[str, str] = field(default_factory=dict)
-    size_bytes: int = 0

@@ -21,6 +21,8 @@ from worker.rl.heads import Floors, Heads
 from worker.rl.learner import Learner, Streams
 from worker.rl.ppo import Prepared, prepare, refresh_observations, update
 from worker.rl.rollout import PolicyError, Rollout
+from worker.train.anomalies import Detectors
+from worker.train.metrics import value_metrics
 from worker.train.plan import RunPlan
 
 #: Updates in a row without one finite step after which a run has diverged.
@@ -61,6 +63,7 @@ class TrainedRun:
         self.diverged: str | None = None
         self._never_floored = never_floored
         self.prepared: Prepared | None = None
+        self.detectors = Detectors(learner.cfg.rounds, learns=True)
 
     @property
     def cfg(self) -> LearnerConfig:
@@ -93,7 +96,7 @@ class TrainedRun:
         self.rollout.record(t, result)
 
     def update(self) -> dict[str, float]:
-        """Update the policy with the round's rollout; return metrics (``ppo/`` names without prefix)."""
+        """Update the policy with the round's rollout and return the group ``ppo/``."""
         learner, ppo = self.learner, self.cfg.ppo
         started = time.perf_counter()
         try:
@@ -103,6 +106,8 @@ class TrainedRun:
             return {}
         order = self.streams.generator("minibatch_order", round=self.round)
         metrics = update(learner, self.prepared, learning_rate(ppo, self.round, self.cfg.rounds), order)
+        features = self.rollout.features[: self.rollout.num_steps]
+        clipped = 0.0 if learner.obs_norm is None else float(learner.obs_norm.clipped_share(features))
         refresh_observations(learner, self.rollout)
         learner.carry = self.rollout.state
         if learner.dead_updates >= _DEAD_UPDATES:
@@ -110,9 +115,16 @@ class TrainedRun:
         elif not bool(torch.isfinite(learner.flat.data).all()):
             self.diverged = "non-finite parameters after an update"
         metrics["anchor_gap_max"] = self.prepared.anchor_gap
-        metrics["lstm_h_rms"] = _rms(self.rollout.state[0]) if self.rollout.state else math.nan
+        metrics["lstm_h_rms"] = _rms(self.rollout.states[-1][0]) if self.rollout.state else math.nan
+        metrics["obs_clip_frac"] = clipped
         metrics["update_seconds"] = time.perf_counter() - started
-        return metrics
+        return {f"ppo/{name}": value for name, value in metrics.items()} | value_metrics(
+            self.prepared, self.rollout
+        )
+
+    def header(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps besides tensors."""
+        return {"diverged": self.diverged, "detectors": self.detectors.state_dict()}
 
     def hash_into(self, digest: hashlib._Hash) -> None:
         """Feed learner and actions to ``digest``."""
@@ -127,14 +139,15 @@ class ControlledRun:
         plan: the arm.
         heads: action layout.
         num_steps: T.
-        make: builds the control, once the environments have begun their round.
+        make: builds the control of a round, once the environments have begun it.
     """
 
     learns = False
     prepared = None
 
-    def __init__(self, plan: RunPlan, heads: Heads, num_steps: int, make: Callable[[], Control]) -> None:
+    def __init__(self, plan: RunPlan, heads: Heads, num_steps: int, make: Callable[[int], Control]) -> None:
         self.plan, self._make = plan, make
+        self.detectors = Detectors(0, learns=False)
         self.rollout = Rollout(num_steps, heads, None)
         self.diverged: str | None = None
 
@@ -142,7 +155,7 @@ class ControlledRun:
         """Start a round with a fresh control."""
         self.round = round_index
         self.rollout.begin(observation, masks, ())
-        self._control = self._make()
+        self._control = self._make(round_index)
 
     def act(self, t: int) -> Tensor | None:
         """Return the control's actions."""
@@ -158,17 +171,16 @@ class ControlledRun:
         """Do nothing: controls do not learn."""
         return {}
 
+    def header(self) -> dict[str, Any]:
+        """Return what a checkpoint keeps besides tensors."""
+        return {"diverged": self.diverged, "detectors": self.detectors.state_dict()}
+
     def hash_into(self, digest: hashlib._Hash) -> None:
         """Feed the actions to ``digest``."""
         digest.update(self.rollout.actions.cpu().numpy().tobytes())
 
 
 Run = TrainedRun | ControlledRun
-
-
-def json_value(value: Any) -> Any:
-    """Return a metric or record value as JSON has it."""
-    return value.item() if isinstance(value, Tensor) else value
 
 
 def _rms(x: Tensor) -> float:

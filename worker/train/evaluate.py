@@ -1,0 +1,236 @@
+"""Frozen-policy evaluation on held-out streams, cross-evaluation and the ungrafted twin (training.md 4).
+
+Weights, normalisers and ledgers of training are only read; every stream carries the prefix ``eval/``,
+so training is bit for bit the same with evaluation on and off. All runs of a block share are evaluated
+together, step by step. Axes: M evaluation episode, H heads.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.envs.protocol import EpisodeRecord, LockstepEnvs, Masks, Observation
+from worker.rl.heads import choose
+from worker.rl.learner import Learner, Streams
+from worker.rl.precision import autocast
+from worker.train.environments import MORPH, cross_rewards, kind_of, make_control, make_environments
+from worker.train.plan import BlockPlan, RunPlan
+from worker.train.runs import Control, Run, TrainedRun
+
+#: Columns of an evaluation row that are means of episodes, by metric name.
+_MORPH_METRICS: Mapping[str, str] = {
+    "accuracy": "test_accuracy",
+    "committed_accuracy": "committed_accuracy",
+    "param_ratio": "param_ratio",
+    "return_mean": "episode_reward",
+}
+_GYM_METRICS: Mapping[str, str] = {"return_mean": "episode_reward", "native_return_mean": "native_return"}
+
+
+class FrozenPolicy:
+    """A learner that only acts, greedily or by sampling; no floors, no updates.
+
+    Args:
+        learner: read, never changed.
+        streams: keys; sampling uses ``eval/action_noise`` by episode. None = greedy.
+        num_envs: M.
+    """
+
+    def __init__(self, learner: Learner, num_envs: int, streams: Streams | None = None) -> None:
+        self.learner = learner
+        self.state = learner.net.initial_state(num_envs)
+        self._noise: list[np.random.Generator] | None = None
+        if streams is not None:
+            self._noise = [streams.generator("eval/action_noise", episode=m) for m in range(num_envs)]
+
+    @torch.no_grad()
+    def act(self, observation: Observation, masks: Masks) -> Tensor:
+        """Return actions [M, H]."""
+        learner = self.learner
+        features = (
+            observation.features if learner.obs_norm is None else learner.obs_norm(observation.features)
+        )
+        with autocast(features.device, learner.cfg.precision):
+            logits, self.state = learner.net.step(features, observation.ids, self.state)
+        actions, _ = choose(learner.heads, logits, masks, self._uniforms(features.device))
+        return actions
+
+    def _uniforms(self, device: torch.device) -> Tensor | None:
+        if self._noise is None:
+            return None
+        heads = len(self.learner.heads.specs)
+        return torch.from_numpy(np.stack([g.random(heads, dtype=np.float32) for g in self._noise])).to(device)
+
+
+class _ControlActor:
+    """A control behind the call of ``FrozenPolicy``; it looks at the environments itself."""
+
+    def __init__(self, control: Control) -> None:
+        self._control, self._step = control, 0
+
+    def act(self, observation: Observation, masks: Masks) -> Tensor:  # noqa: ARG002 - one call for both
+        """Return actions [M, H]."""
+        actions = self._control.act(self._step)
+        self._step += 1
+        return actions
+
+
+@dataclass
+class Evaluation:
+    """Result of one run: metrics by full name, and one row per episode."""
+
+    metrics: dict[str, float] = field(default_factory=dict)
+    rows: list[dict[str, Any]] = field(default_factory=list)
+
+
+class Evaluator:
+    """Evaluates the runs of a block share on the same episodes every time.
+
+    Args:
+        plan: block.
+        device: where policies live.
+        data_dir: where data sets lie.
+    """
+
+    def __init__(self, plan: BlockPlan, device: torch.device, data_dir: Path | None) -> None:
+        self.plan, self.device, self.data_dir = plan, device, data_dir
+        self.config = plan.runs[0].config["eval"]
+        self.is_morph = kind_of(plan) == MORPH
+        self.num_envs = int(self.config["episodes"] or (16 if self.is_morph else 100))
+        self.xeval = cross_rewards(plan) if self.is_morph and self.config["xeval"] else {}
+        self._envs: LockstepEnvs | None = None
+        self._twin: list[float] | None = None
+
+    def is_due(self, round_index: int) -> bool:
+        """Whether the policies after this round are evaluated."""
+        return (round_index + 1) % self.config["every_rounds"] == 0 or round_index + 1 == self.plan.rounds
+
+    def evaluate(self, runs: Sequence[Run], round_index: int) -> dict[str, Evaluation]:
+        """Return the evaluation of every live run by run id; ``runs`` in order of issue."""
+        modes = ("greedy", "sample") if self.config["mode"] == "both" else (self.config["mode"],)
+        is_last = round_index + 1 == self.plan.rounds
+        results: dict[str, Evaluation] = {
+            run.plan.run_id: Evaluation() for run in runs if run.diverged is None
+        }
+        for position, mode in enumerate(modes):
+            prefix = "eval/" if position == 0 else "eval/stochastic_"
+            episodes = self._play(runs, mode)
+            for run in runs:
+                if run.diverged is None:
+                    self._add(
+                        results[run.plan.run_id],
+                        episodes[run.plan.run_id],
+                        prefix,
+                        (mode, round_index, is_last),
+                    )
+        return results
+
+    def _add(
+        self,
+        result: Evaluation,
+        episodes: Sequence[EpisodeRecord],
+        prefix: str,
+        when: tuple[str, int, bool],
+    ) -> None:
+        mode, round_index, is_last = when
+        values = [e.values for e in episodes]
+        names = _MORPH_METRICS if self.is_morph else _GYM_METRICS
+        for name, column in names.items():
+            result.metrics[f"{prefix}{name}"] = mean([v.get(column) for v in values])
+        result.metrics[f"{prefix}episodes"] = float(len(values))
+        if self.is_morph and self.config["twin"] and prefix == "eval/":
+            twin = mean(self._twin_accuracies())
+            result.metrics["eval/gain_over_twin"] = result.metrics["eval/accuracy"] - twin
+        scored = is_last and prefix == "eval/"
+        for name in self.xeval if scored else ():
+            result.metrics[f"xeval/return_{name}"] = mean([v["xeval"][name] for v in values])
+        split = "test" if self.is_morph else None
+        for row in values:
+            kept = dict(row) if scored else {k: v for k, v in row.items() if k != "xeval"}
+            result.rows.append({**kept, "round": round_index, "mode": mode, "split": split})
+
+    def _play(self, runs: Sequence[Run], mode: str) -> dict[str, list[EpisodeRecord]]:
+        if self._envs is None:
+            self._envs = make_environments(
+                self.plan,
+                self.device,
+                phase="eval",
+                num_envs=self.num_envs,
+                data_dir=self.data_dir,
+                xeval=self.xeval,
+            )
+        envs = self._envs
+
+        def actor(position: int) -> Any:
+            run = runs[position]
+            if run.diverged is not None:
+                return None
+            if isinstance(run, TrainedRun):
+                return FrozenPolicy(run.learner, self.num_envs, run.streams if mode == "sample" else None)
+            return _ControlActor(make_control(self.plan, run.plan, envs, position, 0))
+
+        episodes = play(envs, actor, len(runs))
+        return {run.plan.run_id: episodes[i] for i, run in enumerate(runs)}
+
+    def _twin_accuracies(self) -> list[float]:
+        """Return the test accuracies of the ungrafted host on the same streams; computed once."""
+        if self._twin is None:
+            run: RunPlan = replace(
+                self.plan.runs[0], run_id="twin", arm="twin", policy="noop", static_set=None
+            )
+            envs = make_environments(
+                self.plan,
+                self.device,
+                phase="eval",
+                num_envs=self.num_envs,
+                data_dir=self.data_dir,
+                runs=[run],
+            )
+            [episodes] = play(envs, lambda _: _ControlActor(make_control(self.plan, run, envs, 0, 0)), 1)
+            self._twin = [float(e.values["test_accuracy"]) for e in episodes]
+        return self._twin
+
+
+def play(envs: LockstepEnvs, make_actor: Callable[[int], Any], num_runs: int) -> list[list[EpisodeRecord]]:
+    """Play one episode in every environment of every run, all runs step by step.
+
+    Args:
+        envs: evaluation environments.
+        make_actor: run position to an object with ``act(observation, masks)``, or None to leave it out;
+            called once the episodes have begun.
+        num_runs: runs in ``envs``.
+
+    Returns:
+        The finished episodes per run, in order of the environment.
+    """
+    views: list[tuple[Observation, Masks]] = envs.begin_round(0)
+    actors = [make_actor(i) for i in range(num_runs)]
+    over = [torch.zeros(envs.num_envs, dtype=torch.bool) for _ in range(num_runs)]
+    for _ in range(envs.steps_per_round):
+        playing = [actor is not None and not bool(over[i].all()) for i, actor in enumerate(actors)]
+        if not any(playing):
+            break
+        actions = [actors[i].act(*views[i]) if playing[i] else None for i in range(num_runs)]
+        for i, result in enumerate(envs.step(actions)):
+            if result is not None:
+                views[i] = (result.observation, result.masks)
+                over[i] |= (result.terminated | result.truncated).cpu()
+    episodes = [sorted(envs.pop_episodes(i), key=lambda e: e.env) for i in range(num_runs)]
+    for i in range(num_runs):
+        envs.pop_events(i)
+    return episodes
+
+
+def mean(values: Sequence[float | None]) -> float:
+    """Return the mean of the given values; NaN when there is none or one is missing."""
+    if not values or any(v is None for v in values):
+        return math.nan
+    return math.fsum(float(v) for v in values if v is not None) / len(values)
