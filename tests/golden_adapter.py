@@ -55,7 +55,7 @@ def _differences(i: Inputs) -> list[float]:
     if "d" in i:
         return list(i["d"])
     first, second = ("a", "b") if "a" in i else ("x", "y")
-    return differences(i[first], i[second]).tolist()
+    return [float(v) for v in differences(i[first], i[second])]
 
 
 def _mann_whitney(i: Inputs) -> Outputs:

@@ -1,0 +1,83 @@
+"""The methods paragraph: generated from the registered analysis, one sentence per choice."""
+
+from __future__ import annotations
+
+from app.domain.analysis_spec import AnalysisSpec
+from app.domain.report.inputs import ReportInputs
+from app.domain.report.numbers import difference_unit, exact
+from app.domain.stats.design import Design
+from app.domain.stats.experiment import ExperimentResult
+
+_NULL = "Null hypothesis: the arms are exchangeable"
+_TESTS = {
+    (
+        True,
+        "shift",
+    ): f"Exact signed-rank test (Pratt zeros) with Walsh-average intervals. {_NULL} within a block.",
+    (True, "mean"): "Exact sign-flip test of the mean difference, interval by inversion; exact under "
+    "exchangeability within a block, approximate (up to .13 at a nominal .05) when differences are skewed.",
+    (False, "shift"): f"Exact rank test with the Hodges-Lehmann interval. {_NULL}.",
+    (False, "mean"): f"Permutation test of means, interval by inversion on the same splits. {_NULL}; "
+    "studentised when the SD ratio exceeds 2 and arms differ in n.",
+    (
+        False,
+        "p_superiority",
+    ): "Brunner-Munzel test of P(better) = 1/2, guarded by the exact rank test below ten "
+    "replicates and replaced by it under complete separation.",
+}
+
+
+def methods_sentences(inputs: ReportInputs, result: ExperimentResult, design: Design) -> list[str]:
+    """Return the sentences: test, levels, multiplicity, looks, failures, seeds, hash."""
+    analysis = inputs.analysis
+    if analysis.inference == "none":
+        return ["Demonstration: no inference was registered.", _registered(inputs)]
+    unit = difference_unit(analysis.primary.metric, analysis.estimand)
+    sesoi = exact(analysis.sesoi)
+    scope = "for all arms" if analysis.paired else "for its arm"
+    return [
+        _test(analysis),
+        f"Two-sided level {exact(round(design.level, 5))}; smallest effect of interest {f'{sesoi} {unit}'.strip()}.",
+        _multiplicity(analysis, result, len(inputs.arms)),
+        _looks(analysis),
+        f"A failed run scores {exact(analysis.failure.floor)} and is never omitted; "
+        f"a block lost to infrastructure is dropped {scope}.",
+        f"Resampling starts from analysis seed {analysis.analysis_seed}.",
+        _registered(inputs),
+    ]
+
+
+def _test(analysis: AnalysisSpec) -> str:
+    if analysis.looks.mode == "anytime":
+        return (
+            f"Anytime-valid {analysis.looks.e_value} e-value of paired differences in replicate order; "
+            "p = 1/max E, intervals by inversion of E < 1/alpha."
+        )
+    return _TESTS[analysis.paired, analysis.estimand]
+
+
+def _multiplicity(analysis: AnalysisSpec, result: ExperimentResult, num_arms: int) -> str:
+    if num_arms == 2:
+        return "One comparison."
+    if analysis.comparisons == "winner":
+        text = "Winner rule: an arm wins only if it beats every other arm, each at the level, uncorrected. "
+    else:
+        text = f"Pair verdicts ({analysis.comparisons}) use adjusted p. "
+    if result.adjustment == "max_t":
+        strong = "strong control" if num_arms == 3 else "exact under the global null only"
+        return text + f"Adjusted p: within-block max-T with the pair guard ({strong} at K = {num_arms})."
+    return text + "Adjusted p: Holm over the exact pair p."
+
+
+def _looks(analysis: AnalysisSpec) -> str:
+    looks = analysis.looks
+    if looks.mode == "planned":
+        at = ", ".join(str(n) for n in looks.at)
+        return f"Planned looks after {at} complete blocks with {looks.boundary} levels."
+    if looks.mode == "anytime":
+        return "The data may be looked at after any block."
+    return f"One analysis at {analysis.replicates.planned} planned blocks."
+
+
+def _registered(inputs: ReportInputs) -> str:
+    return f"Analysis registered before training, SHA-256 {inputs.registered_hash[:12]}."

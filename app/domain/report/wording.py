@@ -1,0 +1,243 @@
+"""Verdict sentences, from the fixed templates of statistics.md 14 only.
+
+Never bare "significant", never "no difference" without equivalence, never "trend", never a p as a
+chance; always units, n, interval and test.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from app.domain.analysis_spec import AnalysisSpec
+from app.domain.report.numbers import difference_unit, exact, joined, p_text, percent, plain, signed
+from app.domain.stats.experiment import TIE_AT_TOP, ExperimentResult, PairResult
+from app.domain.stats.pair import (
+    DIFFERENT_BUT_NEGLIGIBLE,
+    EQUIVALENT,
+    IDENTICAL_RUNS,
+    INVALID,
+    NO_INFERENCE,
+    WINNER,
+    WINNER_MEANINGFUL,
+)
+from app.domain.stats.planning import ReplicatesNeeded
+from app.domain.stats.results import Interval
+
+WINNER_WITH_HARM = "WINNER_WITH_HARM"
+_WINNERS = (WINNER_MEANINGFUL, WINNER, WINNER_WITH_HARM)
+
+
+@dataclass(frozen=True)
+class VerdictFacts:
+    """What a verdict sentence may mention."""
+
+    code: str
+    reason: str | None
+    result: ExperimentResult
+    analysis: AnalysisSpec
+    level: float
+    more: ReplicatesNeeded | None
+    hours_per_block: float | None
+    void_detail: str
+    harmed: tuple[str, ...] = ()
+    kind: str = "ab"
+
+
+def verdict_sentence(facts: VerdictFacts) -> str:
+    """Return the verdict line."""
+    if facts.code == INVALID:
+        return f"Not analysed: {facts.void_detail}."
+    if facts.code in _WINNERS:
+        return _winner(facts)
+    if facts.code == DIFFERENT_BUT_NEGLIGIBLE:
+        return _negligible(facts)
+    if facts.code == EQUIVALENT:
+        return _equivalent(facts)
+    if facts.code == TIE_AT_TOP:
+        return _tie(facts)
+    if facts.code == IDENTICAL_RUNS:
+        return _identical(facts)
+    return _no_inference(facts) if facts.code == NO_INFERENCE else _inconclusive(facts)
+
+
+def decisive_pair(result: ExperimentResult) -> PairResult | None:
+    """Return the comparison of the leader that decides: the one with the largest p."""
+    own = [p for p in result.pairs if result.leader in (p.a.label, p.b.label)]
+    return max(own, key=lambda p: 1.0 if p.evidence.p is None else p.evidence.p) if own else None
+
+
+def seen_from(pair: PairResult, label: str) -> tuple[float, Interval | None, Interval | None]:
+    """Return estimate, superiority and equivalence interval of a pair with ``label`` first."""
+    e = pair.evidence
+    if label == pair.a.label:
+        return e.estimate, e.ci_superiority, e.ci_equivalence
+    sup, eq = e.ci_superiority, e.ci_equivalence
+    return -e.estimate, sup.negated() if sup else None, eq.negated() if eq else None
+
+
+def range_text(low: int, high: int) -> str:
+    """Return ``9`` or ``9-15``."""
+    return str(low) if low == high else f"{low}-{high}"
+
+
+def _span(interval: Interval) -> str:
+    return f"{signed(interval.low)} to {signed(interval.high)}"
+
+
+def _unit(facts: VerdictFacts) -> str:
+    unit = difference_unit(facts.analysis.primary.metric, facts.analysis.estimand)
+    return f" {unit}" if unit else ""
+
+
+def _sesoi(facts: VerdictFacts) -> str:
+    return f"{exact(facts.analysis.sesoi)}{_unit(facts)}"
+
+
+def _effect(facts: VerdictFacts, pair: PairResult, label: str) -> str:
+    estimate, interval, _ = seen_from(pair, label)
+    unit = _unit(facts)
+    if interval is None:
+        return f"{signed(estimate)}{unit} [no interval: complete separation]"
+    bounds = f"{signed(interval.low)}, {signed(interval.high)}"
+    return f"{signed(estimate)}{unit} [{percent(1 - facts.level)} % CI {bounds}]"
+
+
+def _test(pair: PairResult) -> str:
+    if pair.test is None:
+        return "no test"
+    return f"exact {pair.test.name}" if pair.test.method == "exact" else pair.test.name
+
+
+def _evidence(facts: VerdictFacts, pair: PairResult, comparisons: int) -> str:
+    largest = f" (largest of {comparisons} comparisons)" if comparisons > 1 else ""
+    return f"{_test(pair)} p {p_text(pair.evidence.p)}{largest}, n = {_n(facts)} replicates per arm"
+
+
+def _n(facts: VerdictFacts) -> str:
+    sizes = sorted({arm.values.size for arm in facts.result.arms})
+    return range_text(sizes[0], sizes[-1])
+
+
+def _winner(facts: VerdictFacts) -> str:
+    pair, label = decisive_pair(facts.result), facts.result.winner
+    if pair is None or label is None:
+        raise ValueError("a winner verdict needs a winner")
+    rivals = len(facts.result.arms) - 1
+    against = "every other arm" if rivals > 1 else f"`{_other(pair, label)}`"
+    text = (
+        f"`{label}` beats {against} on {facts.analysis.primary.metric}: {_effect(facts, pair, label)}, "
+        f"{_evidence(facts, pair, rivals)}, smallest effect of interest {_sesoi(facts)}."
+    )
+    weak = any(p.verdict.code != WINNER_MEANINGFUL for p in facts.result.pairs if p.better == label)
+    text += f" The true advantage may be smaller than {_sesoi(facts)}." if weak else ""
+    if facts.code == WINNER_WITH_HARM:
+        text += f" It does harm on {joined(facts.harmed)} and must not be promoted automatically."
+    return text
+
+
+def _other(pair: PairResult, label: str) -> str:
+    return pair.b.label if label == pair.a.label else pair.a.label
+
+
+def _negligible(facts: VerdictFacts) -> str:
+    pair, label = decisive_pair(facts.result), facts.result.winner
+    if pair is None or label is None:
+        raise ValueError("a negligible difference needs a better arm")
+    rivals = len(facts.result.arms) - 1
+    return (
+        f"`{label}` is better, by an amount that does not matter: {_effect(facts, pair, label)} on "
+        f"{facts.analysis.primary.metric}, {_evidence(facts, pair, rivals)}, smallest effect of interest "
+        f"{_sesoi(facts)}."
+    )
+
+
+def _equivalent(facts: VerdictFacts) -> str:
+    intervals = [(p, p.evidence.ci_equivalence) for p in facts.result.pairs]
+    known = [(p, i) for p, i in intervals if i is not None and not p.evidence.identical]
+    level = percent(1 - 2 * facts.level)
+    metric, unit = facts.analysis.primary.metric, _unit(facts)
+    if not known:
+        return f"No meaningful difference on {metric}: all differences are 0 (n = {_n(facts)})."
+    _, widest = max(known, key=lambda item: max(abs(item[1].low), abs(item[1].high)))
+    of = f" (the widest of {len(intervals)} comparisons)" if len(intervals) > 1 else ""
+    return (
+        f"No meaningful difference on {metric}: {level} % CI {_span(widest)}{unit}{of} "
+        f"lies inside +/-{_sesoi(facts)} (n = {_n(facts)})."
+    )
+
+
+def _tie(facts: VerdictFacts) -> str:
+    best = facts.result.best_set
+    inside = [p for p in facts.result.pairs if p.a.label in best and p.b.label in best]
+    spans = [p.evidence.ci_equivalence for p in inside if p.evidence.ci_equivalence is not None]
+    widest = max(spans, key=lambda i: max(abs(i.low), abs(i.high)), default=None)
+    names = joined([f"`{label}`" for label in best])
+    text = f"{names} tie at the top and beat the rest on {facts.analysis.primary.metric}: "
+    if widest is not None:
+        text += (
+            f"among them the {percent(1 - 2 * facts.level)} % CI {_span(widest)}{_unit(facts)} "
+            f"lies inside +/-{_sesoi(facts)} "
+        )
+    return text + f"(n = {_n(facts)}). The tied set was chosen by the data: error control is per pair."
+
+
+def _identical(facts: VerdictFacts) -> str:
+    if facts.kind == "aa":
+        return "All replicates are identical, as an A/A experiment must be: the difference is exactly 0."
+    if "ALL_FAILED" in facts.result.flags:
+        return "All replicates are identical: every run failed, so nothing can be compared."
+    return "All replicates are identical: the changed setting had no effect or was not applied."
+
+
+def _inconclusive(facts: VerdictFacts) -> str:
+    pair, leader = decisive_pair(facts.result), facts.result.leader
+    text = "Not settled"
+    if pair is not None and leader is not None:
+        estimate, interval, _ = seen_from(pair, leader)
+        if interval is not None:
+            text += f": CI {_span(interval)}{_unit(facts)}"
+        else:
+            text += f": estimate {signed(estimate)}{_unit(facts)}, no interval at this n"
+        text += (
+            f" (`{leader}` minus `{_other(pair, leader)}`, {_test(pair)}, n = {_n(facts)} replicates per arm)"
+        )
+    text += "."
+    if facts.reason == "FLOOR_SENSITIVE":
+        text += " The answer depends on the score given to failed runs."
+    return text + _more_text(facts)
+
+
+def _more_text(facts: VerdictFacts) -> str:
+    if facts.more is None:
+        return " How many more replicates are needed cannot be estimated; plan at least the floor."
+    low, high = facts.more.more
+    if high == 0:
+        return ""
+    hours = ""
+    if facts.hours_per_block:
+        span = [plain(facts.hours_per_block * count, 2) for count in (low, high)]
+        hours = f" ({'-'.join(dict.fromkeys(span))} device-hours)"
+    count = range_text(low, high)
+    return f" About {count} more replicates{hours} would resolve {_sesoi(facts)} with 80 % power."
+
+
+def _no_inference(facts: VerdictFacts) -> str:
+    if facts.reason == "ONE_REPLICATE":
+        return "One replicate per arm: this compares two runs, not two configurations."
+    if facts.reason == "NO_COMPLETE_BLOCKS":
+        return "No complete block: there is nothing to compare."
+    if facts.reason == "DEMONSTRATION":
+        return "Demonstration: no inference was registered, so no verdict is offered."
+    if facts.reason == "LOOK_NOT_REACHED":
+        return "The first registered look has not been reached: no analysis yet."
+    return f"n = {_n(facts)} cannot reach alpha = {exact(round(facts.level, 4))} with this test."
+
+
+def methods_sentence(analysis: AnalysisSpec, facts: Sequence[str]) -> str:
+    """Return the methods paragraph from its parts, one sentence each."""
+    head = (
+        f"Primary metric {analysis.primary.metric} ({analysis.primary.aggregate}, direction "
+        f"{analysis.primary.direction}); the unit of analysis is the replicate (one training run)."
+    )
+    return " ".join([head, *facts])
