@@ -138,13 +138,16 @@ def test_rollback_pays_death_pay_alone(mode: str) -> None:
     assert reward(mode, ctx) == pytest.approx(expected)
 
 
-def test_rollback_returns_what_escrow_holds() -> None:
+def test_rollback_closes_the_escrow_account() -> None:
     held = {
         "escrow": torch.tensor([[3.0]], dtype=torch.float64),
         "escrow_window": torch.full((1, 1, 3), 4.0, dtype=torch.float64),
     }
     ctx = transition(slots([HOLD]), slots([EMPTY]), rolled_back=True, terminated=True, ledgers=held)
-    assert reward("escrow", ctx) == pytest.approx(-13.0)
+    result = make_reward("escrow", {}, gamma=GAMMA, task="digits_tiny")(ctx)
+    assert float(result.reward) == -10.0
+    assert float(result.ledgers["escrow"]) == 0.0
+    assert result.ledgers["escrow_window"].isnan().all()
 
 
 def test_hindsight_is_capped_once_per_commit() -> None:

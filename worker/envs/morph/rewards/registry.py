@@ -49,12 +49,8 @@ class RewardFunction:
         """Return reward [E], components that sum to it, and ledgers; pure."""
         components, ledgers = self.mode(ctx, self.config, self.gamma)
         dead = ctx.rolled_back
-        # a rollback pays the death pay alone; an escrow account is still returned
-        kept = {"escrow"}
-        components = {
-            name: value if name in kept else torch.where(dead, 0.0, value)
-            for name, value in components.items()
-        }
+        # a rollback pays the death pay alone, whatever the mode would have paid; earlier rewards stay
+        components = {name: torch.where(dead, 0.0, value) for name, value in components.items()}
         components["death"] = torch.where(dead, self.death_pay, 0.0).to(ctx.post.accuracy.dtype)
         reward = torch.stack(list(components.values())).sum(0)
         return RewardResult(reward, components, ledgers)

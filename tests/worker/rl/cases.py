@@ -1,0 +1,162 @@
+"""Rows for learner tests: small heads, configurations, scripted steps; everything keyed and in the open."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.rl.config import LearnerConfig, NetConfig, ObsNormConfig, PPOConfig
+from worker.rl.heads import Heads
+from worker.rl.learner import Learner, ObsLayout, Streams, build_learner
+from worker.rl.nets import InputLayout
+from worker.rl.rollout import Rollout
+
+CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class Head:
+    name: str
+    size: int
+    parents: tuple[str, ...] = ()
+    relevant_ops: tuple[int, ...] | None = None
+    canonical: int = 0
+
+
+@dataclass
+class Obs:
+    features: Tensor
+    ids: Tensor
+
+
+@dataclass
+class Step:
+    observation: Obs
+    masks: Mapping[str, Tensor]
+    reward: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    valid: Tensor
+    final_observation: Obs | None = None
+    corrections: Sequence[Any] = field(default_factory=tuple)
+
+
+#: Three ops; ``where`` depends on op, ``size`` only counts for op 2.
+HEADS = (Head("op", 3), Head("where", 2, ("op",), (1, 2), 0), Head("size", 4, (), (2,), 3))
+
+
+def ppo_config(**changes: Any) -> PPOConfig:
+    base = PPOConfig(
+        lr=3e-3,
+        lr_schedule="constant",
+        lr_end_frac=1.0,
+        adam_eps=1e-5,
+        gamma=0.99,
+        lambda_=0.95,
+        clip=0.2,
+        ratio="joint",
+        epochs=4,
+        minibatches=2,
+        target_kl=None,
+        value_coef=0.5,
+        value_clip=None,
+        entropy_coef_start=0.01,
+        entropy_coef_end=0.01,
+        entropy_anneal_rounds=1,
+        entropy_normalised=True,
+        entropy_head_weights={},
+        prob_floor={},
+        prob_floor_end_frac=0.5,
+        adv_norm="rollout",
+        adv_std_floor=0.0,
+        grad_clip=5.0,
+        aux_coef=0.0,
+    )
+    return replace(base, **changes)
+
+
+def learner_config(body: str = "mlp", hidden: int = 16, **changes: Any) -> LearnerConfig:
+    ppo = {k: changes.pop(k) for k in list(changes) if k in PPOConfig.__dataclass_fields__}
+    base = LearnerConfig(
+        ppo=ppo_config(**ppo),
+        net=NetConfig(body, hidden, hidden, 1),
+        obs_norm=ObsNormConfig(False, "per_arm", 10.0, 8),
+        return_norm="none",
+        reward_norm="none",
+        precision="fp32",
+        rounds=100,
+    )
+    return replace(base, **changes)
+
+
+def make_learner(
+    cfg: LearnerConfig, heads: Sequence[Head], num_features: int, num_envs: int, seed: int = 7
+) -> Learner:
+    flags = torch.ones(num_features, dtype=torch.bool)
+    layout = ObsLayout(InputLayout(num_features, 0, 0, 4), flags, torch.zeros_like(flags))
+    return build_learner(cfg, layout, heads, Streams(seed), num_envs=num_envs, device=CPU)
+
+
+def full_masks(heads: Sequence[Head], num_envs: int) -> dict[str, Tensor]:
+    sizes = {h.name: h.size for h in heads}
+    return {
+        h.name: torch.ones(num_envs, *(sizes[p] for p in h.parents), h.size, dtype=torch.bool) for h in heads
+    }
+
+
+def random_masks(heads: Sequence[Head], num_envs: int, rng: np.random.Generator) -> dict[str, Tensor]:
+    """Masks with at least one legal choice per row."""
+    masks = {}
+    for name, mask in full_masks(heads, num_envs).items():
+        drawn = torch.from_numpy(rng.random(tuple(mask.shape)) < 0.6)
+        drawn[..., 0] |= ~drawn.any(-1)
+        masks[name] = drawn
+    return masks
+
+
+def random_rollout(
+    learner: Learner, heads: Sequence[Head], num_steps: int, rng: np.random.Generator, *, ends: float = 0.15
+) -> Rollout:
+    """A rollout of random observations, masks, rewards and episode ends, acted by the learner."""
+    E, features = learner.num_envs, learner.net.embed.layout.num_features
+    rollout = Rollout(num_steps, learner.heads, learner.obs_norm, learner.cfg.precision)
+
+    def observe() -> tuple[Obs, dict[str, Tensor]]:
+        obs = Obs(
+            torch.from_numpy(rng.standard_normal((E, features)).astype(np.float32)),
+            torch.zeros(E, 0, dtype=torch.int64),
+        )
+        return obs, random_masks(heads, E, rng)
+
+    observation, masks = observe()
+    rollout.begin(observation, masks, learner.net.initial_state(E))
+    for t in range(num_steps):
+        uniforms = torch.from_numpy(rng.random((E, len(heads)), dtype=np.float32))
+        rollout.act(learner.net, t, uniforms, None)
+        observation, masks = observe()
+        ended = torch.from_numpy(rng.random(E) < ends)
+        kind = torch.from_numpy(rng.random(E) < 0.5)
+        final, _ = observe()
+        rollout.record(
+            t,
+            Step(
+                observation,
+                masks,
+                torch.from_numpy(rng.standard_normal(E).astype(np.float32)),
+                ended & kind,
+                ended & ~kind,
+                torch.ones(E, dtype=torch.bool),
+                final,
+            ),
+        )
+    learner.carry = rollout.state
+    return rollout
+
+
+def build_heads(heads: Sequence[Head] = HEADS) -> Heads:
+    return Heads.build(heads, CPU)
