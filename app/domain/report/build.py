@@ -34,6 +34,7 @@ from app.domain.report.gather import (
 from app.domain.report.inputs import ReportInputs
 from app.domain.report.methods import methods_sentences
 from app.domain.report.numbers import difference_unit, number, unit_of
+from app.domain.report.panels import profile_panel, score_panel, sequential_panel
 from app.domain.report.sections import (
     arm_table,
     bayes_panel,
@@ -112,6 +113,9 @@ def build_report(inputs: ReportInputs) -> dict[str, Any]:
         "curve": curve_test(inputs, found.scores, found.clock, design),
         "curves": curve_plot(inputs, found.scores, found.clock),
         "time_to_threshold": time_to_threshold(inputs, found.scores, found.clock, design),
+        "scores": score_panel(result, found.scores, found.sign),
+        "profile": profile_panel(result, found.sign),
+        "sequential": sequential_panel(found.decisive, found.clock, design, inputs.analysis.looks.at),
         "failures": failure_rows(found.scores.arms),
         "sensitivity": asdict(found.sensitivity),
         "leave_one_out": leave_one_out_row(found.decisive, design),

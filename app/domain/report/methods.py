@@ -33,11 +33,11 @@ def methods_sentences(inputs: ReportInputs, result: ExperimentResult, design: De
     if analysis.inference == "none":
         return ["Demonstration: no inference was registered.", _registered(inputs)]
     unit = difference_unit(analysis.primary.metric, analysis.estimand)
-    sesoi = exact(analysis.sesoi)
+    sesoi = f"{exact(analysis.sesoi)} {unit}".strip()
     scope = "for all arms" if analysis.paired else "for its arm"
     return [
         _test(analysis),
-        f"Two-sided level {exact(round(design.level, 5))}; smallest effect of interest {f'{sesoi} {unit}'.strip()}.",
+        f"Two-sided level {exact(round(design.level, 5))}; smallest effect of interest {sesoi}.",
         _multiplicity(analysis, result, len(inputs.arms)),
         _looks(analysis),
         f"A failed run scores {exact(analysis.failure.floor)} and is never omitted; "

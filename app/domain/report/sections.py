@@ -26,6 +26,7 @@ from app.domain.stats.planning import Goal, ReplicatesNeeded, replicates_needed
 from app.domain.stats.registered import paired_differences, registered_test
 from app.domain.stats.robust import interquartile_mean
 from app.domain.stats.scores import ArmScores, FlooredArm, resolve_floor, usable
+from app.domain.stats.t_tests import paired_t as one_sample_t
 from app.domain.stats.tolerance import normal_factor
 
 BH_RATE = 0.1
@@ -207,6 +208,7 @@ def _arm_row(arm: FlooredArm, own: ArmScores, design: Design, sign: float) -> di
         "failed": own.num_failures,
         "mean": number(None if mean is None else sign * mean),
         "location": number(sign * location(arm, estimand)) if n else None,
+        "mean_ci": ends(one_sample_t(sign * values).interval(0.05)) if n > 1 else None,
         "sd": number(sd),
         "min": number(float((sign * values).min())) if n else None,
         "max": number(float((sign * values).max())) if n else None,

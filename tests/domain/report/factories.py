@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from app.domain.analysis import AnalysisSpec, canonical_hash, complete_analysis
@@ -12,11 +13,11 @@ NOW = "2026-11-27T00:00:00Z"
 Cell = float | str | None
 
 
-def make_analysis(replicates: int, kind: str = "ab", **fields: Any) -> AnalysisSpec:
+def make_analysis(num_blocks: int, kind: str = "ab", **fields: Any) -> AnalysisSpec:
     """Return a completed analysis of eval/accuracy in percent, sesoi 2 pp, floor 0."""
     raw = {"sesoi": 2.0, "failure": {"floor": 0.0}} | fields
     spec = AnalysisSpec.model_validate(raw)
-    return complete_analysis(spec, kind=kind, replicates=replicates, env_kind="morphogenesis")
+    return complete_analysis(spec, kind=kind, replicates=num_blocks, env_kind="morphogenesis")
 
 
 def score_rows(scores: Mapping[str, Sequence[Cell]], metric: str = "eval/accuracy") -> tuple[ScoreRow, ...]:
@@ -34,29 +35,27 @@ def score_rows(scores: Mapping[str, Sequence[Cell]], metric: str = "eval/accurac
 def run_facts(rows: Sequence[ScoreRow], arms: Sequence[str], **changes: Any) -> tuple[RunFacts, ...]:
     """Return facts of runs in good order: shared seeds, equal steps, rotated devices."""
     place = {arm: i for i, arm in enumerate(arms)}
-    return tuple(
+    facts = [
         RunFacts(
-            **{
-                "arm": row.arm,
-                "replicate": row.replicate,
-                "run_id": row.run_id,
-                "status": row.status,
-                "cause": row.cause,
-                "device": f"gpu{(place[row.arm] + row.replicate) % len(arms)}",
-                "driver": "570.1",
-                "replicate_seed": 1000 + row.replicate,
-                "env_steps": 4096,
-                "evaluator": "1",
-                "eval_seeds": f"seeds{row.replicate}",
-                "eval_episodes": 8,
-                "code_revision": "abc1234",
-                "device_seconds": 90.0,
-                "deterministic": True,
-            }
-            | changes
+            arm=row.arm,
+            replicate=row.replicate,
+            run_id=row.run_id,
+            status=row.status,
+            cause=row.cause,
+            device=f"gpu{(place[row.arm] + row.replicate) % len(arms)}",
+            driver="570.1",
+            replicate_seed=1000 + row.replicate,
+            env_steps=4096,
+            evaluator="1",
+            eval_seeds=f"seeds{row.replicate}",
+            eval_episodes=8,
+            code_revision="abc1234",
+            device_seconds=90.0,
+            deterministic=True,
         )
         for row in rows
-    )
+    ]
+    return tuple(replace(fact, **changes) for fact in facts)
 
 
 def make_inputs(
