@@ -252,7 +252,10 @@ def _make(section: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
         if point.name == name:
             made: gymnasium.Env[Any, Any] = point.load()(**kwargs)
             return made
-    return gymnasium.make(name, disable_env_checker=True, **kwargs)
+    try:
+        return gymnasium.make(name, disable_env_checker=True, **kwargs)
+    except gymnasium.error.Error as error:
+        raise ValueError(f"env.id={name!r}: {error}") from error
 
 
 def _observation_size(env: gymnasium.Env[Any, Any]) -> int:

@@ -48,7 +48,7 @@ __all__ = [
     "update_order",
 ]
 
-#: Metrics that depend on the clock: outside the digest.
+#: Metrics that depend on the clock: outside the digest (and so is evaluation, which is no training).
 _CLOCK = ("sys/", "ppo/update_seconds")
 _MIB = 2**20
 
@@ -266,13 +266,13 @@ class BlockTrainer:
         names = op_names(self.plan, run.rollout.heads.specs[0].size)
         metrics = train_metrics(episodes) | reward_metrics(self.envs.reward_sums(position), episodes)
         metrics |= policy_metrics(run.rollout.heads, run.rollout, run.prepared, names)
-        metrics |= update | evaluation.metrics
+        metrics |= update
         digest = hashlib.sha256()
         run.hash_into(digest)
         for name, value in sorted(metrics.items()):
             if not name.startswith(_CLOCK):
                 digest.update(f"{name}={value!r};".encode())
-        metrics |= clock
+        metrics |= clock | evaluation.metrics
         events = self.envs.pop_events(position)
         if update:
             events += run.detectors.observe(run.round, metrics)

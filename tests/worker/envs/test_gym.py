@@ -1,0 +1,153 @@
+"""The Gymnasium adapter: true final observations, keyed resets, replay, spaces (training.md 1.1, 1.8)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+import torch
+from gymnasium import spaces
+
+from worker.envs.gym import GymEnvs, UnsupportedSpace, make_envs
+from worker.keys import derive
+
+
+class _Pair(gymnasium.Env[Any, Any]):
+    """Two-headed: pays 1 when the two choices agree."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (2, 2))
+    action_space = spaces.MultiDiscrete([3, 2])
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:  # noqa: ARG002 - of the interface
+        super().reset(seed=seed)
+        return np.zeros((2, 2), dtype=np.float32), {}
+
+    def step(self, action: Any) -> Any:
+        return np.ones((2, 2), dtype=np.float32), float(action[0] == action[1]), False, False, {}
+
+
+gymnasium.register("Pair-v0", entry_point=_Pair, max_episode_steps=6)
+
+
+def config(name: str = "CartPole-v1", **env: Any) -> dict[str, Any]:
+    return {"env": {"id": name, "rollout_steps": 30, "wrappers": [], "kwargs": {}, **env}}
+
+
+def envs_of(num_envs: int = 2, phase: str = "train", runs: int = 1, **env: Any) -> GymEnvs:
+    name = env.pop("name", "CartPole-v1")
+    return make_envs(config(name, **env), [None] * runs, replicate_seed=5, num_envs=num_envs, phase=phase)
+
+
+def alternate(envs: GymEnvs, steps: int, runs: int = 1) -> list[Any]:
+    actions = [torch.full((envs.num_envs, 1), t % 2) for t in range(steps)]
+    return [envs.step([a] * runs) for a in actions]
+
+
+def test_truncation_delivers_the_true_final_observation_and_the_reset_one() -> None:
+    envs = envs_of(1, name="Acrobot-v1", kwargs={"max_episode_steps": 4})
+    envs.begin_round(0)
+    plain = gymnasium.make("Acrobot-v1", max_episode_steps=4)
+    plain.reset(seed=derive(5, "env_reset", env=0, episode=0))
+    for t in range(4):
+        expected, *_ = plain.step(t % 2)
+        [result] = envs.step([torch.full((1, 1), t % 2)])
+        assert result is not None
+    assert bool(result.truncated[0])
+    assert not bool(result.terminated[0])
+    assert result.final_observation is not None
+    assert np.array_equal(result.final_observation.features[0].numpy(), expected)
+    fresh, _ = plain.reset(seed=derive(5, "env_reset", env=0, episode=1))
+    assert np.array_equal(result.observation.features[0].numpy(), fresh)
+    [episode] = envs.pop_episodes(0)
+    assert episode.values["outcome"] == "horizon"
+    assert episode.values["env_steps"] == 4
+    assert envs.pop_episodes(0) == []
+
+
+def test_an_environment_depends_neither_on_their_number_nor_on_other_runs() -> None:
+    few, many = envs_of(2), envs_of(5, runs=2)
+    few.begin_round(0)
+    many.begin_round(0)
+    for one, two in zip(alternate(few, 60), alternate(many, 60, runs=2), strict=True):
+        assert torch.equal(one[0].observation.features, two[1].observation.features[:2])
+        assert torch.equal(one[0].terminated, two[1].terminated[:2])
+
+
+def test_rounds_carry_on_and_sums_restart() -> None:
+    envs = envs_of(2)
+    envs.begin_round(0)
+    results = alternate(envs, 7)
+    assert envs.reward_sums(0)["native"].tolist() == [7.0, 7.0]
+    [(observation, masks)] = envs.begin_round(1)
+    assert torch.equal(observation.features, results[-1][0].observation.features)
+    assert bool(masks["action"].all())
+    assert envs.reward_sums(0)["native"].tolist() == [0.0, 0.0]
+
+
+def test_resume_replays_the_running_episodes() -> None:
+    envs, other = envs_of(3), envs_of(3)
+    envs.begin_round(0)
+    alternate(envs, 40)
+    other.load_state_dict(0, envs.state_dict(0))
+    for one, two in zip(alternate(envs, 30), alternate(other, 30), strict=True):
+        assert torch.equal(one[0].observation.features, two[0].observation.features)
+        assert torch.equal(one[0].reward, two[0].reward)
+    wrong = envs.state_dict(0)
+    wrong["observation"] = wrong["observation"] + 1
+    with pytest.raises(RuntimeError, match="not reproducible"):
+        other.load_state_dict(0, wrong)
+
+
+def test_evaluation_plays_each_episode_once_on_its_own_streams() -> None:
+    envs = envs_of(3, phase="eval")
+    first = [envs.begin_round(r)[0][0].features.clone() for r in (0, 1)]
+    assert torch.equal(first[0], first[1])
+    train = envs_of(3)
+    assert not torch.equal(first[0], train.begin_round(0)[0][0].features)
+    results = alternate(envs, 120)
+    over = torch.stack([r[0].valid for r in results])
+    assert not bool(over[-1].any())
+    assert sorted(e.env for e in envs.pop_episodes(0)) == [0, 1, 2]
+    assert envs.steps_per_round == 500
+
+
+def test_mask_velocity_zeroes_velocities_and_refuses_unknown_environments() -> None:
+    envs = envs_of(2, wrappers=["mask_velocity"])
+    envs.begin_round(0)
+    features = alternate(envs, 5)[-1][0].observation.features
+    assert features[:, [1, 3]].abs().sum() == 0
+    assert features[:, [0, 2]].abs().sum() > 0
+    with pytest.raises(ValueError, match="mask_velocity knows"):
+        envs_of(1, name="Pair-v0", wrappers=["mask_velocity"])
+    with pytest.raises(ValueError, match=r"known are \['mask_velocity'\]"):
+        envs_of(1, wrappers=["frame_stack"])
+
+
+def test_multi_discrete_gives_one_head_per_component_and_flat_observations() -> None:
+    envs = envs_of(2, name="Pair-v0")
+    assert [(h.name, h.size) for h in envs.heads] == [("action_0", 3), ("action_1", 2)]
+    assert envs.obs_spec.num_features == 4
+    envs.begin_round(0)
+    [result] = envs.step([torch.tensor([[1, 1], [2, 1]])])
+    assert result is not None
+    assert result.reward.tolist() == [1.0, 0.0]
+    other = envs_of(2, name="Pair-v0")
+    other.load_state_dict(0, envs.state_dict(0))
+
+
+def test_other_spaces_are_refused_with_the_space_printed() -> None:
+    with pytest.raises(UnsupportedSpace, match=r"Box\(-2.0, 2.0"):
+        envs_of(1, name="Pendulum-v1")
+    with pytest.raises(UnsupportedSpace, match=r"Discrete\(16\)"):
+        envs_of(1, name="FrozenLake-v1")
+    with pytest.raises(ValueError, match=r"env.id='CartPole-v7'"):
+        envs_of(1, name="CartPole-v7")
+
+
+def test_an_action_outside_its_mask_raises() -> None:
+    envs = envs_of(1)
+    envs.begin_round(0)
+    with pytest.raises(ValueError, match="outside its mask"):
+        envs.step([torch.tensor([[-1]])])
