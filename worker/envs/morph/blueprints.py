@@ -16,6 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody reads
 from torch import Tensor, nn
 
+from worker.envs.morph.conv import conv2d
 from worker.envs.morph.hosts import causal_attention
 
 Topology = Literal["cnn", "lm"]
@@ -87,14 +88,14 @@ class ConvNorm(nn.Module):
 
     def __init__(self, channels: int, kernel: int, times: int = 1) -> None:
         super().__init__()
-        self.padding, self.groups = kernel // 2, groups(channels)
+        self.groups = groups(channels)
         self.convs = nn.ModuleList(_conv(channels, channels, kernel) for _ in range(times))
         self.norms = nn.ModuleList(_gn(channels) for _ in range(times))
 
     def forward(self, x: Tensor) -> Tensor:
         """Return f(x)."""
         for conv, norm in zip(self.convs, self.norms, strict=True):
-            x = F.conv2d(x, conv.weight, None, padding=self.padding)  # type: ignore[arg-type]
+            x = conv2d(x, conv.weight)  # type: ignore[arg-type]
             x = F.relu(F.group_norm(x, self.groups, norm.weight, norm.bias))  # type: ignore[arg-type]
         return x
 
@@ -154,7 +155,8 @@ class Bottleneck(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return f(x)."""
-        normed: Tensor = self.norm(self.up(F.relu(self.conv(F.relu(self.down(x))))))
+        middle = F.relu(conv2d(F.relu(self.down(x)), self.conv.weight))
+        normed: Tensor = self.norm(self.up(middle))
         return normed
 
 

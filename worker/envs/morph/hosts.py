@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody reads
 from torch import Tensor, nn
 
+from worker.envs.morph.conv import conv2d
 from worker.envs.morph.params import Init, default_init
 from worker.envs.morph.tasks import CnnShape, HostShape, LmShape, SlotSpec
 
@@ -107,7 +108,6 @@ class CnnHost(Host):
     def __init__(self, shape: CnnShape) -> None:
         super().__init__(shape)
         channels = [shape.in_channels, *(shape.channels(i) for i in range(shape.blocks))]
-        self.padding = shape.kernel // 2
         self.convs = nn.ModuleList(
             nn.Conv2d(channels[i], channels[i + 1], shape.kernel, bias=False, device=_META)
             for i in range(shape.blocks)
@@ -124,7 +124,7 @@ class CnnHost(Host):
         kind, block = self._plan[index]
         if kind == "pool":
             return F.max_pool2d(x, 2)
-        x = F.conv2d(x, self.convs[block].weight, None, padding=self.padding)  # type: ignore[arg-type]
+        x = conv2d(x, self.convs[block].weight)  # type: ignore[arg-type]
         norm: BatchStats = self.norms[block]  # type: ignore[assignment]
         return F.relu(norm.normalise(x, how))
 

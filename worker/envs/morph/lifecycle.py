@@ -8,6 +8,7 @@ place, ``end_step``. The table knows nothing of networks: it reports what was pr
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -38,6 +39,13 @@ LEGAL: frozenset[tuple[Stage, Stage]] = frozenset(
 )
 WITH_GRAFT = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
 DEVELOPING = (Stage.GERMINATED, Stage.TRAINING, Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING)
+
+
+@lru_cache(maxsize=32)
+def _lookup(stages: tuple[Stage, ...]) -> NDArray[np.bool_]:
+    member = np.zeros(max(Stage) + 1, dtype=bool)
+    member[list(stages)] = True
+    return member
 
 
 @dataclass
@@ -100,7 +108,8 @@ class SlotTable:
 
     def is_in(self, *stages: Stage) -> BoolES:
         """Return [E, S]: the slot is in one of the stages."""
-        return np.isin(self.stage, np.array(stages))
+        found: BoolES = _lookup(stages)[self.stage]
+        return found
 
     def move(self, env: int, slot: int, to: Stage) -> None:
         """Change a stage; an illegal transition raises ValueError naming both stages."""
