@@ -1,0 +1,1 @@
+"""Pure rules: what may be submitted, states, plans, statistics. No input or output."""

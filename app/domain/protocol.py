@@ -223,7 +223,7 @@ class RoundRequest(Wire):
     """Results of round n of every run of the share."""
 
     runs: list[RunRound]
-    update_order: list[str] = Field(default_factory=list)
+    update_order: list[int] = Field(default_factory=list)
     seconds: float = 0.0
 
 

@@ -17,7 +17,12 @@ from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from app.domain import catalog, sections
-from app.domain.analysis import AnalysisSpec
+from app.domain.analysis import (
+    AnalysisSpec,
+    complete_analysis,
+    default_analysis,
+    problems_from_validation_error,
+)
 from app.domain.presets import PRESETS, merge
 from app.domain.problems import InvalidSpecError, Problem, nearest, pointer
 
@@ -114,7 +119,7 @@ def parse(raw: Mapping[str, Any]) -> ResolvedSpec:
     """
     _check_plain(raw)
     document = _with_preset(raw)
-    spec = _fill(_validate(Spec, document))
+    spec = _fill(_validate_spec(document))
     base = _config_data(spec)
     arms = tuple(_resolve_arm(index, arm, base) for index, arm in enumerate(spec.arms))
     full = spec.model_dump(mode="json", by_alias=True)
@@ -175,6 +180,27 @@ def _with_preset(raw: Mapping[str, Any]) -> dict[str, Any]:
     return merge(PRESETS[name], raw)
 
 
+def _validate_spec(document: Mapping[str, Any]) -> Spec:
+    """Validate the whole; the analysis has codes of its own (statistics.md 2.1)."""
+    analysis = _analysis_problems(document.get("analysis"))
+    try:
+        spec = _validate(Spec, document)
+    except InvalidSpecError as error:
+        rest = [problem for problem in error.problems if not problem.pointer.startswith("/analysis")]
+        raise InvalidSpecError([*rest, *analysis]) from error
+    return spec
+
+
+def _analysis_problems(data: Any) -> list[Problem]:
+    if data is None:
+        return []
+    try:
+        AnalysisSpec.model_validate_json(json.dumps(data))
+    except ValidationError as error:
+        return list(problems_from_validation_error(error))
+    return []
+
+
 def _validate(model: type[ModelT], data: Mapping[str, Any], *root: str | int) -> ModelT:
     try:
         return model.model_validate_json(json.dumps(data))
@@ -230,6 +256,7 @@ def _fill(spec: Spec) -> Spec:
         raise _problem("/env/task", "unknown_task", message, nearest(spec.env.task, catalog.TASKS))
     _fill_smoke(data)
     _fill_policy(data)
+    _fill_analysis(data)
     return _validate(Spec, data)
 
 
@@ -257,6 +284,20 @@ def _fill_policy(data: dict[str, Any]) -> None:
     ppo["adv_norm"] = ppo["adv_norm"] or ("rollout" if data["net"]["body"] == "lstm" else "minibatch")
 
 
+def _fill_analysis(data: dict[str, Any]) -> None:
+    facts = {
+        "kind": data["experiment"]["kind"],
+        "replicates": data["experiment"]["replicates"],
+        "env_kind": data["env"]["kind"],
+    }
+    demonstration = facts["kind"] == "aa" or facts["replicates"] == 1
+    if data["analysis"] is not None:
+        given = AnalysisSpec.model_validate_json(json.dumps(data["analysis"]))
+        data["analysis"] = complete_analysis(given, **facts).model_dump(mode="json")
+    elif demonstration:
+        data["analysis"] = default_analysis(**facts).model_dump(mode="json")
+
+
 def _config_data(spec: Spec) -> dict[str, Any]:
     data = spec.model_dump(mode="json", by_alias=True)
     return {name: value for name, value in data.items() if name not in _META}
@@ -280,7 +321,9 @@ def _overrides(index: int, arm: sections.Arm) -> dict[str, Any]:
     if arm.reward is not None:
         if overrides.get("reward.mode", arm.reward) != arm.reward:
             at = pointer("arms", index, "reward")
-            raise _problem(at, "contradiction", "reward and overrides['reward.mode'] differ", "keep one of them")
+            raise _problem(
+                at, "contradiction", "reward and overrides['reward.mode'] differ", "keep one of them"
+            )
         overrides["reward.mode"] = arm.reward
     for path in overrides:
         if path.split(".")[0] not in OVERRIDABLE:

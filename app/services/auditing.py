@@ -83,3 +83,26 @@ def end_idempotent(ctx: Context, actor: Actor, key: str, status: int | None, bod
             access.free_key(session, actor.principal, key)
         else:
             access.store_answer(session, actor.principal, key, status, body)
+
+
+def page(
+    ctx: Context, *, actor: str | None, target: str | None, before: int | None, limit: int
+) -> dict[str, Any]:
+    """Return audit rows, newest first; ``next`` is null at the end."""
+    with ctx.store.read() as session:
+        rows = access.audit_page(session, actor=actor, target=target, before=before, limit=limit + 1)
+    shown = rows[:limit]
+    items = [
+        {
+            "id": row.id,
+            "at": row.at.isoformat(),
+            "actor": row.actor,
+            "action": row.action,
+            "target": row.target,
+            "before": row.before,
+            "after": row.after,
+            "request_id": row.request_id,
+        }
+        for row in shown
+    ]
+    return {"items": items, "next": shown[-1].id if len(rows) > limit else None}

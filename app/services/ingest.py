@@ -280,3 +280,20 @@ def _after_commit(
         move_runs(session, now, block, RunStatus.SUCCEEDED, Why("worker"), run_ids=run_ids)
         finish_if_complete(session, now, block.id)
     return [row.sha256 for row in old if not results.sha_in_use(session, row.sha256)]
+
+
+def read_file(ctx: Context, assignment_id: str, token: str, sha256: str) -> bytes:
+    """Return a committed checkpoint of a run of the assignment.
+
+    Raises:
+        NotFoundError: no such file of these runs.
+    """
+    with ctx.store.read() as session:
+        row = leases.get(session, assignment_id)
+        if row is None:
+            raise NotFoundError(f"no assignment {assignment_id}", code="unknown_assignment")
+        if row.token != leases.token_hash(token):
+            raise LeaseLostError("the lease does not hold any more")
+        if not results.file_of_runs(session, leases.run_ids(session, assignment_id), sha256):
+            raise NotFoundError("no such checkpoint of these runs", code="unknown_checkpoint")
+    return ctx.files.path(sha256).read_bytes()

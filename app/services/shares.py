@@ -28,6 +28,7 @@ from app.domain.status import (
 )
 from app.errors import ConflictError, InvalidError, NotFoundError
 from app.services import ingest
+from app.services.comparison import compare_block, log_line
 from app.services.context import Context
 from app.services.fencing import fenced, grace
 from app.services.scheduling import resume_round
@@ -201,14 +202,15 @@ def _close_round(session: Session, now: float, row: Record, block: Record, index
     if missing:
         return RoundReply(complete=False, missing=missing)
     blocks.change(session, block.id, open_round=index + 1, round_opened_epoch=now)
+    comparison = compare_block(session, block, index)
     event = NewEvent(
         type="round_completed",
-        text=f"round {index} of replicate {block.replicate} is complete",
+        text=f"round {index} of replicate {block.replicate}: {log_line(comparison)}",
         actor="worker",
         block_id=block.id,
         replicate=block.replicate,
         round=index,
-        payload={"attempt": row.attempt},
+        payload={"attempt": row.attempt, **comparison},
     )
     add_events(session, now, block.experiment_id, [event])
     finish_if_complete(session, now, block.id)

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import func, select, update
 from sqlalchemy.orm import Session
 
 from app.domain.status import (
@@ -214,3 +214,9 @@ def in_states(session: Session, states: Sequence[BlockStatus]) -> Sequence[Recor
 def change(session: Session, block_id: str, **values: Any) -> None:
     """Change fields of a block that are not its status."""
     session.execute(update(t.block).where(t.block.c.id == block_id).values(**values))
+
+
+def counts(session: Session) -> dict[str, int]:
+    """Return the number of blocks by status."""
+    query = select(t.block.c.status, func.count().label("number")).group_by(t.block.c.status)
+    return {row.status: int(row.number) for row in session.execute(query)}

@@ -98,7 +98,7 @@ class Store:
     ) -> None:
         self.url = make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        self.engine = _make_engine(url, is_sqlite=self.is_sqlite)
+        self.engine = make_engine(url, is_sqlite=self.is_sqlite)
         self.new_id = new_id or (lambda prefix: f"{prefix}_{secrets.token_hex(10)}")
         self._skew = skew
         self._writer = FairLock()
@@ -189,7 +189,8 @@ def _file_system(path: Path) -> str:
     return kind
 
 
-def _make_engine(url: str, *, is_sqlite: bool) -> Engine:
+def make_engine(url: str, *, is_sqlite: bool) -> Engine:
+    """Return an engine with the rules of its database; one SQLite library per process, or locks break."""
     if not is_sqlite:
         return create_engine(url, pool_size=10, max_overflow=20, pool_pre_ping=True, pool_timeout=30)
     path = make_url(url).database

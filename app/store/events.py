@@ -84,6 +84,12 @@ def list_events(
     return session.execute(query.order_by(t.event.c.seq).limit(limit)).all()
 
 
+def newest(session: Session, experiment_id: str, kind: str) -> Record | None:
+    """Return the newest event of a type, or None."""
+    query = select(t.event).where(t.event.c.experiment_id == experiment_id, t.event.c.type == kind)
+    return session.execute(query.order_by(t.event.c.seq.desc()).limit(1)).one_or_none()
+
+
 def event_document(row: Record) -> dict[str, Any]:
     """Return an event as the API shows it."""
     return {

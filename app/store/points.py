@@ -129,6 +129,7 @@ class SeriesQuery:
     all_attempts: bool = False
 
 
+_POINT_COLUMNS = tuple(column.label("at") if column.name == "t" else column for column in t.point.c)
 _X = {"step": t.point.c.step, "round": t.point.c.round, "time": t.point.c.t}
 
 
@@ -202,7 +203,7 @@ def _bucketed(session: Session, query: SeriesQuery, total: int) -> dict[str, Any
             func.min(edges.c.value).label("low"),
             func.max(edges.c.value).label("high"),
             func.avg(edges.c.value).label("mean"),
-            func.count().label("count"),
+            func.count().label("rows"),
             func.sum(cast(edges.c.kind > 0, Integer)).label("n_nonfinite"),
             func.min(edges.c.position).label("first_position"),
             func.max(edges.c.position).label("last_position"),
@@ -220,7 +221,7 @@ def _bucketed(session: Session, query: SeriesQuery, total: int) -> dict[str, Any
         "mean": [row.mean for row in rows],
         "first": [ends.get(row.first_position) for row in rows],
         "last": [ends.get(row.last_position) for row in rows],
-        "count": [row.count for row in rows],
+        "count": [row.rows for row in rows],
         "n_nonfinite": [int(row.n_nonfinite or 0) for row in rows],
         "kind": None,
         "attempt": None,
@@ -243,7 +244,8 @@ def tail(session: Session, spans: Sequence[tuple[int, int, int]], limit: int) ->
         for run_no, attempt, seq in spans
     ]
     query = (
-        select(t.point, t.metric_name.c.name)
+        # the columns t and count would be hidden by attributes that every Row has
+        select(*_POINT_COLUMNS, t.metric_name.c.name)
         .join(t.metric_name, t.metric_name.c.id == t.point.c.name_id)
         .where(or_(*conditions))
         .order_by(t.point.c.run_no, t.point.c.attempt, t.point.c.seq)
@@ -282,7 +284,8 @@ def positions(session: Session, experiment_ids: Sequence[str]) -> Sequence[Recor
 def last_values(session: Session, experiment_id: str, names: Sequence[str]) -> Sequence[Record]:
     """Return every point that counts of some metrics of an experiment, by run, name and round."""
     query = (
-        select(t.run.c.id.label("run_id"), t.metric_name.c.name, t.point)
+        select(t.run.c.id.label("run_id"), t.metric_name.c.name, *_POINT_COLUMNS)
+        .select_from(t.point)
         .join(t.run, t.run.c.no == t.point.c.run_no)
         .join(t.metric_name, t.metric_name.c.id == t.point.c.name_id)
         .join(t.run_attempt, current_rounds(t.point))
@@ -290,3 +293,9 @@ def last_values(session: Session, experiment_id: str, names: Sequence[str]) -> S
         .order_by(t.point.c.run_no, t.metric_name.c.name, t.point.c.attempt, t.point.c.seq)
     )
     return session.execute(query).all()
+
+
+def known_names(session: Session, names: Sequence[str]) -> dict[str, int]:
+    """Return {name: id} of the metric names that exist."""
+    query = select(t.metric_name.c.name, t.metric_name.c.id).where(t.metric_name.c.name.in_(names))
+    return {row.name: row.id for row in session.execute(query)}

@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Table, and_, func, insert, or_, select, update
+from sqlalchemy import Table, and_, case, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from app.domain.nonfinite import jsonable
@@ -213,3 +213,54 @@ def sha_in_use(session: Session, sha256: str) -> bool:
     """Return whether any artifact row still names a stored object."""
     query = select(func.count()).select_from(t.artifact).where(t.artifact.c.sha256 == sha256)
     return bool(session.execute(query).scalar_one())
+
+
+def last_episodes(
+    session: Session, run_nos: Sequence[int], up_to_round: int, count: int
+) -> dict[int, list[Record]]:
+    """Return the newest episodes that count of each run, up to a round."""
+    position = func.row_number().over(
+        partition_by=t.episode.c.run_no, order_by=(t.episode.c.round.desc(), t.episode.c.env_id.desc())
+    )
+    inner = (
+        select(t.episode, position.label("position"))
+        .join(t.run_attempt, current_rounds(t.episode))
+        .where(t.episode.c.run_no.in_(run_nos), t.episode.c.round <= up_to_round)
+        .subquery()
+    )
+    found: dict[int, list[Record]] = {}
+    for row in session.execute(select(inner).where(inner.c.position <= count)):
+        found.setdefault(row.run_no, []).append(row)
+    return found
+
+
+def file_of_runs(session: Session, run_ids: Sequence[str], sha256: str) -> bool:
+    """Return whether a committed file of some runs has this hash."""
+    query = select(t.artifact.c.id).where(
+        t.artifact.c.run_id.in_(run_ids), t.artifact.c.sha256 == sha256, t.artifact.c.committed
+    )
+    return session.execute(query.limit(1)).first() is not None
+
+
+def episode_summaries(session: Session, experiment_id: str) -> Sequence[Record]:
+    """Return per run: episodes, mean accuracy of its last round, best accuracy, mean reward."""
+    rows = (
+        select(t.episode)
+        .join(t.run_attempt, current_rounds(t.episode))
+        .where(t.episode.c.experiment_id == experiment_id)
+        .subquery()
+    )
+    last = select(rows.c.run_no, func.max(rows.c.round).label("round")).group_by(rows.c.run_no).subquery()
+    final = case((rows.c.round == last.c.round, rows.c.final_accuracy), else_=None)
+    query = (
+        select(
+            rows.c.run_no,
+            func.count().label("episodes"),
+            func.avg(final).label("final_accuracy"),
+            func.max(rows.c.best_accuracy).label("best_accuracy"),
+            func.avg(rows.c.episode_reward).label("mean_reward"),
+        )
+        .join(last, last.c.run_no == rows.c.run_no)
+        .group_by(rows.c.run_no)
+    )
+    return session.execute(query).all()

@@ -140,10 +140,13 @@ class _Halves:
         left = self.left - theta * self.left_sizes
         right = self.right - theta * self.right_sizes
         order = np.argsort(right)
-        place = np.minimum(np.searchsorted(right[order], -left), right.size - 1)
-        totals, counts = left + right[order][place], self.left_sizes + self.right_sizes[order][place]
-        best = int(np.argmin(np.where(counts > 0, np.abs(totals), np.inf)))
-        return float(theta + totals[best] / max(counts[best], 1.0)) if abs(totals[best]) <= reach else theta
+        above = np.searchsorted(right[order], -left)
+        # the right half's neighbours on both sides bring the total nearest to 0
+        places = np.stack([np.minimum(above, right.size - 1), np.maximum(above - 1, 0)])
+        totals, counts = left + right[order][places], self.left_sizes + self.right_sizes[order][places]
+        best = np.unravel_index(np.argmin(np.where(counts > 0, np.abs(totals), np.inf)), totals.shape)
+        near = counts[best] > 0 and abs(totals[best]) <= reach
+        return float(theta + totals[best] / counts[best]) if near else theta
 
 
 def _bisected(d: Floats, ends: tuple[int, int]) -> tuple[float, float]:

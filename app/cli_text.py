@@ -1,0 +1,78 @@
+"""Texts of the command line: the plan, and the live comparison of every round."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+
+def plan_text(plan: Mapping[str, Any]) -> str:
+    """Return a plan in lines for people."""
+    lines = [
+        f"{plan['num_blocks']} blocks, {plan['num_runs']} runs, {plan['env_steps_per_run']} env steps each",
+        f"placement: {plan['placement']}, about {plan['memory_estimate_bytes'] / 2**30:.1f} GiB a device",
+        f"queue position: {plan['queue_position']}",
+    ]
+    if plan.get("seconds_estimate") is not None:
+        lines.append(f"expected: about {plan['seconds_estimate']:.0f} s with the workers registered now")
+    if plan.get("waits"):
+        lines.append(f"would wait: {plan['waits']['text']}")
+    for arm in plan["arms"]:
+        changes = ", ".join(f"{item['path']} = {item['value']}" for item in arm["diff"]) or "the base"
+        lines.append(f"arm {arm['label']}: {changes}")
+    for row in plan.get("power", []):
+        if row["power"] is not None:
+            detectable = row["minimum_detectable"]
+            extra = f"; detectable with 80 %: {detectable:.2g}" if detectable is not None else ""
+            lines.append(
+                f"if the SD is {row['sd']:g}: power {row['power']:.2f} at {row['replicates']} replicates{extra}"
+            )
+    lines += [f"warning: {warning}" for warning in plan["warnings"]]
+    lines.append(f"hash {plan['spec_hash']}")
+    return "\n".join(lines)
+
+
+class Board:
+    """Turns live frames into lines: one for each complete round, one for each change of state."""
+
+    def __init__(self, experiment: Mapping[str, Any], *, live: bool) -> None:
+        self._rounds = int(experiment["rounds"])
+        self._blocks = int(experiment["progress"]["blocks"])
+        self._done: dict[str, int] = {}
+        self._live = live
+
+    def lines(self, frame: Mapping[str, Any]) -> Iterator[str]:
+        """Yield the lines of a frame."""
+        kind = frame["type"]
+        if kind == "snapshot":
+            for block in frame["blocks"]:
+                self._done[block["id"]] = block["complete_rounds"]
+        elif kind == "delta":
+            for item in frame["rounds"]:
+                yield self._round(item)
+        elif kind == "truncate":
+            yield f"a block resumes: its rounds from {frame['from_round']} on are done again"
+        elif kind == "status" and frame["event"]["type"] == "block_status":
+            yield f"replicate {frame['event']['replicate']}: {frame['event']['text']}"
+        elif kind == "end":
+            yield f"the experiment is {frame['status']}"
+
+    def _round(self, item: Mapping[str, Any]) -> str:
+        self._done[item["block_id"]] = item["round"] + 1
+        share = sum(self._done.values()) / max(1, self._rounds * self._blocks)
+        filled = round(20 * share)
+        bar = "#" * filled + "." * (20 - filled)
+        return (
+            f"[{bar}] {100 * share:3.0f} %  replicate {item['replicate']} round {item['round'] + 1}/{self._rounds}  "
+            + arms_text(item["comparison"])
+        )
+
+
+def arms_text(comparison: Mapping[str, Any]) -> str:
+    """Return one comparison: each arm's accuracy and reward over its last episodes."""
+    parts = []
+    for arm in comparison.get("arms", []):
+        accuracy = "no data" if arm["accuracy"] is None else f"{arm['accuracy']:.1f} %"
+        reward = "no data" if arm["reward"] is None else f"{arm['reward']:.2f}"
+        parts.append(f"{arm['group_id']}: accuracy {accuracy}, reward {reward}")
+    return " | ".join(parts)

@@ -1,0 +1,185 @@
+"""Which idle workers a block gets, or why it waits: pure, so that scheduler and explanation agree."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+
+
+@dataclass(frozen=True)
+class WorkerView:
+    """A worker as the scheduler sees it."""
+
+    id: str
+    device_uid: str
+    device_class: str
+    kind: str
+    memory_bytes: float
+    idle: bool
+    healthy: bool
+    quarantined: bool = False
+    datasets: Mapping[str, str] = field(default_factory=dict)
+    rewards: frozenset[str] = frozenset()
+    environments: frozenset[str] = frozenset()
+
+
+@dataclass(frozen=True)
+class Need:
+    """What a block needs.
+
+    Attributes:
+        num_arms: runs of the block that still train.
+        placement: auto, one_per_device or shared_device.
+        memory_bytes: estimate for a shared device.
+        min_memory_bytes: more than this on each device (after an out-of-memory).
+        dataset: data set a worker must have, with the fingerprint once it is pinned.
+        rewards: registered (not built-in) reward modes in use.
+        environment: registered environment in use.
+    """
+
+    num_arms: int
+    placement: str
+    memory_bytes: float = 0.0
+    min_memory_bytes: float = 0.0
+    dataset: str | None = None
+    fingerprint: str | None = None
+    rewards: frozenset[str] = frozenset()
+    environment: str | None = None
+
+
+@dataclass(frozen=True)
+class Fit:
+    """Workers to assign, in the order of their device ids, and the placement this means."""
+
+    placement: str
+    workers: tuple[WorkerView, ...]
+
+
+@dataclass(frozen=True)
+class Wait:
+    """Why a block waits: a stable code, a sentence and the numbers in it."""
+
+    code: str
+    text: str
+    numbers: Mapping[str, float] = field(default_factory=dict)
+    device_class: str | None = None
+
+
+def fit(need: Need, workers: Sequence[WorkerView], held: frozenset[str] = frozenset()) -> Fit | Wait:
+    """Choose workers for a block.
+
+    Args:
+        need: what the block needs.
+        workers: every registered worker.
+        held: device classes reserved for a block that waits longer.
+    """
+    able = [worker for worker in workers if worker.healthy and _has_data(need, worker)]
+    if not able:
+        return _nobody(need, workers)
+    roomy = [worker for worker in able if worker.memory_bytes > need.min_memory_bytes]
+    if not roomy:
+        largest = max(worker.memory_bytes for worker in able)
+        return Wait(
+            "insufficient_memory",
+            f"needs a device with more than {_gib(need.min_memory_bytes)} GiB; the largest has {_gib(largest)} GiB",
+            {"needed_bytes": need.min_memory_bytes, "largest_bytes": largest},
+        )
+    idle = [worker for worker in roomy if worker.idle and worker.device_class not in held]
+    chosen = _choose(need, idle)
+    return chosen or _waiting(need, roomy, held)
+
+
+def gang_class(need: Need, workers: Sequence[WorkerView]) -> str | None:
+    """Return the device class that a waiting gang may hold: one with enough healthy workers."""
+    if need.placement != "one_per_device":
+        return None
+    able = [worker for worker in workers if worker.healthy and _has_data(need, worker)]
+    counts = _by_class(able)
+    fitting = [name for name, members in sorted(counts.items()) if len(members) >= need.num_arms]
+    return fitting[0] if fitting else None
+
+
+def device_order(workers: Sequence[WorkerView], num_arms: int, replicate: int) -> list[int]:
+    """Return for arm i the index of its device: (i + replicate) mod K of the sorted set."""
+    return [(arm + replicate) % len(workers) for arm in range(num_arms)]
+
+
+def _choose(need: Need, idle: Sequence[WorkerView]) -> Fit | None:
+    if need.placement == "one_per_device":
+        return _gang(need.num_arms, idle)
+    if need.placement == "auto":
+        gang = _gang(need.num_arms, [worker for worker in idle if worker.kind == "gpu"])
+        if gang is not None and need.num_arms > 1:
+            return gang
+    fitting = [w for w in idle if w.kind == "cpu" or w.memory_bytes >= need.memory_bytes]
+    return Fit("shared_device", (fitting[0],)) if fitting else None
+
+
+def _gang(size: int, idle: Sequence[WorkerView]) -> Fit | None:
+    for _, members in sorted(_by_class(idle).items()):
+        if len(members) >= size:
+            chosen = sorted(members, key=lambda worker: worker.device_uid)[:size]
+            return Fit("one_per_device", tuple(chosen))
+    return None
+
+
+def _by_class(workers: Sequence[WorkerView]) -> dict[str, list[WorkerView]]:
+    found: dict[str, list[WorkerView]] = {}
+    for worker in workers:
+        found.setdefault(worker.device_class, []).append(worker)
+    return found
+
+
+def _has_data(need: Need, worker: WorkerView) -> bool:
+    if need.dataset is not None:
+        fingerprint = worker.datasets.get(need.dataset)
+        if fingerprint is None or (need.fingerprint is not None and fingerprint != need.fingerprint):
+            return False
+    if need.environment is not None and need.environment not in worker.environments:
+        return False
+    return need.rewards <= worker.rewards
+
+
+def _nobody(need: Need, workers: Sequence[WorkerView]) -> Wait:
+    healthy = [worker for worker in workers if worker.healthy]
+    if healthy:
+        wanted = [f"data set {need.dataset}"] if need.dataset else []
+        wanted += [f"reward {name}" for name in sorted(need.rewards)]
+        wanted += [f"environment {need.environment}"] if need.environment else []
+        text = f"none of {len(healthy)} workers has {', '.join(wanted)}"
+        return Wait("missing_data", text, {"workers": len(healthy)})
+    quarantined = sum(worker.quarantined for worker in workers)
+    if quarantined:
+        text = f"all {quarantined} workers are quarantined"
+        return Wait("quarantined", text, {"quarantined": quarantined})
+    return Wait(
+        "class_unavailable", "no worker is registered; start one with `lockstep worker`", {"workers": 0}
+    )
+
+
+def _waiting(need: Need, roomy: Sequence[WorkerView], held: frozenset[str]) -> Wait:
+    idle = [worker for worker in roomy if worker.idle]
+    if any(worker.device_class in held for worker in idle):
+        text = "idle devices are held for a block that has waited longer for several at once"
+        return Wait("held_for_gang", text, {"idle": len(idle)})
+    if need.placement == "one_per_device":
+        counts = _by_class(roomy)
+        name = max(sorted(counts), key=lambda key: len(counts[key]))
+        if len(counts[name]) < need.num_arms:
+            text = f"needs {need.num_arms} workers of one class; {len(counts[name])} {name} registered"
+            return Wait(
+                "class_unavailable", text, {"needed": need.num_arms, "registered": len(counts[name])}, name
+            )
+        free = sum(worker.idle for worker in counts[name])
+        text = f"needs {need.num_arms} idle {name} workers at once; {free} idle"
+        return Wait("needs_devices", text, {"needed": need.num_arms, "idle": free}, name)
+    if idle:
+        text = f"needs about {_gib(need.memory_bytes)} GiB on one device"
+        return Wait("insufficient_memory", text, {"needed_bytes": need.memory_bytes})
+    return Wait(
+        "needs_devices", f"needs 1 idle worker; {len(roomy)} registered, all busy", {"needed": 1, "idle": 0}
+    )
+
+
+def _gib(size: float) -> str:
+    return f"{size / 2**30:.1f}"

@@ -1,0 +1,153 @@
+"""What every request passes before a route: request id, Host, size, safe headers.
+
+Pure ASGI, so that streams and sockets pass unbuffered.
+"""
+
+from __future__ import annotations
+
+import gzip
+import io
+import secrets
+import zlib
+from collections.abc import MutableMapping
+from typing import Any
+
+from fastapi import FastAPI
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from app.errors import AppError, TooLargeError
+from app.problems import render
+from app.settings import Settings, is_loopback
+
+_CSP = "default-src 'self'; frame-ancestors 'none'; object-src 'none'; base-uri 'self'; form-action 'self'"
+_MAX_COMPRESSED = 1024 * 1024
+
+
+def install(app: FastAPI, settings: Settings) -> None:
+    """Put the guards in front of the application, outermost last."""
+    app.add_middleware(BodyLimit, settings=settings)
+    app.add_middleware(HostGuard, settings=settings)
+    app.add_middleware(Envelope)
+
+
+class Envelope:
+    """Gives each request an id and each response safe headers."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        request_id = secrets.token_hex(8)
+        scope["lockstep_request_id"] = request_id
+
+        async def with_headers(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                _add_headers(message, request_id)
+            await send(message)
+
+        await self.app(scope, receive, with_headers)
+
+
+def _add_headers(message: MutableMapping[str, Any], request_id: str) -> None:
+    headers = MutableHeaders(scope=message)
+    headers["X-Request-Id"] = request_id
+    headers.setdefault("Content-Security-Policy", _CSP)
+    headers.setdefault("X-Content-Type-Options", "nosniff")
+    headers.setdefault("Referrer-Policy", "same-origin")
+    headers.setdefault("Cache-Control", "no-store")
+    if headers.get("content-type", "").startswith("text/event-stream"):
+        headers["X-Accel-Buffering"] = "no"
+
+
+class HostGuard:
+    """Refuses a Host that is not on the list (DNS rebinding)."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self.app = app
+        self._allowed = {host.lower() for host in settings.allowed_hosts} | {settings.bind.lower()}
+        self._loopback = not settings.allowed_hosts or is_loopback(settings.bind)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "lifespan" or self._is_allowed(Headers(scope=scope).get("host", "")):
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 4403, "reason": "host not allowed"})
+            return
+        error = AppError("this Host is not on the allow-list (LOCKSTEP_ALLOWED_HOSTS)", code="host")
+        await render(error, scope["lockstep_request_id"])(scope, receive, send)
+
+    def _is_allowed(self, header: str) -> bool:
+        host = header.rsplit(":", 1)[0] if not header.endswith("]") else header
+        host = host.strip("[]").lower()
+        return host in self._allowed or "*" in self._allowed or (self._loopback and is_loopback(host))
+
+
+class BodyLimit:
+    """Bounds bodies, also after decompression; gzip is undone here."""
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self.app = app
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS", "DELETE"):
+            await self.app(scope, receive, send)
+            return
+        try:
+            body = await self._read(scope, receive)
+        except AppError as error:
+            await render(error, scope["lockstep_request_id"])(scope, receive, send)
+            return
+        if body is None:
+            return
+        replayed = False
+
+        async def replay() -> Message:
+            nonlocal replayed
+            if replayed:
+                return await receive()
+            replayed = True
+            return {"type": "http.request", "body": body, "more_body": False}
+
+        await self.app(scope, replay, send)
+
+    async def _read(self, scope: Scope, receive: Receive) -> bytes | None:
+        """Return the whole body; None when the client went away."""
+        is_file = "/files/" in scope["path"]
+        limit = self._settings.max_artifact_bytes if is_file else self._settings.max_body_bytes
+        chunks, size = [], 0
+        while True:
+            message = await receive()
+            if message["type"] == "http.disconnect":
+                return None
+            chunk = message.get("body", b"")
+            size += len(chunk)
+            if size > limit:
+                raise TooLargeError(f"the body exceeds {limit} bytes")
+            chunks.append(chunk)
+            if not message.get("more_body", False):
+                break
+        body = b"".join(chunks)
+        return self._inflate(scope, body, limit)
+
+    def _inflate(self, scope: Scope, body: bytes, limit: int) -> bytes:
+        encoding = Headers(scope=scope).get("content-encoding", "").lower()
+        if encoding in ("", "identity"):
+            return body
+        if encoding != "gzip":
+            raise AppError(f"content-encoding {encoding!r} is not served; use gzip", code="encoding")
+        if len(body) > _MAX_COMPRESSED:
+            raise TooLargeError(f"a compressed body may have {_MAX_COMPRESSED} bytes")
+        try:
+            with gzip.GzipFile(fileobj=io.BytesIO(body)) as file:
+                plain = file.read(limit + 1)
+        except (OSError, EOFError, zlib.error) as error:
+            raise AppError("the body is not valid gzip", code="encoding") from error
+        if len(plain) > limit:
+            raise TooLargeError(f"the body exceeds {limit} bytes after decompression")
+        return plain

@@ -1,0 +1,217 @@
+"""The live hub: one tailing task per process, one read per tick, a bounded buffer per reader.
+
+A reader never slows the tail or another reader: beyond its buffer deltas are dropped and it is told
+(``lagged``); status, truncate and end frames are never dropped. No reader holds a database session.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections import deque
+from collections.abc import AsyncIterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from starlette.concurrency import run_in_threadpool
+
+from app.logs import get_logger
+from app.services import frames
+from app.services.context import Context
+from app.services.frames import Batch, Interest, Position
+from app.services.operations import METRICS, server_epoch
+
+MAX_BUFFER_BYTES = 256 * 1024
+_log = get_logger("live")
+
+
+@dataclass(eq=False)
+class Reader:
+    """One subscriber of one experiment."""
+
+    experiment_id: str
+    interest: Interest
+    position: Position
+    ready: bool = False
+    lagged: bool = False
+    closed: bool = False
+    size: int = 0
+    outbox: deque[tuple[str, str]] = field(default_factory=deque)
+    wake: asyncio.Event = field(default_factory=asyncio.Event)
+
+    def push(self, kind: str, text: str) -> None:
+        """Queue a serialised frame; a delta beyond the buffer is dropped and remembered."""
+        if kind == "delta" and (self.lagged or self.size + len(text) > MAX_BUFFER_BYTES):
+            if not self.lagged:
+                METRICS.lagged_frames.inc()
+            self.lagged = True
+            return
+        self.outbox.append((kind, text))
+        self.size += len(text)
+        self.wake.set()
+
+    def take(self) -> str | None:
+        """Return the next frame, a ``lagged`` frame once the buffer has drained, or None."""
+        if self.outbox:
+            _, text = self.outbox.popleft()
+            self.size -= len(text)
+            return text
+        if self.lagged:
+            self.lagged = False
+            return dump({"type": "lagged", "cursor": self.position.cursor()})
+        return None
+
+
+def dump(frame: dict[str, Any]) -> str:
+    """Serialise a frame as strict JSON."""
+    return json.dumps(frame, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+
+
+class Hub:
+    """Tails the store for all readers of this process."""
+
+    def __init__(self, ctx: Context) -> None:
+        self._ctx = ctx
+        self._readers: dict[str, set[Reader]] = {}
+        self._positions: dict[str, Position] = {}
+        self._task: asyncio.Task[None] | None = None
+        self.stopping = asyncio.Event()
+        self._epoch: str | None = None
+
+    def start(self) -> None:
+        """Start the tailing task in the running loop."""
+        self._task = asyncio.create_task(self._tail(), name="live-tail")
+
+    async def stop(self) -> None:
+        """Tell every reader to leave and end the tail."""
+        self.stopping.set()
+        for readers in self._readers.values():
+            for reader in readers:
+                reader.closed = True
+                reader.wake.set()
+        if self._task is not None:
+            self._task.cancel()
+            await asyncio.gather(self._task, return_exceptions=True)
+
+    @property
+    def num_readers(self) -> int:
+        """How many readers are subscribed."""
+        return sum(len(readers) for readers in self._readers.values())
+
+    async def open(self, experiment_id: str, interest: Interest, after: str | None) -> Reader:
+        """Subscribe from a cursor, or from a snapshot when there is none.
+
+        The reader is registered before the snapshot is read, so nothing falls between; what both
+        contain is dropped by its sequence number.
+        """
+        position = Position.parse(after) if after is not None else Position()
+        reader = Reader(experiment_id, interest, position)
+        if after is None:
+            frame, reader.position = await run_in_threadpool(
+                frames.snapshot, self._ctx, experiment_id, interest
+            )
+            reader.push("snapshot", dump(frame))
+        await self._catch_up(reader)
+        self._readers.setdefault(experiment_id, set()).add(reader)
+        place = self._positions.setdefault(experiment_id, reader.position.copy())
+        while not reader.position.covers(place):
+            await self._catch_up(reader)
+        reader.ready = True  # nothing awaits between the check and this line: no batch falls between
+        await self._end_if_over(reader)
+        return reader
+
+    def close(self, reader: Reader) -> None:
+        """Unsubscribe."""
+        reader.closed = True
+        reader.wake.set()
+        readers = self._readers.get(reader.experiment_id, set())
+        readers.discard(reader)
+        if not readers:
+            self._readers.pop(reader.experiment_id, None)
+            self._positions.pop(reader.experiment_id, None)
+
+    async def follow(self, reader: Reader) -> AsyncIterator[str]:
+        """Yield serialised frames until the reader is closed."""
+        while not reader.closed or reader.outbox:
+            text = reader.take()
+            if text is not None:
+                yield text
+                continue
+            if reader.closed:
+                return
+            reader.wake.clear()
+            if not reader.outbox and not reader.closed:
+                await reader.wake.wait()
+
+    async def _catch_up(self, reader: Reader) -> None:
+        more = True
+        while more and not reader.closed:
+            batch = await run_in_threadpool(
+                frames.read_batch, self._ctx, reader.experiment_id, reader.position
+            )
+            _deliver(reader, batch)
+            more = batch.more
+
+    async def _end_if_over(self, reader: Reader) -> None:
+        """A reader that comes after the end is told so, also when its cursor lies behind the event."""
+        frame = await run_in_threadpool(frames.last_end, self._ctx, reader.experiment_id)
+        if frame is not None and not any(kind == "end" for kind, _ in reader.outbox):
+            reader.push("end", dump({**frame, "cursor": reader.position.cursor()}))
+
+    async def _tail(self) -> None:
+        period = 1.0 / self._ctx.settings.live_hz
+        while True:
+            await self._ctx.bell.wait(1.0)
+            await asyncio.sleep(period)
+            try:
+                await self._tick()
+            except Exception:
+                # the store may be away for a while; readers keep their positions and nothing is lost
+                _log.exception("live tail failed; it goes on")
+
+    async def _tick(self) -> None:
+        watched = {name: position for name, position in self._positions.items() if self._readers.get(name)}
+        if not watched:
+            return
+        batches, epoch = await run_in_threadpool(_read_all, self._ctx, watched)
+        if self._epoch is not None and epoch != self._epoch:
+            self._resync()
+        self._epoch = epoch
+        for experiment_id, batch in batches.items():
+            self._spread(experiment_id, batch)
+
+    def _spread(self, experiment_id: str, batch: Batch) -> None:
+        hub_position = self._positions.get(experiment_id)
+        if hub_position is None:
+            return
+        shared: dict[tuple[Interest, str], list[tuple[str, str]]] = {}
+        for reader in [item for item in self._readers.get(experiment_id, ()) if item.ready]:
+            key = (reader.interest, reader.position.cursor())
+            if key in shared:
+                frames.advance(reader.position, batch)
+            else:
+                made = frames.frames_of(batch, reader.position, reader.interest)
+                shared[key] = [(frame["type"], dump(frame)) for frame in made]
+            for kind, text in shared[key]:
+                reader.push(kind, text)
+        frames.advance(hub_position, batch)
+
+    def _resync(self) -> None:
+        for readers in self._readers.values():
+            for reader in readers:
+                reader.position = Position()
+                reader.push("resync", dump({"type": "resync"}))
+
+
+def _deliver(reader: Reader, batch: Batch) -> None:
+    for frame in frames.frames_of(batch, reader.position, reader.interest, live=False):
+        reader.push("catch_up" if frame["type"] == "delta" else frame["type"], dump(frame))
+
+
+def _read_all(ctx: Context, positions: dict[str, Position]) -> tuple[dict[str, Batch], str]:
+    found = {}
+    for experiment_id, position in positions.items():
+        batch = frames.read_batch(ctx, experiment_id, position)
+        if batch.events or batch.points:
+            found[experiment_id] = batch
+    return found, server_epoch(ctx)

@@ -1,0 +1,103 @@
+"""Assemble the server: settings in, ASGI application out. No logic of its own."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+
+from fastapi import FastAPI
+
+from app import guards, problems
+from app.duties import Duties
+from app.live import Hub
+from app.logs import configure, get_logger
+from app.routes import artifacts, experiments, live, ops, pages, reports, workers
+from app.services.context import Bell, Context
+from app.services.files import FileStore
+from app.services.operations import ensure_epoch
+from app.settings import Settings
+from app.store import migrate
+from app.store.engine import FileLock, StartupError, Store, sqlite_module, sqlite_warning
+from app.store.points import MetricNames
+
+_log = get_logger("server")
+DESCRIPTION = """Lockstep A/B experiments for reinforcement learning.
+
+Submit one experiment (arms x replicates, task, budget, registered analysis); workers train all arms of
+a replicate in lockstep; follow the comparison live; read a report that says what may be concluded.
+"""
+
+
+def create_app(settings: Settings) -> FastAPI:
+    """Return the application; its lifespan opens the database and starts hub and duties."""
+    app = FastAPI(
+        title="Lockstep",
+        version="1",
+        description=DESCRIPTION,
+        lifespan=_lifespan,
+        root_path=settings.base_path,
+        generate_unique_id_function=lambda route: route.name,
+        docs_url=None,
+        redoc_url=None,
+    )
+    app.state.settings = settings
+    for module in (experiments, workers, live, reports, artifacts, ops):
+        app.include_router(module.router)
+    app.include_router(ops.health)
+    pages.mount(app)
+    problems.install(app)
+    guards.install(app, settings)
+    return app
+
+
+@asynccontextmanager
+async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
+    settings: Settings = app.state.settings
+    configure(settings.log_level)
+    lock = _lock(settings)
+    store = open_store(settings)
+    ctx = Context(store, settings, FileStore(settings.data_dir / "files"), MetricNames(), Bell())
+    ensure_epoch(ctx)
+    app.state.ctx = ctx
+    app.state.hub = Hub(ctx)
+    app.state.hub.start()
+    duties = Duties(ctx)
+    duties.start()
+    _log.info("started", database=store.url.render_as_string(hide_password=True))
+    try:
+        yield
+    finally:
+        await app.state.hub.stop()
+        duties.stop()
+        store.close()
+        if lock is not None:
+            lock.release()
+
+
+def _lock(settings: Settings) -> FileLock | None:
+    """One API process on SQLite."""
+    if not settings.url.startswith("sqlite"):
+        return None
+    lock = FileLock(Path(settings.url.removeprefix("sqlite:///")))
+    lock.acquire()
+    return lock
+
+
+def open_store(settings: Settings) -> Store:
+    """Open the database; SQLite is migrated by itself, PostgreSQL must be at the newest revision.
+
+    Raises:
+        StartupError: when the database cannot be used as it is.
+    """
+    store = Store(settings.url)
+    if store.is_sqlite:
+        warning = sqlite_warning(sqlite_module().sqlite_version_info)
+        if warning:
+            _log.warning(warning)
+        backup = migrate.upgrade(store)
+        if backup is not None:
+            _log.info("database migrated", backup=str(backup))
+    elif not migrate.check(store):
+        raise StartupError("the database is not at the newest revision; run `lockstep db upgrade` first")
+    return store

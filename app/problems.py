@@ -1,0 +1,96 @@
+"""Every error leaves as problem+json, rendered in one place; no stack trace, SQL or path."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fastapi import FastAPI, Request
+from fastapi.exceptions import RequestValidationError
+from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from starlette.exceptions import HTTPException
+from starlette.responses import JSONResponse
+
+from app.domain.problems import Problem, pointer
+from app.errors import MEDIA_TYPE, AppError, BusyError, InvalidError, problem_document
+from app.logs import get_logger
+from app.routes.documents import ProblemDocument
+from app.services.operations import METRICS
+
+_log = get_logger("errors")
+_CODES = {400: "malformed", 404: "not_found", 405: "method_not_allowed", 413: "too_large", 415: "media_type"}
+
+
+def render(error: AppError, request_id: str) -> JSONResponse:
+    """Return the response of an error."""
+    document = problem_document(error, request_id)
+    return JSONResponse(document, error.status, headers=error.headers, media_type=MEDIA_TYPE)
+
+
+def install(app: FastAPI) -> None:
+    """Register the handlers and put the document's schema into OpenAPI."""
+    app.add_exception_handler(AppError, _app_error)
+    app.add_exception_handler(RequestValidationError, _validation_error)
+    app.add_exception_handler(HTTPException, _http_error)
+    app.add_exception_handler(SQLAlchemyError, _database_error)
+    app.add_exception_handler(Exception, _unexpected)
+    plain = app.openapi
+
+    def openapi() -> dict[str, Any]:
+        document = plain()
+        schemas = document.setdefault("components", {}).setdefault("schemas", {})
+        if "ProblemDocument" not in schemas:
+            made = ProblemDocument.model_json_schema(ref_template="#/components/schemas/{model}")
+            schemas.update(made.pop("$defs", {}))
+            schemas["ProblemDocument"] = made
+        return document
+
+    app.openapi = openapi  # type: ignore[method-assign]  # FastAPI documents this way to extend it
+
+
+def _id(request: Request) -> str:
+    return str(request.scope.get("lockstep_request_id", "-"))
+
+
+async def _app_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, AppError)  # noqa: S101 - registered for this class
+    return render(error, _id(request))
+
+
+async def _validation_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for this class
+    problems = [
+        Problem(
+            pointer(*item["loc"]), item["type"], item["msg"], "see the field's description in /openapi.json"
+        )
+        for item in error.errors()
+    ]
+    if any(item["type"] == "json_invalid" for item in error.errors()):
+        malformed = AppError("the body is not valid JSON", code="malformed", errors=problems)
+        return render(malformed, _id(request))
+    first = problems[0]
+    detail = f"{first.pointer}: {first.message}"
+    return render(InvalidError(detail, code="invalid_request", errors=problems), _id(request))
+
+
+async def _http_error(request: Request, error: Exception) -> JSONResponse:
+    assert isinstance(error, HTTPException)  # noqa: S101 - registered for this class
+    problem = AppError(str(error.detail), code=_CODES.get(error.status_code, "http_error"))
+    problem.status = error.status_code
+    problem.title = str(error.detail)
+    problem.headers = dict(error.headers or {})
+    return render(problem, _id(request))
+
+
+async def _database_error(request: Request, error: Exception) -> JSONResponse:
+    METRICS.database_errors.inc()
+    _log.exception("database error", path=request.url.path, request_id=_id(request), exc_info=error)
+    if isinstance(error, OperationalError):
+        return render(BusyError("the database does not answer; try again"), _id(request))
+    return await _unexpected(request, error)
+
+
+async def _unexpected(request: Request, error: Exception) -> JSONResponse:
+    _log.exception("unexpected error", path=request.url.path, request_id=_id(request), exc_info=error)
+    problem = AppError("an unexpected error occurred; its record carries the request id", code="internal")
+    problem.status, problem.title = 500, "Internal error"
+    return render(problem, _id(request))

@@ -1,0 +1,68 @@
+"""Runs, logs and stored files by id; a client's name for a file is never a path."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Query, Response
+from starlette.responses import FileResponse
+
+from app.errors import NotFoundError
+from app.routes import documents as d
+from app.routes.deps import ContextDep, Reader
+from app.routes.experiments import Cursor
+from app.services import reading
+
+router = APIRouter(prefix="/api/v1", tags=["runs"])
+
+RunId = Annotated[str, Path(pattern=r"^run_[0-9a-z]{4,40}$")]
+ArtifactId = Annotated[str, Path(pattern=r"^art_[0-9a-z]{4,40}$")]
+
+
+@router.get("/runs/{run_id}", response_model=d.Document, responses=d.problems(404))
+def get_run(ctx: ContextDep, actor: Reader, run_id: RunId) -> Any:
+    """Show a run with its metric names."""
+    return reading.show_run(ctx, run_id)
+
+
+@router.get("/runs/{run_id}/logs", response_model=d.Page, responses=d.problems(404))
+def read_logs(
+    ctx: ContextDep,
+    actor: Reader,
+    run_id: RunId,
+    after: Cursor = None,
+    level: Literal["debug", "info", "warning", "error"] = "info",
+    tail: Annotated[int, Query(ge=1, le=2000)] = 200,
+) -> Any:
+    """Read log lines of the run's block: the newest ones, or those after a cursor."""
+    return reading.read_logs(ctx, run_id, cursor=after, level=level, limit=tail)
+
+
+@router.get("/artifacts/{artifact_id}", response_model=d.Document, responses=d.problems(404))
+def get_artifact(ctx: ContextDep, actor: Reader, artifact_id: ArtifactId) -> Any:
+    """Show what is known of a stored file."""
+    return reading.artifact_document(reading.show_artifact(ctx, artifact_id))
+
+
+@router.get(
+    "/artifacts/{artifact_id}/content",
+    response_class=FileResponse,
+    responses={
+        **d.problems(404),
+        206: {"description": "Part of the file"},
+        416: {"description": "The range lies outside of the file"},
+    },
+)
+def download_artifact(ctx: ContextDep, actor: Reader, artifact_id: ArtifactId) -> Response:
+    """Download a stored file; ranges are served."""
+    row = reading.show_artifact(ctx, artifact_id)
+    path = ctx.files.path(row.sha256)
+    if not path.exists():
+        raise NotFoundError("the stored object is missing", code="missing_object")
+    return FileResponse(
+        path,
+        filename=row.name,
+        media_type=row.media_type,
+        content_disposition_type="attachment",
+        headers={"X-Content-Type-Options": "nosniff"},
+    )

@@ -1,0 +1,170 @@
+"""What routes are given: context, actor, raw bodies, strict JSON, idempotent answers."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Coroutine
+from typing import Annotated, Any
+
+from fastapi import Depends, Header, Request, Response
+from fastapi.routing import APIRoute
+from starlette.requests import HTTPConnection
+from starlette.responses import JSONResponse
+
+from app.errors import ForbiddenError, InvalidError, UnauthorizedError
+from app.services import auditing, tokens
+from app.services.context import Actor, Context
+from app.settings import Settings
+
+SESSION_COOKIE = "lockstep_session"
+_SAFE = ("GET", "HEAD", "OPTIONS")
+
+
+class StrictRequest(Request):
+    """A request whose JSON is strict: a bare NaN or Infinity is refused."""
+
+    async def json(self) -> Any:
+        """Parse the body; non-finite tokens raise, which the route answers with 400."""
+        if not hasattr(self, "_strict_json"):
+            self._strict_json = json.loads(await self.body(), parse_constant=_refuse_constant)
+        return self._strict_json
+
+
+def _refuse_constant(token: str) -> Any:
+    raise ValueError(f"{token} is not JSON; send null and name it in nf")
+
+
+class StrictRoute(APIRoute):
+    """A route that reads its body as strict JSON."""
+
+    def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
+        """Wrap the handler so that it sees a ``StrictRequest``."""
+        handler = super().get_route_handler()
+
+        async def strict(request: Request) -> Response:
+            return await handler(StrictRequest(request.scope, request.receive))
+
+        return strict
+
+
+def get_context(connection: HTTPConnection) -> Context:
+    """Return the context of this process."""
+    ctx: Context = connection.app.state.ctx
+    return ctx
+
+
+ContextDep = Annotated[Context, Depends(get_context)]
+
+
+def authenticate(connection: HTTPConnection, ctx: Context) -> Actor:
+    """Return who asks: bearer header first, then the session cookie.
+
+    Raises:
+        UnauthorizedError: no valid credentials.
+        ForbiddenError: a cookie with a foreign Origin on a write.
+    """
+    request_id = str(connection.scope.get("lockstep_request_id", "-"))
+    if ctx.settings.auth == "off":
+        return Actor("local", tokens.LOCAL, request_id)
+    scheme, _, secret = connection.headers.get("authorization", "").partition(" ")
+    if scheme.lower() == "bearer" and secret:
+        return tokens.authenticate(ctx, secret.strip(), request_id)
+    cookie = connection.cookies.get(SESSION_COOKIE)
+    if cookie is None:
+        raise UnauthorizedError(
+            "no credentials; send `Authorization: Bearer <token>` or log in on the page",
+            headers={"WWW-Authenticate": "Bearer"},
+        )
+    method = connection.scope.get("method", "GET")
+    if method not in _SAFE or connection.scope["type"] == "websocket":
+        origin = connection.headers.get("origin")
+        if origin is None or not origin_allowed(ctx.settings, origin, connection.headers.get("host", "")):
+            raise ForbiddenError(f"a cookie needs an Origin of this site, not {origin}", code="origin")
+    return tokens.authenticate(ctx, cookie, request_id)
+
+
+def origin_allowed(settings: Settings, origin: str, host: str) -> bool:
+    """Return whether an Origin may write: the site itself, or one on the list."""
+    return origin in settings.allowed_origins or origin.partition("://")[2] == host
+
+
+def _actor_with(right: str) -> Callable[[HTTPConnection, Context], Actor]:
+    def dependency(connection: HTTPConnection, ctx: ContextDep) -> Actor:
+        actor = authenticate(connection, ctx)
+        tokens.require(actor, right)
+        return actor
+
+    return dependency
+
+
+Reader = Annotated[Actor, Depends(_actor_with("read"))]
+Submitter = Annotated[Actor, Depends(_actor_with("submit"))]
+Operator = Annotated[Actor, Depends(_actor_with("operate"))]
+Admin = Annotated[Actor, Depends(_actor_with("admin"))]
+WorkerActor = Annotated[Actor, Depends(_actor_with("work"))]
+
+
+def lease_token(lockstep_lease: Annotated[str, Header(min_length=1, max_length=200)]) -> str:
+    """Return the lease token of the header ``Lockstep-Lease``."""
+    return lockstep_lease
+
+
+Lease = Annotated[str, Depends(lease_token)]
+IdempotencyKey = Annotated[
+    str | None,
+    Header(
+        alias="Idempotency-Key", max_length=200, description="Repeat a request without repeating its effect"
+    ),
+]
+
+
+async def raw_body(request: Request) -> bytes:
+    """Return the body as bytes."""
+    return await request.body()
+
+
+RawBody = Annotated[bytes, Depends(raw_body)]
+
+
+def run_once(
+    ctx: Context,
+    actor: Actor,
+    request: Request,
+    body: bytes,
+    key: str | None,
+    act: Callable[[], tuple[int, Any]],
+) -> Response:
+    """Act, or answer as the first time when the idempotency key is known."""
+    if key is None:
+        status, document = act()
+        return JSONResponse(document, status_code=status)
+    digest = auditing.request_hash(request.method, request.url.path, body)
+    replay = auditing.begin_idempotent(ctx, actor, key, digest)
+    if replay is not None:
+        headers = {"Idempotent-Replayed": "true", "content-type": "application/json"}
+        return Response(replay.body, status_code=replay.status, headers=headers)
+    try:
+        status, document = act()
+    except BaseException:
+        auditing.end_idempotent(ctx, actor, key, None, "")
+        raise
+    response = JSONResponse(document, status_code=status)
+    auditing.end_idempotent(ctx, actor, key, status, bytes(response.body).decode())
+    return response
+
+
+def json_object(body: bytes) -> dict[str, Any]:
+    """Parse an optional JSON object.
+
+    Raises:
+        InvalidError: not an object.
+    """
+    if not body.strip():
+        return {}
+    try:
+        data = json.loads(body, parse_constant=_refuse_constant)
+    except (ValueError, RecursionError) as error:
+        raise InvalidError(f"not valid JSON: {error}", code="malformed") from error
+    if not isinstance(data, dict):
+        raise InvalidError("the body must be a JSON object", code="malformed")
+    return data

@@ -1,0 +1,398 @@
+"""Experiments over HTTP: plan, submit, list, show, steer, read."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+from starlette.responses import JSONResponse
+
+from app.domain.problems import InvalidSpecError
+from app.domain.spec import load_text
+from app.domain.status import Desired
+from app.errors import InvalidError
+from app.routes import documents as d
+from app.routes.deps import (
+    ContextDep,
+    IdempotencyKey,
+    RawBody,
+    Reader,
+    StrictRoute,
+    Submitter,
+    json_object,
+    run_once,
+)
+from app.services import reading, series, steering, submitting
+from app.services.context import Context
+from app.services.frames import Position
+from app.services.reading import ListRequest
+from app.services.series import SeriesRequest
+
+router = APIRouter(prefix="/api/v1", tags=["experiments"], route_class=StrictRoute)
+
+ExperimentId = Annotated[str, Path(pattern=r"^exp_[0-9a-z]{4,40}$", description="Experiment id")]
+Limit = Annotated[int, Query(ge=1, le=200)]
+Cursor = Annotated[str | None, Query(max_length=20_000)]
+_SPEC_BODY: dict[str, Any] = {
+    "requestBody": {
+        "required": True,
+        "content": {
+            "application/json": {"schema": {"type": "object"}},
+            "application/yaml": {"schema": {"type": "string"}},
+        },
+    }
+}
+_OBJECT_BODY: dict[str, Any] = {
+    "requestBody": {"content": {"application/json": {"schema": {"type": "object"}}}}
+}
+
+
+def _spec_of(body: bytes) -> dict[str, Any]:
+    try:
+        return load_text(body.decode())
+    except UnicodeDecodeError as error:
+        raise InvalidError("the specification must be UTF-8 text", code="invalid_spec") from error
+    except InvalidSpecError as error:
+        raise InvalidError(str(error), code="invalid_spec", errors=error.problems) from error
+
+
+def submitted_document(ctx: Context, experiment_id: str) -> dict[str, Any]:
+    """Return the answer to a submission: links and commands to copy."""
+    base = ctx.settings.base_path
+    api = f"{base}/api/v1/experiments/{experiment_id}"
+    shown = reading.show_experiment(ctx, experiment_id)
+    return {
+        "id": experiment_id,
+        "status": shown["status"],
+        "name": shown["name"],
+        "warnings": shown["warnings"],
+        "links": {
+            "self": api,
+            "page": f"{base}/experiments/{experiment_id}",
+            "report": f"{api}/report",
+            "stream": f"{api}/stream",
+            "websocket": f"{api}/ws",
+        },
+        "commands": {
+            "watch": f"lockstep watch {experiment_id}",
+            "cancel": f"lockstep cancel {experiment_id}",
+            "clone": f"lockstep clone {experiment_id}",
+            "report": f"lockstep report {experiment_id}",
+        },
+    }
+
+
+@router.post("/plans", response_model=d.PlanDocument, responses=d.problems(), openapi_extra=_SPEC_BODY)
+def create_plan(ctx: ContextDep, actor: Reader, body: RawBody) -> Any:
+    """Validate a specification and say what it would run; writes nothing."""
+    return submitting.plan(ctx, _spec_of(body))
+
+
+@router.post(
+    "/experiments",
+    status_code=201,
+    response_model=d.Submitted,
+    responses=d.problems(409),
+    openapi_extra=_SPEC_BODY,
+)
+def submit_experiment(
+    ctx: ContextDep, actor: Submitter, request: Request, body: RawBody, key: IdempotencyKey = None
+) -> Response:
+    """Submit an experiment as YAML or JSON; a refused one leaves nothing behind."""
+
+    def act() -> tuple[int, Any]:
+        experiment_id = submitting.submit(ctx, _spec_of(body), actor)
+        return 201, submitted_document(ctx, experiment_id)
+
+    return run_once(ctx, actor, request, body, key, act)
+
+
+@router.get("/experiments", response_model=d.ExperimentPage, responses=d.problems())
+def list_experiments(
+    ctx: ContextDep,
+    actor: Reader,
+    status: Annotated[
+        Literal[
+            "queued",
+            "waiting",
+            "running",
+            "pausing",
+            "paused",
+            "cancelling",
+            "cancelled",
+            "succeeded",
+            "failed",
+            "partial",
+        ]
+        | None,
+        Query(),
+    ] = None,
+    owner: Annotated[str | None, Query(max_length=200)] = None,
+    tag: Annotated[str | None, Query(max_length=64)] = None,
+    q: Annotated[str | None, Query(max_length=200, description="Part of the name, or an id")] = None,
+    cursor: Cursor = None,
+    limit: Limit = 50,
+) -> Any:
+    """List experiments, newest first."""
+    return reading.list_experiments(ctx, ListRequest(owner, tag, q, status, cursor, limit))
+
+
+@router.get(
+    "/experiments/{experiment_id}",
+    response_model=d.ExperimentDocument,
+    responses={**d.problems(404), 304: {"description": "Not modified"}},
+)
+def get_experiment(ctx: ContextDep, actor: Reader, experiment_id: ExperimentId, request: Request) -> Response:
+    """Show an experiment; the ETag names its version and last event."""
+    document = reading.show_experiment(ctx, experiment_id)
+    etag = f'"{document["version"]}-{document["cursor"]}"'
+    if request.headers.get("if-none-match") == etag:
+        return Response(status_code=304, headers={"ETag": etag})
+    return JSONResponse(document, headers={"ETag": etag})
+
+
+class Edit(BaseModel):
+    """Fields that may be changed at any time."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
+    notes: Annotated[str, Field(max_length=20_000)] | None = None
+    tags: Annotated[list[Annotated[str, Field(min_length=1, max_length=64)]], Field(max_length=32)] | None = (
+        None
+    )
+    priority: Annotated[int, Field(ge=0, le=100)] | None = None
+
+
+@router.patch(
+    "/experiments/{experiment_id}",
+    response_model=d.ExperimentDocument,
+    responses=d.problems(404, 412),
+)
+def edit_experiment(
+    ctx: ContextDep, actor: Submitter, experiment_id: ExperimentId, edit: Edit, request: Request
+) -> Any:
+    """Change name, notes, tags or priority; If-Match guards against a lost update."""
+    changes = {name: value for name, value in edit.model_dump().items() if value is not None}
+    if "\x00" in str(changes):
+        raise InvalidError("text must not contain NUL", code="control_character")
+    match = request.headers.get("if-match")
+    version = match.strip('"').split("-")[0] if match else None
+    if changes:
+        steering.edit(ctx, experiment_id, changes, actor, if_match=version)
+    return reading.show_experiment(ctx, experiment_id)
+
+
+def _steer(
+    ctx: Context, experiment_id: str, desired: Desired, body: bytes, actor: Any
+) -> tuple[int, dict[str, Any]]:
+    reason = json_object(body).get("reason", "")
+    if not isinstance(reason, str) or len(reason) > 1000 or "\x00" in reason:
+        raise InvalidError("reason must be text of at most 1000 characters", code="reason")
+    changed = steering.set_desired(ctx, experiment_id, desired, reason, actor)
+    document = {"id": experiment_id, "desired": desired.value, "changed": changed}
+    return (202 if changed else 200), document
+
+
+def _steering_route(action: str, desired: Desired, summary: str) -> None:
+    """Add ``POST /experiments/{id}/<action>``."""
+
+    def steer(
+        ctx: ContextDep,
+        actor: Submitter,
+        request: Request,
+        experiment_id: ExperimentId,
+        body: RawBody,
+        key: IdempotencyKey = None,
+    ) -> Response:
+        return run_once(
+            ctx, actor, request, body, key, lambda: _steer(ctx, experiment_id, desired, body, actor)
+        )
+
+    router.add_api_route(
+        f"/experiments/{{experiment_id}}/{action}",
+        steer,
+        methods=["POST"],
+        status_code=202,
+        operation_id=f"{action}_experiment",
+        summary=summary,
+        response_model=d.DesiredReply,
+        responses={
+            **d.problems(404, 409),
+            200: {"description": "It was so already", "model": d.DesiredReply},
+        },
+        openapi_extra=_OBJECT_BODY,
+    )
+
+
+_steering_route(
+    "pause", Desired.PAUSE, "Stop at the next round border with a checkpoint and free the devices"
+)
+_steering_route("resume", Desired.RUN, "Put a paused experiment back into the queue")
+_steering_route("cancel", Desired.CANCEL, "Stop for good; valid in every state that is not terminal")
+
+
+class Reorder(BaseModel):
+    """Where to move: before or after another experiment, or (neither) to the top."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    before: str | None = Field(None, max_length=60)
+    after: str | None = Field(None, max_length=60)
+    top: bool = False
+
+
+@router.post(
+    "/experiments/{experiment_id}/reorder", response_model=d.Document, responses=d.problems(404, 409)
+)
+def reorder_experiment(ctx: ContextDep, actor: Submitter, experiment_id: ExperimentId, where: Reorder) -> Any:
+    """Move an experiment in the queue among equals."""
+    if [bool(where.before), bool(where.after), where.top].count(True) != 1:
+        raise InvalidError("name exactly one of before, after and top: true", code="reorder")
+    rank = steering.reorder(ctx, experiment_id, actor, before=where.before, after=where.after)
+    return {"id": experiment_id, "rank": rank}
+
+
+@router.post(
+    "/experiments/{experiment_id}/clone",
+    status_code=201,
+    response_model=d.Submitted,
+    responses=d.problems(404, 409),
+    openapi_extra=_OBJECT_BODY,
+)
+def clone_experiment(
+    ctx: ContextDep,
+    actor: Submitter,
+    request: Request,
+    experiment_id: ExperimentId,
+    body: RawBody,
+    key: IdempotencyKey = None,
+) -> Response:
+    """Submit a copy with sections of its spec laid over: ``{"overrides": {..}}``."""
+
+    def act() -> tuple[int, Any]:
+        overrides = json_object(body).get("overrides", {})
+        if not isinstance(overrides, dict):
+            raise InvalidError("overrides must be an object", code="overrides")
+        return 201, submitted_document(ctx, submitting.clone(ctx, experiment_id, overrides, actor))
+
+    return run_once(ctx, actor, request, body, key, act)
+
+
+class Extension(BaseModel):
+    """How many replicates to append."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    replicates: int = Field(ge=1, le=1000)
+    exploratory: bool = Field(False, description="Outside of the registered analysis; the report says so")
+
+
+@router.post(
+    "/experiments/{experiment_id}/extend",
+    status_code=201,
+    response_model=d.BlocksReply,
+    responses=d.problems(404, 409),
+)
+def extend_experiment(
+    ctx: ContextDep,
+    actor: Submitter,
+    request: Request,
+    experiment_id: ExperimentId,
+    extension: Extension,
+    body: RawBody,
+    key: IdempotencyKey = None,
+) -> Response:
+    """Append replicates where the registered analysis allows it."""
+
+    def act() -> tuple[int, Any]:
+        ids = submitting.extend(
+            ctx, experiment_id, extension.replicates, actor, exploratory=extension.exploratory
+        )
+        return 201, {"blocks": ids}
+
+    return run_once(ctx, actor, request, body, key, act)
+
+
+@router.post(
+    "/experiments/{experiment_id}/retry",
+    status_code=201,
+    response_model=d.BlocksReply,
+    responses=d.problems(404, 409),
+)
+def retry_experiment(
+    ctx: ContextDep,
+    actor: Submitter,
+    request: Request,
+    experiment_id: ExperimentId,
+    body: RawBody,
+    key: IdempotencyKey = None,
+) -> Response:
+    """Run failed blocks again as a new generation; the old rows stay as they were."""
+    return run_once(
+        ctx,
+        actor,
+        request,
+        body,
+        key,
+        lambda: (201, {"blocks": submitting.retry(ctx, experiment_id, actor)}),
+    )
+
+
+@router.delete("/experiments/{experiment_id}", status_code=204, responses=d.problems(404, 409))
+def delete_experiment(ctx: ContextDep, actor: Submitter, experiment_id: ExperimentId) -> Response:
+    """Hide an experiment that has ended."""
+    steering.delete(ctx, experiment_id, actor)
+    return Response(status_code=204)
+
+
+@router.get("/experiments/{experiment_id}/blocks", response_model=d.Items, responses=d.problems(404))
+def list_blocks(ctx: ContextDep, actor: Reader, experiment_id: ExperimentId) -> Any:
+    """List the blocks of an experiment."""
+    return {"items": reading.list_blocks(ctx, experiment_id)}
+
+
+@router.get("/experiments/{experiment_id}/runs", response_model=d.Items, responses=d.problems(404))
+def list_runs(ctx: ContextDep, actor: Reader, experiment_id: ExperimentId) -> Any:
+    """List the runs of an experiment."""
+    return {"items": reading.list_runs(ctx, experiment_id)}
+
+
+@router.get("/experiments/{experiment_id}/events", response_model=d.Page, responses=d.problems(404))
+def list_events(
+    ctx: ContextDep,
+    actor: Reader,
+    experiment_id: ExperimentId,
+    after: Cursor = None,
+    limit: Annotated[int, Query(ge=1, le=2000)] = 200,
+) -> Any:
+    """Return the timeline after a cursor (or from the start): the truth behind the live streams."""
+    position = Position.parse(after) if after else Position()
+    page = reading.list_events(ctx, experiment_id, after=position.event, limit=limit)
+    position.event = page["next"]
+    return {"items": page["items"], "next": position.cursor()}
+
+
+@router.get("/experiments/{experiment_id}/artifacts", response_model=d.Items, responses=d.problems(404))
+def list_artifacts(ctx: ContextDep, actor: Reader, experiment_id: ExperimentId) -> Any:
+    """List checkpoints and policies of an experiment."""
+    return {"items": reading.list_artifacts(ctx, experiment_id)}
+
+
+@router.get("/experiments/{experiment_id}/series", response_model=d.SeriesReply, responses=d.problems(404))
+def read_series(
+    ctx: ContextDep,
+    actor: Reader,
+    experiment_id: ExperimentId,
+    metrics: Annotated[list[str], Query(min_length=1, max_length=50)],
+    runs: Annotated[list[str] | None, Query(max_length=200)] = None,
+    x: Literal["step", "round", "time"] = "step",
+    low: Annotated[float | None, Query(allow_inf_nan=False)] = None,
+    high: Annotated[float | None, Query(allow_inf_nan=False)] = None,
+    max_points: Annotated[int, Query(ge=2, le=2000)] = 1000,
+    attempts: Literal["current", "all"] = "current",
+) -> Any:
+    """Read metric series in buckets (min, max, mean, first, last), bounded by rows."""
+    request = SeriesRequest(runs or [], metrics, x, low, high, max_points, attempts == "all")
+    return series.read_series(ctx, experiment_id, request)

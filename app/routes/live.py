@@ -1,0 +1,273 @@
+"""Live streams of an experiment: WebSocket and server-sent events over one cursor (control-plane.md 9)."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import json
+from collections.abc import AsyncIterator
+from typing import Annotated, Any
+
+from fastapi import APIRouter, Depends, Header, Query, Request, WebSocket
+from fastapi.sse import EventSourceResponse, ServerSentEvent
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from starlette.concurrency import run_in_threadpool
+from starlette.websockets import WebSocketDisconnect, WebSocketState
+
+from app.errors import AppError, ForbiddenError, NotFoundError, UnauthorizedError
+from app.live import MAX_BUFFER_BYTES, Hub, Reader, dump
+from app.routes import documents as d
+from app.routes.deps import ContextDep, authenticate, origin_allowed
+from app.routes.deps import Reader as ReadActor
+from app.routes.experiments import ExperimentId
+from app.services import steering, tokens
+from app.services.context import Context
+from app.services.frames import Interest, Position
+from app.services.operations import server_epoch
+
+router = APIRouter(prefix="/api/v1", tags=["live"])
+
+PROTOCOL = 1
+RESTARTING, OVERLOADED = 1012, 1013
+BAD_FRAME, NOT_AUTHENTICATED, FORBIDDEN, UNKNOWN, BAD_VERSION = 4400, 4401, 4403, 4404, 4409
+_SEND_SECONDS = 5.0
+_MAX_FRAME_BYTES = 64 * 1024
+
+
+class Subscribe(BaseModel):
+    """The client frame ``subscribe``; repeatable, replaces the last one."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    type: str
+    protocol: int = PROTOCOL
+    metrics: list[Annotated[str, Field(max_length=128)]] = Field(default_factory=list, max_length=50)
+    runs: list[Annotated[str, Field(max_length=60)]] = Field(default_factory=list, max_length=200)
+    after: str | None = Field(None, max_length=50_000)
+    max_points: int = Field(1000, ge=2, le=2000)
+
+    def interest(self) -> Interest:
+        """Return what is subscribed to."""
+        return Interest(frozenset(self.metrics), frozenset(self.runs), self.max_points)
+
+
+class _CloseError(Exception):
+    """Ends a socket with a code and a reason."""
+
+    def __init__(self, code: int, reason: str) -> None:
+        super().__init__(reason)
+        self.code, self.reason = code, reason
+
+
+@router.websocket("/experiments/{experiment_id}/ws")
+async def websocket(
+    socket: WebSocket, ctx: ContextDep, experiment_id: str, ticket: str | None = None
+) -> None:
+    """Stream an experiment: hello, snapshot, delta, status, truncate, end."""
+    await socket.accept()
+    try:
+        await run_in_threadpool(_admit, socket, ctx, experiment_id, ticket)
+        await _Session(socket, ctx, experiment_id).serve()
+    except _CloseError as error:
+        await _close(socket, error.code, error.reason)
+    except WebSocketDisconnect:
+        return
+
+
+def _admit(socket: WebSocket, ctx: Context, experiment_id: str, ticket: str | None) -> None:
+    origin = socket.headers.get("origin")
+    if origin is not None and not origin_allowed(ctx.settings, origin, socket.headers.get("host", "")):
+        raise _CloseError(FORBIDDEN, f"origin {origin} is not allowed")
+    if "token" in socket.query_params:
+        raise _CloseError(NOT_AUTHENTICATED, "a token in a URL is refused; use a ticket or a header")
+    try:
+        if ticket is not None:
+            actor = tokens.use_ticket(ctx, ticket, experiment_id, "-")
+        else:
+            actor = authenticate(socket, ctx)
+        tokens.require(actor, "read")
+        with ctx.store.read() as session:
+            steering.existing(session, experiment_id)
+    except UnauthorizedError as error:
+        raise _CloseError(NOT_AUTHENTICATED, error.detail) from error
+    except ForbiddenError as error:
+        raise _CloseError(FORBIDDEN, error.detail) from error
+    except NotFoundError as error:
+        raise _CloseError(UNKNOWN, error.detail) from error
+
+
+async def _close(socket: WebSocket, code: int, reason: str) -> None:
+    if socket.application_state is WebSocketState.CONNECTED:
+        with contextlib.suppress(RuntimeError, WebSocketDisconnect):
+            await socket.close(code, reason[:120])
+
+
+class _Session:
+    """One connected socket: a receiving task and a sending task."""
+
+    def __init__(self, socket: WebSocket, ctx: Context, experiment_id: str) -> None:
+        self._socket = socket
+        self._ctx = ctx
+        self._experiment_id = experiment_id
+        self._hub: Hub = socket.app.state.hub
+        self._reader: Reader | None = None
+        self._sender: asyncio.Task[None] | None = None
+        self._heard = asyncio.Event()
+        self._sending = asyncio.Lock()
+
+    async def serve(self) -> None:
+        """Run until the client leaves, the server stops or a task fails."""
+        await self._hello()
+        tasks = {
+            asyncio.create_task(self._receive()),
+            asyncio.create_task(self._ping()),
+            asyncio.create_task(self._hub.stopping.wait()),
+        }
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            if self._hub.stopping.is_set():
+                await _close(self._socket, RESTARTING, "the server restarts; reconnect with the cursor")
+            for task in done:
+                if task.exception() is not None:
+                    raise task.exception() or RuntimeError
+        finally:
+            for task in tasks:
+                task.cancel()
+            self._leave()
+
+    async def _hello(self) -> None:
+        epoch = await run_in_threadpool(server_epoch, self._ctx)
+        await self._send(
+            dump(
+                {
+                    "type": "hello",
+                    "protocol": PROTOCOL,
+                    "server_epoch": epoch,
+                    "heartbeat_seconds": self._ctx.settings.ping_seconds,
+                    "limits": {"buffer_bytes": MAX_BUFFER_BYTES, "max_points": 2000},
+                }
+            )
+        )
+
+    async def _receive(self) -> None:
+        while True:
+            text = await self._socket.receive_text()
+            self._heard.set()
+            if len(text) > _MAX_FRAME_BYTES:
+                raise _CloseError(BAD_FRAME, "the frame is too long")
+            await self._handle(text)
+
+    async def _handle(self, text: str) -> None:
+        try:
+            frame = json.loads(text)
+            kind = frame.get("type") if isinstance(frame, dict) else None
+            if kind == "ping":
+                await self._send('{"type":"pong"}')
+                return
+            if kind == "pong":
+                return
+            if kind != "subscribe":
+                raise _CloseError(BAD_FRAME, "expected a frame of type subscribe, ping or pong")
+            wanted = Subscribe.model_validate(frame)
+        except (ValueError, ValidationError, RecursionError) as error:
+            raise _CloseError(BAD_FRAME, f"bad frame: {str(error)[:80]}") from error
+        if wanted.protocol != PROTOCOL:
+            raise _CloseError(BAD_VERSION, f"this server speaks protocol {PROTOCOL}")
+        await self._subscribe(wanted)
+
+    async def _subscribe(self, wanted: Subscribe) -> None:
+        self._leave()
+        try:
+            self._reader = await self._hub.open(self._experiment_id, wanted.interest(), wanted.after)
+        except NotFoundError as error:
+            raise _CloseError(UNKNOWN, error.detail) from error
+        except AppError as error:
+            raise _CloseError(BAD_FRAME, error.detail) from error
+        self._sender = asyncio.create_task(self._pump(self._reader))
+
+    async def _pump(self, reader: Reader) -> None:
+        async for text in self._hub.follow(reader):
+            await self._send(text)
+
+    async def _send(self, text: str) -> None:
+        try:
+            async with self._sending:
+                await asyncio.wait_for(self._socket.send_text(text), _SEND_SECONDS)
+        except TimeoutError:
+            await _close(self._socket, OVERLOADED, "the client reads too slowly; reconnect later")
+            raise WebSocketDisconnect(OVERLOADED) from None
+
+    async def _ping(self) -> None:
+        missed = 0
+        while missed < 2:
+            self._heard.clear()
+            await asyncio.sleep(self._ctx.settings.ping_seconds)
+            missed = 0 if self._heard.is_set() else missed + 1
+            await self._send('{"type":"ping"}')
+        raise _CloseError(OVERLOADED, "two pings were not answered")
+
+    def _leave(self) -> None:
+        if self._sender is not None:
+            self._sender.cancel()
+            self._sender = None
+        if self._reader is not None:
+            self._hub.close(self._reader)
+            self._reader = None
+
+
+def known_experiment(ctx: ContextDep, experiment_id: ExperimentId) -> str:
+    """Return the id of an experiment that exists, before a stream begins."""
+    with ctx.store.read() as session:
+        steering.existing(session, experiment_id)
+    return experiment_id
+
+
+def stream_start(
+    after: Annotated[str | None, Query(max_length=50_000)] = None,
+    last_event_id: Annotated[str | None, Header(max_length=50_000)] = None,
+) -> str | None:
+    """Return the cursor to start from: the browser's Last-Event-ID wins over ``after``."""
+    start = last_event_id or after
+    if start:
+        Position.parse(start)
+    return start
+
+
+@router.get(
+    "/experiments/{experiment_id}/stream", response_class=EventSourceResponse, responses=d.problems(404)
+)
+async def event_stream(
+    request: Request,
+    actor: ReadActor,
+    known: Annotated[str, Depends(known_experiment)],
+    start: Annotated[str | None, Depends(stream_start)],
+    metrics: Annotated[list[str] | None, Query(max_length=50)] = None,
+    runs: Annotated[list[str] | None, Query(max_length=200)] = None,
+) -> AsyncIterator[ServerSentEvent]:
+    """Stream an experiment as server-sent events; the id of each is the cursor to resume from."""
+    hub: Hub = request.app.state.hub
+    reader = await hub.open(known, Interest(frozenset(metrics or ()), frozenset(runs or ())), start)
+    try:
+        async for text in hub.follow(reader):
+            frame = json.loads(text)
+            yield ServerSentEvent(raw_data=text, event=frame["type"], id=frame.get("cursor"))
+            if frame["type"] == "end":
+                return
+    finally:
+        hub.close(reader)
+
+
+class TicketRequest(BaseModel):
+    """Which experiment a ticket is for."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    experiment: str = Field(max_length=60)
+
+
+@router.post("/live-tickets", status_code=201, response_model=d.Document, responses=d.problems(404))
+def create_ticket(ctx: ContextDep, actor: ReadActor, wanted: TicketRequest) -> Any:
+    """Issue a single-use ticket (30 s) for the WebSocket of one experiment."""
+    known_experiment(ctx, wanted.experiment)
+    ticket = tokens.issue_ticket(ctx, wanted.experiment, actor)
+    return {"ticket": ticket, "expires_in_seconds": tokens.TICKET_SECONDS}

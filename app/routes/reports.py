@@ -1,0 +1,60 @@
+"""Reports and exports over HTTP."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Query, Response
+from starlette.responses import JSONResponse
+
+from app.domain.report.html import render_html
+from app.domain.report.markdown import render_markdown
+from app.routes import documents as d
+from app.routes.deps import ContextDep, Reader
+from app.routes.experiments import ExperimentId
+from app.services import reporting
+
+router = APIRouter(prefix="/api/v1", tags=["reports"])
+
+
+@router.get(
+    "/experiments/{experiment_id}/report",
+    responses={
+        **d.problems(404, 409),
+        200: {
+            "content": {
+                "application/json": {"schema": {"type": "object"}},
+                "text/html": {"schema": {"type": "string"}},
+                "text/markdown": {"schema": {"type": "string"}},
+                "text/csv": {"schema": {"type": "string"}},
+            }
+        },
+    },
+)
+def get_report(
+    ctx: ContextDep,
+    actor: Reader,
+    experiment_id: ExperimentId,
+    form: Annotated[Literal["json", "html", "md", "csv"], Query(alias="format")] = "json",
+    version: Annotated[int | None, Query(ge=1, le=1_000_000)] = None,
+) -> Response:
+    """Return an immutable report: JSON, self-contained HTML, Markdown, or the scores as CSV."""
+    row = reporting.read(ctx, experiment_id, version)
+    headers = {"Lockstep-Report-Version": str(row.version)}
+    if form == "html":
+        policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'"
+        html_headers = {**headers, "Content-Security-Policy": policy}
+        return Response(render_html(row.content), media_type="text/html", headers=html_headers)
+    if form == "md":
+        return Response(render_markdown(row.content), media_type="text/markdown", headers=headers)
+    if form == "csv":
+        name = f'attachment; filename="scores-{experiment_id}.csv"'
+        headers["Content-Disposition"] = name
+        return Response(row.scores_csv, media_type="text/csv", headers=headers)
+    return JSONResponse(row.content, headers=headers)
+
+
+@router.get("/experiments/{experiment_id}/reports", response_model=d.Items, responses=d.problems(404))
+def list_reports(ctx: ContextDep, actor: Reader, experiment_id: ExperimentId) -> Any:
+    """List the versions of an experiment's report."""
+    return {"items": reporting.versions(ctx, experiment_id)}

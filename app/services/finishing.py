@@ -1,0 +1,112 @@
+"""The end of an experiment, and registered looks on the way: report, verdict, ``end`` event.
+
+A look analyses complete blocks 1..n only. The end is recorded once: the report row and the event
+``experiment_end`` commit together, and only then do live readers hear ``end``.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from app.domain.status import TERMINAL_BLOCK, BlockStatus, Cause
+from app.services.context import Context
+from app.services.reporting import build, has_analysis, store_report
+from app.services.steering import cancel_decided
+from app.store import experiments, reports
+from app.store.engine import utc
+from app.store.events import NewEvent, add_events
+from app.store.tables import Record
+
+_DECIDING = ("WINNER_MEANINGFUL", "WINNER", "DIFFERENT_BUT_NEGLIGIBLE", "EQUIVALENT", "IDENTICAL_RUNS")
+
+
+def finish_due(ctx: Context) -> int:
+    """Record looks that are due and ends that have come; return how many."""
+    with ctx.store.read() as session:
+        waiting = experiments.unfinished(session)
+    return sum(_finish_one(ctx, experiment_id) for experiment_id in waiting)
+
+
+def _finish_one(ctx: Context, experiment_id: str) -> int:
+    with ctx.store.read() as session:
+        experiment = experiments.get(session, experiment_id)
+        if experiment is None:
+            return 0
+        rows = experiments.newest_blocks(experiments.blocks(session, experiment_id))
+        look = _due_look(session, experiment, rows)
+    ended = all(BlockStatus(row.status) in TERMINAL_BLOCK for row in rows)
+    done = _look(ctx, experiment, look) if look is not None else 0
+    return done + (_end(ctx, experiment_id) if ended and not done else 0)
+
+
+def _due_look(session: Session, experiment: Record, rows: Any) -> tuple[int, int] | None:
+    """Return (number, blocks) of the next registered look whose blocks have all ended."""
+    looks = (experiment.analysis or {}).get("looks", {})
+    if looks.get("mode") != "planned":
+        return None
+    taken = reports.looks_taken(session, experiment.id)
+    for number, blocks_needed in enumerate(looks["at"], start=1):
+        if number in taken:
+            continue
+        first = rows[:blocks_needed]
+        complete = len(first) == blocks_needed and all(
+            BlockStatus(row.status) in TERMINAL_BLOCK for row in first
+        )
+        decided = any(row.cause == Cause.DECIDED for row in first)
+        return (number, blocks_needed) if complete and not decided else None
+    return None
+
+
+def _look(ctx: Context, experiment: Record, look: tuple[int, int]) -> int:
+    number, num_blocks = look
+    content, scores = build(ctx, experiment.id, look=number, num_blocks=num_blocks)
+    with ctx.store.write() as session:
+        locked = experiments.get(session, experiment.id, lock=True)
+        if locked is None or number in reports.looks_taken(session, experiment.id):
+            return 0
+        now = ctx.store.now(session)
+        store_report(session, now, experiment.id, content, scores, f"look {number}")
+        code = content["verdict"]["code"]
+        text = f"look {number} at {num_blocks} blocks: {content['verdict']['sentence']}"
+        payload = {"look": number, "verdict": code}
+        add_events(session, now, experiment.id, [NewEvent("look", text, actor="analysis", payload=payload)])
+        if code in _DECIDING:
+            cancel_decided(session, now, experiment.id, f"decided at look {number}")
+    ctx.bell.ring()
+    return 1
+
+
+def _end(ctx: Context, experiment_id: str) -> int:
+    with ctx.store.read() as session:
+        experiment = experiments.get(session, experiment_id)
+    if experiment is None:
+        return 0
+    built = build(ctx, experiment_id) if has_analysis(experiment) else None
+    with ctx.store.write() as session:
+        locked = experiments.get(session, experiment_id, lock=True)
+        if locked is None or locked.finished_at is not None:
+            return 0
+        rows = experiments.blocks(session, experiment_id)
+        status = experiments.derived_status(locked, rows)
+        if not all(BlockStatus(row.status) in TERMINAL_BLOCK for row in experiments.newest_blocks(rows)):
+            return 0
+        now = ctx.store.now(session)
+        version = store_report(session, now, experiment_id, *built, "final") if built is not None else None
+        verdict = built[0]["verdict"] if built is not None else None
+        experiments.change(session, experiment_id, finished_at=utc(now))
+        sentence = verdict["sentence"] if verdict is not None else "no analysis was registered"
+        event = NewEvent(
+            "experiment_end",
+            f"the experiment is {status.value}: {sentence}",
+            status=status.value,
+            payload={
+                "verdict": verdict["code"] if verdict is not None else None,
+                "sentence": sentence,
+                "report_version": version,
+            },
+        )
+        add_events(session, now, experiment_id, [event])
+    ctx.bell.ring()
+    return 1

@@ -1,0 +1,83 @@
+"""Health, readiness, server epoch and the numbers of /metrics."""
+
+from __future__ import annotations
+
+import secrets
+from dataclasses import dataclass, field
+from typing import Any
+
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+
+from app.domain.status import BlockStatus
+from app.services.context import Context
+from app.store import blocks, scheduling
+
+
+@dataclass
+class Numbers:
+    """Process-wide counters; one registry per process."""
+
+    registry: CollectorRegistry = field(default_factory=CollectorRegistry)
+
+    def __post_init__(self) -> None:
+        options: dict[str, Any] = {"registry": self.registry}
+        self.blocks = Gauge("lockstep_blocks", "Blocks by status", ["status"], **options)
+        self.claim_seconds = Histogram(
+            "lockstep_claim_seconds", "Time to answer a claim's first check", **options
+        )
+        self.heartbeat_seconds = Histogram(
+            "lockstep_heartbeat_seconds", "Time to store a heartbeat", **options
+        )
+        self.lease_expiries = Counter("lockstep_lease_expiries", "Changes made by the sweep", **options)
+        self.ingest_rows = Counter("lockstep_ingest_rows", "Metric rows accepted", **options)
+        self.sockets = Gauge("lockstep_live_readers", "Live readers", **options)
+        self.lagged_frames = Counter("lockstep_lagged", "Readers that lost deltas", **options)
+        self.sweep_age = Gauge("lockstep_sweep_age_seconds", "Seconds since the last sweep", **options)
+        self.database_errors = Counter(
+            "lockstep_database_errors", "Requests that met a database error", **options
+        )
+
+
+METRICS = Numbers()
+
+
+def server_epoch(ctx: Context) -> str:
+    """Return the epoch of this database: new after a restore, kept otherwise."""
+    with ctx.store.read() as session:
+        return scheduling.get_meta(session, "server_epoch") or ""
+
+
+def ensure_epoch(ctx: Context) -> None:
+    """Give a new database its epoch."""
+    with ctx.store.write() as session:
+        if scheduling.get_meta(session, "server_epoch") is None:
+            scheduling.set_meta(session, "server_epoch", secrets.token_hex(8))
+
+
+def renew_epoch(ctx: Context) -> None:
+    """Change the epoch (after a restore), so that every live reader starts anew."""
+    with ctx.store.write() as session:
+        scheduling.set_meta(session, "server_epoch", secrets.token_hex(8))
+
+
+def readiness(ctx: Context) -> dict[str, Any]:
+    """Return what /readyz shows; raises when the database does not answer."""
+    with ctx.store.read() as session:
+        now = ctx.store.now(session)
+        swept = scheduling.get_meta(session, "swept_epoch")
+    age = now - float(swept) if swept else None
+    return {"database": "ok", "sweep_age_seconds": round(age, 1) if age is not None else None}
+
+
+def render_metrics(ctx: Context, readers: int) -> bytes:
+    """Return the Prometheus text."""
+    with ctx.store.read() as session:
+        counts = blocks.counts(session)
+        swept = scheduling.get_meta(session, "swept_epoch")
+        now = ctx.store.now(session)
+    for status in BlockStatus:
+        METRICS.blocks.labels(status.value).set(counts.get(status.value, 0))
+    METRICS.sockets.set(readers)
+    if swept:
+        METRICS.sweep_age.set(max(0.0, now - float(swept)))
+    return generate_latest(METRICS.registry)

@@ -1,0 +1,341 @@
+"""Documents the API shows: experiments, blocks, runs, workers, the queue, series."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from typing import Any
+
+from app.domain.status import TERMINAL_BLOCK, BlockStatus, ExperimentStatus, WorkerStatus
+from app.errors import InvalidError, NotFoundError
+from app.services import explaining
+from app.services.context import Context
+from app.services.cursors import decode_cursor, encode_cursor
+from app.services.steering import existing
+from app.store import events, experiments, logs, points, results, workers
+from app.store.experiments import Listing
+from app.store.tables import Record
+
+
+@dataclass(frozen=True)
+class ListRequest:
+    """Filters of the experiment list."""
+
+    owner: str | None = None
+    tag: str | None = None
+    text: str | None = None
+    status: str | None = None
+    cursor: str | None = None
+    limit: int = 50
+
+
+def list_experiments(ctx: Context, request: ListRequest) -> dict[str, Any]:
+    """Return a page of experiments, newest first; ``next`` is null at the end."""
+    before = _before(request.cursor)
+    items: list[dict[str, Any]] = []
+    with ctx.store.read() as session:
+        while len(items) < request.limit:
+            listing = Listing(request.owner, request.tag, request.text, before, request.limit + 1)
+            rows = experiments.list_page(session, listing)
+            states = experiments.block_states(session, [row.id for row in rows])
+            for row in rows[: request.limit]:
+                before = (row.created_at, row.id)
+                document = _list_item(row, states[row.id])
+                if request.status is None or document["status"] == request.status:
+                    items.append(document)
+                if len(items) == request.limit:
+                    break
+            if len(rows) <= request.limit:
+                exhausted = not rows or before == (rows[-1].created_at, rows[-1].id)
+                return {"items": items, "next": None if exhausted else _after(before)}
+    return {"items": items, "next": _after(before)}
+
+
+def _before(cursor: str | None) -> tuple[datetime, str] | None:
+    if cursor is None:
+        return None
+    parts = decode_cursor(cursor)
+    try:
+        return datetime.fromisoformat(parts[0]), str(parts[1])
+    except (IndexError, TypeError, ValueError) as error:
+        raise InvalidError("the cursor is not one that this server gave", code="bad_cursor") from error
+
+
+def _after(before: tuple[datetime, str] | None) -> str | None:
+    return encode_cursor(before[0].isoformat(), before[1]) if before else None
+
+
+def _list_item(row: Record, states: Sequence[Record]) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "name": row.name,
+        "status": experiments.derived_status(row, states).value,
+        "kind": row.kind,
+        "mode": row.mode,
+        "owner": row.owner,
+        "tags": row.tags,
+        "priority": row.priority,
+        "created_at": row.created_at.isoformat(),
+        "finished_at": row.finished_at and row.finished_at.isoformat(),
+        "num_arms": row.num_arms,
+        "progress": _progress(row, states),
+    }
+
+
+def _progress(row: Record, states: Sequence[Record]) -> dict[str, Any]:
+    newest = experiments.newest_blocks(states)
+    rounds = row.rounds * max(1, len(newest))
+    done = sum(row.rounds if state.status == BlockStatus.SUCCEEDED else state.open_round for state in newest)
+    count = {status.value: sum(state.status == status for state in newest) for status in BlockStatus}
+    return {
+        "blocks": len(newest),
+        "blocks_by_status": {name: number for name, number in count.items() if number},
+        "rounds_total": rounds,
+        "rounds_done": done,
+        "fraction": round(done / rounds, 4),
+    }
+
+
+def show_experiment(ctx: Context, experiment_id: str) -> dict[str, Any]:
+    """Return an experiment with its spec, arms, progress and why it waits."""
+    with ctx.store.read() as session:
+        row = existing(session, experiment_id)
+        states = experiments.blocks(session, experiment_id)
+        arms = experiments.arms(session, experiment_id)
+        waiting = explaining.why_waiting(ctx, session, row, states)
+    document = _list_item(row, states)
+    return {
+        **document,
+        "notes": row.notes,
+        "rounds": row.rounds,
+        "desired": row.desired,
+        "placement": row.placement_resolved or row.placement,
+        "spec": row.spec,
+        "spec_hash": row.spec_hash,
+        "analysis_hash": row.analysis_hash,
+        "warnings": row.warnings,
+        "parent_id": row.parent_id,
+        "exploratory_from": row.exploratory_from,
+        "arms": [arm_document(arm) for arm in arms],
+        "why_waiting": waiting,
+        "version": row.version,
+        "cursor": encode_cursor(row.event_seq, {}),
+    }
+
+
+def arm_document(arm: Record) -> dict[str, Any]:
+    """Return an arm as the API shows it."""
+    return {
+        "label": arm.label,
+        "index": arm.arm_index,
+        "policy": arm.policy,
+        "reward_mode": arm.reward_mode,
+        "diff": arm.diff,
+    }
+
+
+def status_of(ctx: Context, experiment_id: str) -> ExperimentStatus:
+    """Return the derived status of an experiment."""
+    with ctx.store.read() as session:
+        row = existing(session, experiment_id)
+        return experiments.derived_status(row, experiments.blocks(session, experiment_id))
+
+
+def list_blocks(ctx: Context, experiment_id: str) -> list[dict[str, Any]]:
+    """Return the blocks of an experiment."""
+    with ctx.store.read() as session:
+        existing(session, experiment_id)
+        return [_block_document(row) for row in experiments.blocks(session, experiment_id)]
+
+
+def _block_document(row: Record) -> dict[str, Any]:
+    return {
+        "id": row.id,
+        "replicate": row.replicate,
+        "generation": row.generation,
+        "status": row.status,
+        "cause": row.cause,
+        "cause_text": row.cause_text,
+        "attempt": row.attempt,
+        "resume_round": row.resume_round,
+        "open_round": row.open_round,
+        "num_diverged": row.num_diverged,
+        "created_at": row.created_at.isoformat(),
+        "started_at": row.started_at and row.started_at.isoformat(),
+        "finished_at": row.finished_at and row.finished_at.isoformat(),
+        "is_finished": BlockStatus(row.status) in TERMINAL_BLOCK,
+    }
+
+
+def list_runs(ctx: Context, experiment_id: str) -> list[dict[str, Any]]:
+    """Return the runs of an experiment: group_id, device, mode, progress (F1 task 1)."""
+    with ctx.store.read() as session:
+        existing(session, experiment_id)
+        return [run_document(row) for row in experiments.runs(session, experiment_id)]
+
+
+def run_document(row: Record) -> dict[str, Any]:
+    """Return a run as the API shows it."""
+    return {
+        "id": row.id,
+        "block_id": row.block_id,
+        "replicate": row.replicate,
+        "generation": row.generation,
+        "group_id": row.label,
+        "reward_mode": row.reward_mode,
+        "policy": row.policy,
+        "status": row.status,
+        "cause": row.cause,
+        "cause_text": row.cause_text,
+        "rounds_done": row.rounds_done,
+        "env_steps": int(row.env_steps),
+        "stalled": row.stalled,
+        "resumed": row.resumed,
+        "device": row.device_uid,
+        "device_seconds": round(row.device_seconds, 3),
+    }
+
+
+def show_run(ctx: Context, run_id: str) -> dict[str, Any]:
+    """Return one run with its metric names and attempts."""
+    with ctx.store.read() as session:
+        row = experiments.run(session, run_id)
+        if row is None:
+            raise NotFoundError(f"no run {run_id}", code="unknown_run")
+        names = points.names_of_run(session, row.no)
+    return {**run_document(row), "experiment_id": row.experiment_id, "metrics": names}
+
+
+def read_logs(ctx: Context, run_id: str, *, cursor: str | None, level: str, limit: int) -> dict[str, Any]:
+    """Return log lines of the block of a run: after a cursor, or the newest ones."""
+    with ctx.store.read() as session:
+        row = experiments.run(session, run_id)
+        if row is None:
+            raise NotFoundError(f"no run {run_id}", code="unknown_run")
+        after = _log_position(cursor)
+        wanted = logs.LEVELS[logs.LEVELS.index(level) :]
+        lines = logs.read(session, row.block_id, levels=wanted, after=after, limit=limit)
+    last = (lines[-1].attempt, lines[-1].seq) if lines else after
+    return {
+        "items": [
+            {
+                "attempt": line.attempt,
+                "seq": line.seq,
+                "level": line.level,
+                "text": line.text,
+                "at": line.at.isoformat(),
+            }
+            for line in lines
+        ],
+        "next": encode_cursor(*last) if last else None,
+    }
+
+
+def _log_position(cursor: str | None) -> tuple[int, int] | None:
+    if cursor is None:
+        return None
+    parts = decode_cursor(cursor)
+    if len(parts) != 2 or not all(isinstance(part, int) for part in parts):
+        raise InvalidError("the cursor is not one that this server gave", code="bad_cursor")
+    return parts[0], parts[1]
+
+
+def list_events(ctx: Context, experiment_id: str, *, after: int, limit: int) -> dict[str, Any]:
+    """Return the timeline of an experiment after an event number."""
+    with ctx.store.read() as session:
+        existing(session, experiment_id)
+        rows = events.list_events(session, experiment_id, after=after, limit=limit)
+    return {
+        "items": [events.event_document(row) for row in rows],
+        "next": rows[-1].seq if rows else after,
+    }
+
+
+def list_artifacts(ctx: Context, experiment_id: str) -> list[dict[str, Any]]:
+    """Return the committed files of an experiment."""
+    with ctx.store.read() as session:
+        existing(session, experiment_id)
+        return [artifact_document(row) for row in results.artifacts(session, experiment_id)]
+
+
+def artifact_document(row: Record) -> dict[str, Any]:
+    """Return an artifact as the API shows it."""
+    return {
+        "id": row.id,
+        "experiment_id": row.experiment_id,
+        "run_id": row.run_id,
+        "kind": row.kind,
+        "name": row.name,
+        "sha256": row.sha256,
+        "size_bytes": int(row.size_bytes),
+        "media_type": row.media_type,
+        "next_round": row.next_round,
+        "created_at": row.created_at.isoformat(),
+    }
+
+
+def show_artifact(ctx: Context, artifact_id: str) -> Record:
+    """Return the row of a committed artifact."""
+    with ctx.store.read() as session:
+        row = results.artifact(session, artifact_id)
+    if row is None or not row.committed:
+        raise NotFoundError(f"no artifact {artifact_id}", code="unknown_artifact")
+    return row
+
+
+def list_workers(ctx: Context, *, include_retired: bool = False) -> list[dict[str, Any]]:
+    """Return workers with device, health and the block each one holds."""
+    with ctx.store.read() as session:
+        now = ctx.store.now(session)
+        rows = workers.listing(session)
+    return [
+        worker_document(row, now) for row in rows if include_retired or row.status != WorkerStatus.RETIRED
+    ]
+
+
+def show_worker(ctx: Context, worker_id: str) -> dict[str, Any]:
+    """Return one worker with its newest events."""
+    with ctx.store.read() as session:
+        now = ctx.store.now(session)
+        rows = [row for row in workers.listing(session) if row.id == worker_id]
+        if not rows:
+            raise NotFoundError(f"no worker {worker_id}", code="unknown_worker")
+        timeline = events.worker_events(session, worker_id)
+    return {
+        **worker_document(rows[0], now),
+        "events": [
+            {"at": row.at.isoformat(), "status": row.status, "actor": row.actor, "text": row.text}
+            for row in timeline
+        ],
+    }
+
+
+def worker_document(row: Record, now: float) -> dict[str, Any]:
+    """Return a worker as the API shows it; ages are computed by the server."""
+    holding = None
+    if row.block_id is not None:
+        holding = {
+            "experiment_id": row.experiment_id,
+            "block_id": row.block_id,
+            "replicate": row.replicate,
+            "progress": row.progress,
+        }
+    return {
+        "id": row.id,
+        "name": row.name,
+        "host": row.host,
+        "status": row.status,
+        "status_text": row.status_text,
+        "drain": row.drain,
+        "device_uid": row.device_uid,
+        "device_class": row.device_class,
+        "device_model": row.device_model,
+        "memory_bytes": int(row.memory_bytes),
+        "health": row.health,
+        "versions": row.versions,
+        "datasets": row.datasets,
+        "seen_seconds_ago": round(max(0.0, now - row.seen_epoch), 1),
+        "registered_at": row.registered_at.isoformat(),
+        "holds": holding,
+    }

@@ -1,0 +1,59 @@
+"""Reports: immutable and versioned."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from sqlalchemy import func, insert, select
+from sqlalchemy.orm import Session
+
+from app.store import tables as t
+from app.store.engine import utc
+from app.store.tables import Record
+
+
+def insert_report(
+    session: Session, now: float, experiment_id: str, content: Mapping[str, Any], scores: str, trigger: str
+) -> int:
+    """Append a report; return its version, counted from 1."""
+    newest = select(func.coalesce(func.max(t.report.c.version), 0)).where(
+        t.report.c.experiment_id == experiment_id
+    )
+    version = int(session.execute(newest).scalar_one()) + 1
+    session.execute(
+        insert(t.report).values(
+            experiment_id=experiment_id,
+            version=version,
+            content=dict(content),
+            scores_csv=scores,
+            scores_sha256=str(content.get("scores_sha256", "")),
+            trigger=trigger,
+            created_at=utc(now),
+        )
+    )
+    return version
+
+
+def get(session: Session, experiment_id: str, version: int | None = None) -> Record | None:
+    """Return a report: the version asked for, or the newest."""
+    query = select(t.report).where(t.report.c.experiment_id == experiment_id)
+    if version is not None:
+        query = query.where(t.report.c.version == version)
+    return session.execute(query.order_by(t.report.c.version.desc()).limit(1)).one_or_none()
+
+
+def versions(session: Session, experiment_id: str) -> Sequence[Record]:
+    """Return (version, trigger, created_at) of all reports of an experiment."""
+    query = select(t.report.c.version, t.report.c.trigger, t.report.c.created_at)
+    query = query.where(t.report.c.experiment_id == experiment_id)
+    return session.execute(query.order_by(t.report.c.version)).all()
+
+
+def looks_taken(session: Session, experiment_id: str) -> set[int]:
+    """Return the numbers of the registered looks that have been taken."""
+    prefix = "look "
+    query = select(t.report.c.trigger).where(
+        t.report.c.experiment_id == experiment_id, t.report.c.trigger.startswith(prefix)
+    )
+    return {int(trigger.removeprefix(prefix)) for trigger in session.execute(query).scalars()}

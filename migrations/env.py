@@ -1,0 +1,28 @@
+"""Alembic environment: one connection, batch mode on SQLite, type comparison on."""
+
+from alembic import context
+
+from app.store.engine import make_engine
+from app.store.tables import metadata
+
+
+def _compare_type(_context, _inspected, _metadata_column, _inspected_type, _metadata_type):
+    return None
+
+
+def run() -> None:
+    url = context.config.get_main_option("sqlalchemy.url")
+    engine = make_engine(url, is_sqlite=url.startswith("sqlite"))
+    with engine.begin() as connection:
+        context.configure(
+            connection=connection,
+            target_metadata=metadata,
+            render_as_batch=connection.dialect.name == "sqlite",
+            compare_type=_compare_type,
+        )
+        with context.begin_transaction():
+            context.run_migrations()
+    engine.dispose()
+
+
+run()
