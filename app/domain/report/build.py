@@ -83,9 +83,7 @@ class _Analysis:
         )
         self.decisive = decisive_pair(self.result)
         self.guardrails = guardrail_rows(inputs, self.scores, self._winner(), self.clock)
-        self.more: ReplicatesNeeded | None = replicates_more(
-            self.decisive, self.design, inputs.analysis.alpha
-        )
+        self.more: ReplicatesNeeded | None = replicates_more(self.decisive, self.design, inputs.analysis.alpha)
 
     def _winner(self) -> str | None:
         return self.result.winner if self.result.verdict in SUPERIOR_VERDICTS else None
@@ -119,12 +117,10 @@ def build_report(inputs: ReportInputs) -> dict[str, Any]:
         "failures": failure_rows(found.scores.arms),
         "sensitivity": asdict(found.sensitivity),
         "leave_one_out": leave_one_out_row(found.decisive, design),
-        "integrity": [
-            {"gate": g.gate, "class": g.cls, "state": g.state, "detail": g.detail} for g in found.gates
-        ],
+        "integrity": [{"gate": g.gate, "class": g.cls, "state": g.state, "detail": g.detail} for g in found.gates],
         "aa": {
             "modes": list(inputs.stamp.modes) if inputs.stamp else [],
-            "stamp": asdict(inputs.stamp) if inputs.stamp else None,
+            "stamp": asdict(inputs.stamp) | {"modes": list(inputs.stamp.modes)} if inputs.stamp else None,
         },
         "more": _more(found.more),
         "bayes": bayes_panel(result, design, found.scores) if inputs.analysis.bayes_panel else None,
@@ -162,7 +158,7 @@ def _registration(inputs: ReportInputs) -> dict[str, Any]:
         "experiment_id": inputs.experiment_id,
         "name": inputs.name,
         "kind": inputs.kind,
-        "arms": [asdict(arm) for arm in inputs.arms],
+        "arms": [asdict(arm) | {"differences": [asdict(d) for d in arm.differences]} for arm in inputs.arms],
         "planned_blocks": inputs.planned_blocks,
         "look": inputs.look,
         "extension": None if extension is None else asdict(extension),
@@ -201,9 +197,7 @@ def _verdict(found: _Analysis) -> dict[str, Any]:
         "p_max": number(result.p_max) if winner else None,
         "flags": flags,
         "suffix": _suffix(found, code),
-        "promotable": winner is not None
-        and code in SUPERIOR_VERDICTS[:2]
-        and "GUARDRAIL_UNPROVEN" not in flags,
+        "promotable": winner is not None and code in SUPERIOR_VERDICTS[:2] and "GUARDRAIL_UNPROVEN" not in flags,
         "sentence": verdict_sentence(words),
     }
 
@@ -308,9 +302,7 @@ def _exploratory(found: _Analysis) -> dict[str, Any] | None:
     pooled = replace(inputs, extension=None)
     blocks = finished_blocks(pooled, score_table(pooled, found.scores.metric))
     scores = metric_scores(pooled, found.scores.metric, blocks)
-    result, _ = analyse_with_sensitivity(
-        scores.arms, replace(found.design, level=inputs.analysis.alpha, mode="fixed")
-    )
+    result, _ = analyse_with_sensitivity(scores.arms, replace(found.design, level=inputs.analysis.alpha, mode="fixed"))
     return {
         "label": "EXPLORATORY",
         "decided_utc": inputs.extension.decided_utc,

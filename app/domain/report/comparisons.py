@@ -23,9 +23,7 @@ from app.domain.stats.t_tests import TTest, equivalence, paired_t, welch
 _RESAMPLES = 9_999
 
 
-def comparison(
-    pair: PairResult, design: Design, sign: float, blocks: dict[str, tuple[int, ...]]
-) -> dict[str, Any]:
+def comparison(pair: PairResult, design: Design, sign: float, blocks: dict[str, tuple[int, ...]]) -> dict[str, Any]:
     """Return one comparison a - b as JSON data; differences are oriented (positive: a is better).
 
     ``sign`` turns oriented scores back into raw units; ``blocks`` maps positions to replicates.
@@ -102,9 +100,7 @@ def _effect(x: FlooredArm, y: FlooredArm, design: Design) -> dict[str, Any]:
     return {"A12": number(ranks.a12), "cliffs_delta": number(ranks.cliffs_delta), "g": number(sizes.g)}
 
 
-def _pairs(
-    pair: PairResult, design: Design, sign: float, blocks: dict[str, tuple[int, ...]]
-) -> list[dict[str, Any]]:
+def _pairs(pair: PairResult, design: Design, sign: float, blocks: dict[str, tuple[int, ...]]) -> list[dict[str, Any]]:
     if not design.paired:
         return []
     a, b = pair.a, pair.b

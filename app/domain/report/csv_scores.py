@@ -34,9 +34,7 @@ def scores_csv(inputs: ReportInputs) -> str:
     return out.getvalue()
 
 
-def inputs_from_csv(
-    text: str, registration: Mapping[str, Any], generated_utc: str, code_version: str
-) -> ReportInputs:
+def inputs_from_csv(text: str, registration: Mapping[str, Any], generated_utc: str, code_version: str) -> ReportInputs:
     """Return report inputs from scores.csv and the ``registration`` block of report.json."""
     rows = list(csv.DictReader(io.StringIO(text)))
     if rows and set(rows[0]) != set(COLUMNS):
@@ -76,15 +74,11 @@ def _rows(inputs: ReportInputs) -> Iterator[tuple[str | int, ...]]:
         set(registered.at),
         1.0 if direction_of(inputs.analysis, registered.metric) == "max" else -1.0,
     )
-    points = [
-        p for p in inputs.curves if p.metric == registered.metric and p.step in steps and p.arm in order
-    ]
+    points = [p for p in inputs.curves if p.metric == registered.metric and p.step in steps and p.arm in order]
     for p in sorted(points, key=lambda p: (p.step, order[p.arm], p.replicate)):
         known = device.get((p.arm, p.replicate))
         status = "failed" if p.value is None or not isfinite(p.value) else "ok"
-        score = ScoreRow(
-            p.arm, p.replicate, "", p.metric, p.value, status, None, known.device if known else None
-        )
+        score = ScoreRow(p.arm, p.replicate, "", p.metric, p.value, status, None, known.device if known else None)
         yield _row(score, sign, f"{p.metric}@{p.step}")
 
 

@@ -55,9 +55,7 @@ def curve_plot(inputs: ReportInputs, scores: MetricScores, clock: Clock) -> dict
     }
 
 
-def curve_test(
-    inputs: ReportInputs, scores: MetricScores, clock: Clock, design: Design
-) -> dict[str, Any] | None:
+def curve_test(inputs: ReportInputs, scores: MetricScores, clock: Clock, design: Design) -> dict[str, Any] | None:
     """Return the registered joint curve test for every pair, or a reason why there is none."""
     registered = inputs.analysis.curve
     if registered is None:
@@ -186,9 +184,7 @@ def _midpoint(curves: Curves) -> float | None:
     return float((np.median([v[0] for v in known]) + np.median([v[-1] for v in known])) / 2)
 
 
-def _time(
-    curve: Mapping[int, float | None], threshold: float, horizon: int, upward: bool
-) -> tuple[float, int]:
+def _time(curve: Mapping[int, float | None], threshold: float, horizon: int, upward: bool) -> tuple[float, int]:
     for step, value in sorted(curve.items()):
         if value is not None and (value >= threshold if upward else value <= threshold):
             return float(step), 1

@@ -5,8 +5,7 @@ from __future__ import annotations
 VERDICTS = {
     "WINNER_MEANINGFUL": (
         "good",
-        "One arm is better, and even the cautious end of the interval exceeds the smallest effect of "
-        "interest.",
+        "One arm is better, and even the cautious end of the interval exceeds the smallest effect of interest.",
     ),
     "WINNER": (
         "good",
@@ -19,8 +18,7 @@ VERDICTS = {
     "DIFFERENT_BUT_NEGLIGIBLE": ("good", "The arms do differ, but by less than what was declared to matter."),
     "EQUIVALENT": (
         "good",
-        "Any remaining difference is smaller than what was declared to matter. That is a finding, not a "
-        "lack of data.",
+        "Any remaining difference is smaller than what was declared to matter. That is a finding, not a lack of data.",
     ),
     "TIE_AT_TOP": (
         "good",
@@ -47,8 +45,7 @@ FLAGS = {
     "DRIVER_DIFFERS": "driver or library versions differ between runs",
     "EXPLORATORY_EXTENSION": "blocks were added after results were seen; they are shown apart",
     "FEW_REPLICATES": "an arm has fewer than two usable replicates",
-    "FLOOR_ABOVE_SCORE": "a successful run scored below the registered failure score; the worst score "
-    "was used instead",
+    "FLOOR_ABOVE_SCORE": "a successful run scored below the registered failure score; the worst score was used instead",
     "FLOOR_ASSUMED": "no failure score was registered; failed runs stand at the worst score seen",
     "GUARDRAIL_UNPROVEN": "absence of harm is not proven on some guardrail: do not promote automatically",
     "HARDWARE_CONFOUNDED": "arms were not spread evenly over devices",
@@ -89,8 +86,7 @@ GLOSSARY = (
     ("Equivalent", "the interval lies wholly within the smallest effect of interest, on both sides of 0."),
     (
         "Failure",
-        "a run that diverged. It counts, with a score fixed beforehand; leaving it out would reward "
-        "fragile arms.",
+        "a run that diverged. It counts, with a score fixed beforehand; leaving it out would reward fragile arms.",
     ),
     ("Lost", "a run that ended for reasons of infrastructure. Its block is left out for all arms."),
 )

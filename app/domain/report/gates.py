@@ -105,9 +105,7 @@ def _seed_gate(inputs: ReportInputs) -> Gate:
 def _hand_gate(runs: Sequence[RunFacts]) -> Gate:
     repeated = sorted(run.run_id for run in runs if run.repeated_by_hand)
     holds = None if not runs else not repeated
-    return _gate(
-        "no result chosen by hand", "void", holds, f"repeated although decided: {', '.join(repeated)}"
-    )
+    return _gate("no result chosen by hand", "void", holds, f"repeated although decided: {', '.join(repeated)}")
 
 
 def _balance_gate(inputs: ReportInputs) -> Gate:
@@ -119,9 +117,7 @@ def _balance_gate(inputs: ReportInputs) -> Gate:
 def _driver_gate(runs: Sequence[RunFacts]) -> Gate:
     drivers = {run.driver for run in runs}
     holds = None if not runs or None in drivers else len(drivers) == 1
-    return _gate(
-        "one driver", "flag", holds, "driver or library versions differ between runs", "DRIVER_DIFFERS"
-    )
+    return _gate("one driver", "flag", holds, "driver or library versions differ between runs", "DRIVER_DIFFERS")
 
 
 def _complete_gate(inputs: ReportInputs) -> Gate:
@@ -129,31 +125,23 @@ def _complete_gate(inputs: ReportInputs) -> Gate:
     done = {(r.arm, r.replicate) for r in inputs.scores if r.metric == metric and r.status != "lost"}
     complete = sum(1 for r in {rep for _, rep in done} if all((label, r) in done for label in labels))
     detail = f"{complete} of {inputs.planned_blocks} planned blocks are complete"
-    return _gate(
-        "all planned blocks complete", "flag", complete >= inputs.planned_blocks, detail, "INCOMPLETE"
-    )
+    return _gate("all planned blocks complete", "flag", complete >= inputs.planned_blocks, detail, "INCOMPLETE")
 
 
 def _lost_gate(inputs: ReportInputs) -> Gate:
     metric = inputs.analysis.primary.metric
     lost = {r.replicate for r in inputs.scores if r.metric == metric and r.status == "lost"}
     share = len(lost) / max(1, inputs.planned_blocks)
-    return _gate(
-        "at most 10 % of blocks lost", "flag", share <= LOST_SHARE, f"{len(lost)} blocks lost", "MANY_LOST"
-    )
+    return _gate("at most 10 % of blocks lost", "flag", share <= LOST_SHARE, f"{len(lost)} blocks lost", "MANY_LOST")
 
 
 def _resumed_gate(runs: Sequence[RunFacts]) -> Gate:
     resumed = sorted(run.run_id for run in runs if run.resumed)
     holds = None if not runs else not resumed
-    return _gate(
-        "no run resumed", "flag", holds, f"resumed from a checkpoint: {', '.join(resumed)}", "RESUMED_RUNS"
-    )
+    return _gate("no run resumed", "flag", holds, f"resumed from a checkpoint: {', '.join(resumed)}", "RESUMED_RUNS")
 
 
 def _deterministic_gate(runs: Sequence[RunFacts]) -> Gate:
     known = [run.deterministic for run in runs]
     holds = None if not runs or None in known else all(known)
-    return _gate(
-        "deterministic kernels", "flag", holds, "nondeterministic kernels were on", "NONDETERMINISTIC"
-    )
+    return _gate("deterministic kernels", "flag", holds, "nondeterministic kernels were on", "NONDETERMINISTIC")

@@ -136,9 +136,7 @@ def _rows_of(label: str, table: Table, blocks: Sequence[int], inputs: ReportInpu
     limit = None if inputs.extension is None else inputs.extension.first_block
     seen = sorted(r for arm, r in table if arm == label)
     look_end = max(blocks) if blocks and inputs.analysis.looks.mode == "planned" else None
-    return [
-        table[label, r] for r in seen if (limit is None or r < limit) and (look_end is None or r <= look_end)
-    ]
+    return [table[label, r] for r in seen if (limit is None or r < limit) and (look_end is None or r <= look_end)]
 
 
 def _oriented(label: str, rows: Sequence[ScoreRow], direction: str) -> ArmScores:

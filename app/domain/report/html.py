@@ -56,8 +56,7 @@ def _verdict(report: Report) -> str:
     suffix = f" {verdict['suffix']}" if verdict["suffix"] else ""
     reason = f" ({verdict['reason']})" if verdict["reason"] else ""
     flags = "".join(
-        f'<li><span class="flag">{escape(flag)}</span>{escape(text)}</li>'
-        for flag, text in flag_texts(report)
+        f'<li><span class="flag">{escape(flag)}</span>{escape(text)}</li>' for flag, text in flag_texts(report)
     )
     return (
         f'<section class="verdict {tone}"><div class="code">{escape(verdict["code"] + suffix + reason)}</div>'
@@ -73,11 +72,7 @@ def _facts(report: Report) -> str:
 
 def _legend(report: Report) -> str:
     arms = enumerate(report["facts"]["arms"])
-    return (
-        '<p class="legend">'
-        + "".join(f'<span><i class="arm{i}"></i>{escape(a)}</span>' for i, a in arms)
-        + "</p>"
-    )
+    return '<p class="legend">' + "".join(f'<span><i class="arm{i}"></i>{escape(a)}</span>' for i, a in arms) + "</p>"
 
 
 def _figure(title: str, caption: str, svg: str) -> str:

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
+from html import escape
 from typing import Any
 
 from app.domain.report.explain import VERDICTS
 from app.domain.report.tables import TextTable, all_tables, fact_items, flag_texts
 
-_SPECIAL = re.compile(r"([\\`*_{}\[\]<>|#])")
+_SPECIAL = re.compile(r"([\\`*_{}\[\]|#])")
 
 
 def render_markdown(report: Mapping[str, Any]) -> str:
@@ -19,7 +20,7 @@ def render_markdown(report: Mapping[str, Any]) -> str:
     lines = [
         f"# {text(report['name'])}",
         "",
-        f"**{text(verdict['code'] + suffix)}**: {verdict['sentence']}",
+        f"**{text(verdict['code'] + suffix)}**: {escape(verdict['sentence'], quote=False)}",
         "",
         VERDICTS[verdict["code"]][1],
         "",
@@ -40,7 +41,7 @@ def render_markdown(report: Mapping[str, Any]) -> str:
 
 def text(value: str) -> str:
     """Return free text with Markdown's special characters escaped, on one line."""
-    return _SPECIAL.sub(r"\\\1", " ".join(value.split()))
+    return _SPECIAL.sub(r"\\\1", escape(" ".join(value.split()), quote=False))
 
 
 def _table(table: TextTable) -> list[str]:

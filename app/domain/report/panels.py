@@ -43,8 +43,7 @@ def profile_panel(result: ExperimentResult, sign: float) -> dict[str, Any] | Non
     return {
         "tau": [number(float(t)) for t in taus],
         "arms": [
-            {"arm": arm.label, "share": [float(s) for s in profile(sign * arm.values, taus)]}
-            for arm in result.arms
+            {"arm": arm.label, "share": [float(s) for s in profile(sign * arm.values, taus)]} for arm in result.arms
         ],
     }
 

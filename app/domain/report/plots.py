@@ -60,9 +60,7 @@ def forest_plot(report: Report) -> tuple[str, str, str] | None:
     sesoi = report["registration"]["analysis"]["sesoi"]
     values = [0.0, *(c["estimate"] for c in rows), *(x for c in rows for x in _bounds(c))]
     values += [sesoi, -sesoi] if sesoi else []
-    frame = Frame(
-        "Differences between arms", padded(values), (0, len(rows)), height=70 + 46 * len(rows), left=190
-    )
+    frame = Frame("Differences between arms", padded(values), (0, len(rows)), height=70 + 46 * len(rows), left=190)
     if sesoi:
         frame.area([(-sesoi, 0), (sesoi, 0), (sesoi, len(rows)), (-sesoi, len(rows))], "sesoi")
     frame.line([(0, 0), (0, len(rows))], "zero")
@@ -96,20 +94,12 @@ def curve_plot(report: Report) -> tuple[str, str, str] | None:
     frame = Frame("Learning curves", (min(steps), max(steps)), padded(every))
     frame.axis_y(_metric_label(report))
     for i, arm in enumerate(curves["arms"]):
-        band = [
-            (s, lo, hi) for s, lo, hi in zip(steps, arm["low"], arm["high"], strict=True) if lo is not None
-        ]
+        band = [(s, lo, hi) for s, lo, hi in zip(steps, arm["low"], arm["high"], strict=True) if lo is not None]
         if len(band) > 1:
-            frame.area(
-                [*((s, hi) for s, _, hi in band), *((s, lo) for s, lo, _ in reversed(band))], f"band arm{i}"
-            )
+            frame.area([*((s, hi) for s, _, hi in band), *((s, lo) for s, lo, _ in reversed(band))], f"band arm{i}")
         for run in arm["runs"]:
-            frame.line(
-                [(s, v) for s, v in zip(steps, run["values"], strict=True) if v is not None], f"thin arm{i}"
-            )
-        frame.line(
-            [(s, v) for s, v in zip(steps, arm["mean"], strict=True) if v is not None], f"curve arm{i}"
-        )
+            frame.line([(s, v) for s, v in zip(steps, run["values"], strict=True) if v is not None], f"thin arm{i}")
+        frame.line([(s, v) for s, v in zip(steps, arm["mean"], strict=True) if v is not None], f"curve arm{i}")
     frame.axis_x("round")
     sizes = ", ".join(f"{arm['arm']} n = {arm['n']}" for arm in curves["arms"])
     caption = (

@@ -126,9 +126,7 @@ def rank_test(a: Sequence[tuple[float, float]], b: Sequence[tuple[float, float]]
     p = two_sided(subset_counts(ranks, len(a)), sum(ranks[: len(a)]))
     differences = sorted(x[0] - y[0] for x in a for y in b)
     size = len(a) * (len(a) + 1) // 2
-    null = Counter(
-        {s - size: n for s, n in subset_counts(list(range(1, len(a) + len(b) + 1)), len(a)).items()}
-    )
+    null = Counter({s - size: n for s, n in subset_counts(list(range(1, len(a) + len(b) + 1)), len(a)).items()})
     intervals = [order_interval(differences, null, x) for x in (level, 2 * level)]
     return median(differences), p, intervals[0], intervals[1]
 

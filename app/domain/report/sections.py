@@ -32,9 +32,7 @@ from app.domain.stats.tolerance import normal_factor
 BH_RATE = 0.1
 
 
-def arm_table(
-    result: ExperimentResult, scores: MetricScores, design: Design, sign: float
-) -> list[dict[str, Any]]:
+def arm_table(result: ExperimentResult, scores: MetricScores, design: Design, sign: float) -> list[dict[str, Any]]:
     """Return one row per arm in raw units: n, failures, mean, location, SD, robust summaries."""
     return [_arm_row(arm, own, design, sign) for arm, own in zip(result.arms, scores.arms, strict=True)]
 
@@ -143,8 +141,7 @@ def bayes_panel(result: ExperimentResult, design: Design, scores: MetricScores) 
         "best_arm": None if best is None else dict(zip(labels, map(number, best[0]), strict=True)),
         "expected_loss": None if best is None else dict(zip(labels, map(number, best[1]), strict=True)),
         "error_controlled": False,
-        "note": "reference posterior; never the verdict"
-        + ("" if design.mode == "fixed" else "; not error-controlled"),
+        "note": "reference posterior; never the verdict" + ("" if design.mode == "fixed" else "; not error-controlled"),
     }
 
 
@@ -166,9 +163,7 @@ def omnibus(result: ExperimentResult, design: Design) -> dict[str, Any] | None:
         at = labels.index(design.control)
         others = [v for i, v in enumerate(values) if i != at]
         ps = dunnett_test(others, values[at], design.rng())[1]
-        found["dunnett_p"] = dict(
-            zip([x for x in labels if x != design.control], map(number, ps), strict=True)
-        )
+        found["dunnett_p"] = dict(zip([x for x in labels if x != design.control], map(number, ps), strict=True))
     return found
 
 

@@ -64,8 +64,7 @@ def _cell(arm: str, mode: str, found: list[CrossScore], is_own: bool) -> dict[st
         else None,
         "episodes": sum(c.episodes for c in found),
         "replicates": [
-            {"replicate": c.replicate, "mean": number(c.mean), "sd": number(c.sd), "n": c.episodes}
-            for c in found
+            {"replicate": c.replicate, "mean": number(c.mean), "sd": number(c.sd), "n": c.episodes} for c in found
         ],
     }
 

@@ -51,8 +51,7 @@ class Frame:
     def dot(self, x: float, y: float, css: str, note: str) -> None:
         """Draw a point with a tooltip."""
         self.parts.append(
-            f'<circle class="{css}" cx="{self.px(x)}" cy="{self.py(y)}" r="4">'
-            f"<title>{escape(note)}</title></circle>"
+            f'<circle class="{css}" cx="{self.px(x)}" cy="{self.py(y)}" r="4"><title>{escape(note)}</title></circle>'
         )
 
     def cross(self, x: float, y: float, css: str, note: str) -> None:
@@ -64,8 +63,7 @@ class Frame:
     def text(self, px: float, py: float, text: str, css: str = "label", anchor: str = "middle") -> None:
         """Write text at a position of the view box."""
         self.parts.append(
-            f'<text class="{css}" x="{round(px, 1)}" y="{round(py, 1)}" text-anchor="{anchor}">'
-            f"{escape(text)}</text>"
+            f'<text class="{css}" x="{round(px, 1)}" y="{round(py, 1)}" text-anchor="{anchor}">{escape(text)}</text>'
         )
 
     def axis_y(self, label: str) -> None:

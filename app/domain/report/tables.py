@@ -259,9 +259,7 @@ def exploratory_table(report: Report) -> TextTable:
         f"EXPLORATORY: all {found['blocks']} blocks together, decided on {found['decided_utc']} after "
         f"results had been seen ({found['reason']}). The registered verdict above stays as it was."
     )
-    return TextTable(
-        "Extended data (exploratory)", ("comparison", "difference", "CI", "p"), rows, note, muted=True
-    )
+    return TextTable("Extended data (exploratory)", ("comparison", "difference", "CI", "p"), rows, note, muted=True)
 
 
 def integrity_table(report: Report) -> TextTable:

@@ -199,9 +199,7 @@ def _inconclusive(facts: VerdictFacts) -> str:
             text += f": CI {_span(interval)}{_unit(facts)}"
         else:
             text += f": estimate {signed(estimate)}{_unit(facts)}, no interval at this n"
-        text += (
-            f" (`{leader}` minus `{_other(pair, leader)}`, {_test(pair)}, n = {_n(facts)} replicates per arm)"
-        )
+        text += f" (`{leader}` minus `{_other(pair, leader)}`, {_test(pair)}, n = {_n(facts)} replicates per arm)"
     text += "."
     if facts.reason == "FLOOR_SENSITIVE":
         text += " The answer depends on the score given to failed runs."

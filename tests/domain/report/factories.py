@@ -75,8 +75,7 @@ def make_inputs(
         "analysis": own,
         "registered_hash": canonical_hash(own),
         "arms": tuple(
-            ArmFacts(label, label, "ppo", (ConfigDifference("reward.mode", "shaped", label),))
-            for label in scores
+            ArmFacts(label, label, "ppo", (ConfigDifference("reward.mode", "shaped", label),)) for label in scores
         ),
         "planned_blocks": planned,
         "scores": (*rows, *extra),

@@ -139,9 +139,7 @@ def test_sign_flip_enumerated_signs_and_subset_means_agree(seeds: range) -> None
         test = sign_flip(d)
         assert test.two_sided == pytest.approx(expected, abs=1e-12), seed
         assert test.p.greater == pytest.approx(float((sums >= d.sum() - 1e-9).mean()), abs=1e-12), seed
-        means = sorted(
-            float(d[list(c)].mean()) for k in range(1, d.size + 1) for c in combinations(range(d.size), k)
-        )
+        means = sorted(float(d[list(c)].mean()) for k in range(1, d.size + 1) for c in combinations(range(d.size), k))
         for level in (0.05, 0.1):
             k = int(level / 2 * 2**d.size)
             found = test.interval(level)
@@ -149,9 +147,7 @@ def test_sign_flip_enumerated_signs_and_subset_means_agree(seeds: range) -> None
                 assert found is None
             else:
                 assert found is not None
-                assert (found.low, found.high) == pytest.approx(
-                    (means[k - 1], means[2**d.size - k - 1]), abs=1e-9
-                )
+                assert (found.low, found.high) == pytest.approx((means[k - 1], means[2**d.size - k - 1]), abs=1e-9)
 
 
 def _permutation_p(x: Floats, y: Floats) -> float:
@@ -239,9 +235,7 @@ def test_corrections_plain_loops_agree(seeds: range) -> None:
         for p, adjusted_holm, adjusted_bh in zip(ps, holm(given), benjamini_hochberg(given), strict=True):
             place = max(i for i, q in enumerate(ordered) if q == p)
             assert adjusted_holm == pytest.approx(min(1, max((m - i) * ordered[i] for i in range(place + 1))))
-            assert adjusted_bh == pytest.approx(
-                min(1, min(m * ordered[i] / (i + 1) for i in range(place, m)))
-            )
+            assert adjusted_bh == pytest.approx(min(1, min(m * ordered[i] / (i + 1) for i in range(place, m))))
 
 
 @pytest.mark.parametrize("seeds", ROUNDS)
@@ -249,10 +243,7 @@ def test_logrank_permutation_enumerated_splits_agree(seeds: range) -> None:
     for seed in seeds:
         rng = _rng(seed)
         n, m = (int(v) for v in rng.integers(1, 5, size=2))
-        rows = [
-            (float(t), int(e))
-            for t, e in zip(rng.integers(1, 6, n + m), rng.integers(0, 2, n + m), strict=True)
-        ]
+        rows = [(float(t), int(e)) for t, e in zip(rng.integers(1, 6, n + m), rng.integers(0, 2, n + m), strict=True)]
         found = logrank_permutation(rows[:n], rows[n:])
         if not any(e for _, e in rows):
             assert found is None
@@ -261,9 +252,7 @@ def test_logrank_permutation_enumerated_splits_agree(seeds: range) -> None:
         for chosen in combinations(range(n + m), n):
             test = logrank([rows[i] for i in chosen], [rows[i] for i in range(n + m) if i not in chosen])
             deviations.append(abs(test.observed - test.expected))
-        assert found == pytest.approx(
-            float((np.array(deviations) >= deviations[0] - 1e-9).mean()), abs=1e-12
-        ), seed
+        assert found == pytest.approx(float((np.array(deviations) >= deviations[0] - 1e-9).mean()), abs=1e-12), seed
 
 
 EXACT_PS: list[Callable[[Floats], float]] = [

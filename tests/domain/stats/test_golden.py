@@ -29,9 +29,7 @@ def _close(actual: Any, expected: Any, tol: float, path: str) -> None:
         assert not isinstance(actual, float) or expected is not None
     else:
         assert actual is not None, path
-        assert abs(actual - expected) <= max(tol, tol * abs(expected)) + 1e-15, (
-            f"{path}: {actual} != {expected}"
-        )
+        assert abs(actual - expected) <= max(tol, tol * abs(expected)) + 1e-15, f"{path}: {actual} != {expected}"
 
 
 def _check(case: Mapping[str, Any]) -> None:
