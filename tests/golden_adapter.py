@@ -439,11 +439,7 @@ def _tolerance_normal(i: Inputs) -> Outputs:
 
 
 def _tolerance_nonparametric(i: Inputs) -> Outputs:
-    return {
-        "n": [
-            tolerance.nonparametric_n(content, confidence) for content, confidence in i["content_confidence"]
-        ]
-    }
+    return {"n": [tolerance.nonparametric_n(content, confidence) for content, confidence in i["content_confidence"]]}
 
 
 _KEYS: dict[str, Callable[[Inputs], Outputs]] = {

@@ -85,9 +85,7 @@ def validate_analysis(
         seed_used_in_tuning: ids of linked tuning experiments that used this experiment's seed.
     """
     full = complete_analysis(analysis, kind=kind, replicates=replicates, env_kind=env_kind)
-    facts = _Facts(
-        tuple(labels), replicates, arms_differ_in_reward, env_kind, shares_seeds, tuple(seed_used_in_tuning)
-    )
+    facts = _Facts(tuple(labels), replicates, arms_differ_in_reward, env_kind, shares_seeds, tuple(seed_used_in_tuning))
     problems = [*_metric_problems(full, facts), *_field_problems(full, facts)]
     if full.inference == "full":
         problems += _inference_problems(full)
@@ -114,9 +112,7 @@ def num_tests(analysis: AnalysisSpec, num_arms: int) -> int:
     return 1 if max_t and analysis.paired else num_arms * (num_arms - 1) // 2
 
 
-def power_table(
-    analysis: AnalysisSpec, num_arms: int, sds: Sequence[float] | None = None
-) -> tuple[PowerRow, ...]:
+def power_table(analysis: AnalysisSpec, num_arms: int, sds: Sequence[float] | None = None) -> tuple[PowerRow, ...]:
     """Return expected power and minimum detectable effect over assumed SDs, for the dry-run plan.
 
     ``sds``: raw units, of paired differences when paired, within an arm otherwise. Default: around
@@ -172,9 +168,7 @@ def _metric_problems(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]
         if metric is None and metric_name.startswith(("train/", "reward/", "xeval/")) and at != named[0][0]:
             continue
         if metric is None or facts.env_kind not in metric.env_kinds:
-            message = (
-                f"metric {metric_name!r} is not scored by the evaluator of {facts.env_kind} environments"
-            )
+            message = f"metric {metric_name!r} is not scored by the evaluator of {facts.env_kind} environments"
             yield _found("E_METRIC_UNKNOWN", at, message, f"choose one of {offered}")
 
 
@@ -182,9 +176,7 @@ def _field_problems(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]:
     if facts.seed_used_in_tuning:
         linked = ", ".join(facts.seed_used_in_tuning)
         message = f"experiment.seed was already used while tuning ({linked}); it would favour the tuned arm"
-        yield _found(
-            "E_SEED_REUSED", "/experiment/seed", message, "choose a seed not used by a tuning experiment"
-        )
+        yield _found("E_SEED_REUSED", "/experiment/seed", message, "choose a seed not used by a tuning experiment")
     yield from _pairing_problems(analysis, facts)
     yield from _control_problems(analysis, facts)
     yield from _replicate_problems(analysis, facts)
@@ -196,9 +188,7 @@ def _pairing_problems(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem
         yield _found("E_PAIRING", "/analysis/paired", message, "set analysis.paired to false")
     if analysis.paired and analysis.estimand == "p_superiority":
         message = "estimand p_superiority is defined for unpaired arms only"
-        yield _found(
-            "E_PAIRING", "/analysis/estimand", message, "use estimand shift, or set analysis.paired to false"
-        )
+        yield _found("E_PAIRING", "/analysis/estimand", message, "use estimand shift, or set analysis.paired to false")
     if analysis.looks.mode == "anytime" and not analysis.paired:
         message = "looks.mode anytime uses e-values of paired differences"
         yield _found("E_ANYTIME_UNPAIRED", "/analysis/looks/mode", message, "set analysis.paired to true")
@@ -207,9 +197,7 @@ def _pairing_problems(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem
 def _control_problems(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]:
     known = ", ".join(facts.labels)
     if analysis.comparisons == "vs_control" and analysis.control is None:
-        yield _found(
-            "E_CONTROL", "/analysis/control", "vs_control needs a control arm", f"name one of {known}"
-        )
+        yield _found("E_CONTROL", "/analysis/control", "vs_control needs a control arm", f"name one of {known}")
     if analysis.control is not None and analysis.control not in facts.labels:
         message = f"control {analysis.control!r} is not an arm"
         yield _found("E_CONTROL", "/analysis/control", message, f"name one of {known}")
@@ -280,9 +268,7 @@ def _floor_bound_problems(analysis: AnalysisSpec, floor: float) -> Iterator[Prob
     bound = metric.lower if upward else metric.upper
     if bound is not None and (floor > bound if upward else floor < bound):
         message = f"failure.floor {floor:g} is better than the worst {metric.name}, {bound:g} {metric.unit}"
-        yield _found(
-            "E_FLOOR", "/analysis/failure/floor", message, f"set analysis.failure.floor to {bound:g}"
-        )
+        yield _found("E_FLOOR", "/analysis/failure/floor", message, f"set analysis.failure.floor to {bound:g}")
 
 
 def _reach_problems(analysis: AnalysisSpec, num_arms: int) -> Iterator[Problem]:
@@ -290,9 +276,7 @@ def _reach_problems(analysis: AnalysisSpec, num_arms: int) -> Iterator[Problem]:
     if analysis.looks.mode == "anytime":
         need = smallest_n_anytime(analysis.alpha)
         if largest < need:
-            message = (
-                f"no e-value of {largest} blocks can reach 1/alpha = {1 / analysis.alpha:g} (at most 2^n/2)"
-            )
+            message = f"no e-value of {largest} blocks can reach 1/alpha = {1 / analysis.alpha:g} (at most 2^n/2)"
             yield _found("E_ALPHA_UNREACHABLE", "/analysis/alpha", message, f"raise replicates.max to {need}")
         return
     if analysis.looks.mode == "planned":
@@ -339,17 +323,11 @@ def _warnings(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]:
     effort = analysis.tuning_effort or {}
     if len(set(effort.values())) > 1 or (effort and set(effort) != set(facts.labels)):
         message = f"declared tuning effort differs between arms: {dict(sorted(effort.items()))}"
-        yield _found(
-            "W_TUNING_UNEQUAL", "/analysis/tuning_effort", message, "tune every arm with the same effort"
-        )
+        yield _found("W_TUNING_UNEQUAL", "/analysis/tuning_effort", message, "tune every arm with the same effort")
     metric = find_metric(analysis.primary.metric)
     if metric is not None and metric.direction != analysis.primary.direction:
-        message = (
-            f"{metric.name} is usually better when {metric.direction}imal, but direction is the opposite"
-        )
-        yield _found(
-            "W_DIRECTION", "/analysis/primary/direction", message, f"check direction: {metric.direction}"
-        )
+        message = f"{metric.name} is usually better when {metric.direction}imal, but direction is the opposite"
+        yield _found("W_DIRECTION", "/analysis/primary/direction", message, f"check direction: {metric.direction}")
 
 
 def _power_warnings(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]:
@@ -359,12 +337,8 @@ def _power_warnings(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]:
         return
     row = power_table(analysis, len(facts.labels), [analysis.pilot_sd])[0]
     if row.power is not None and row.power < 0.5:
-        message = (
-            f"expected power at {analysis.sesoi:g} is {row.power:.2f} with the pilot SD {analysis.pilot_sd:g}"
-        )
-        yield _found(
-            "W_LOW_POWER", "/analysis/replicates/max", message, "plan more replicates or a larger sesoi"
-        )
+        message = f"expected power at {analysis.sesoi:g} is {row.power:.2f} with the pilot SD {analysis.pilot_sd:g}"
+        yield _found("W_LOW_POWER", "/analysis/replicates/max", message, "plan more replicates or a larger sesoi")
 
 
 def _found(code: str, at: str, message: str, remedy: str) -> Problem:

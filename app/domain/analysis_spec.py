@@ -48,18 +48,14 @@ MetricChoice = Annotated[PrimaryMetric, BeforeValidator(_metric_from_text)]
 class Replicates(_Strict):
     """Numbers of blocks; null is filled in from ``experiment.replicates``."""
 
-    planned: int | None = Field(
-        None, ge=1, le=1000, description="Blocks queued; default experiment.replicates"
-    )
+    planned: int | None = Field(None, ge=1, le=1000, description="Blocks queued; default experiment.replicates")
     max: int | None = Field(None, ge=1, le=1000, description="Most blocks ever analysed; default planned")
 
 
 class Looks(_Strict):
     """When the data may be looked at; blocks are the clock."""
 
-    mode: LooksMode = Field(
-        "fixed", description="fixed: once, at planned; planned: at `at`; anytime: e-values"
-    )
+    mode: LooksMode = Field("fixed", description="fixed: once, at planned; planned: at `at`; anytime: e-values")
     at: Annotated[tuple[int, ...], Field(strict=False)] = Field(
         (),
         max_length=5,
@@ -83,13 +79,9 @@ class Guardrail(_Strict):
     """A metric that the winner must not harm by more than a margin."""
 
     metric: str = Field(description="Registered metric")
-    direction: Direction | None = Field(
-        None, description="Good direction; default: that of the metric registry"
-    )
+    direction: Direction | None = Field(None, description="Good direction; default: that of the metric registry")
     max_harm: float | None = Field(None, gt=0, allow_inf_nan=False, description="Margin in raw units, > 0")
-    max_harm_rel: float | None = Field(
-        None, gt=0, le=1, description="Margin as a share of the rival's location"
-    )
+    max_harm_rel: float | None = Field(None, gt=0, le=1, description="Margin as a share of the rival's location")
 
     @model_validator(mode="after")
     def _one_margin(self) -> Self:
@@ -119,33 +111,24 @@ class AnalysisSpec(_Strict):
     primary: MetricChoice = Field(default_factory=PrimaryMetric, description="The one metric that decides")
     estimand: Estimand = Field(
         "shift",
-        description="shift: Hodges-Lehmann, rank tests; mean: sign-flip or permutation; "
-        "p_superiority: unpaired only",
+        description="shift: Hodges-Lehmann, rank tests; mean: sign-flip or permutation; p_superiority: unpaired only",
     )
     sesoi: float | None = Field(
         None,
         allow_inf_nan=True,
         description="Smallest effect of interest, raw units, > 0 (p_superiority: < .5)",
     )
-    inference: Literal["full", "none"] = Field(
-        "full", description="none: demonstration, no verdict is offered"
-    )
+    inference: Literal["full", "none"] = Field("full", description="none: demonstration, no verdict is offered")
     alpha: float = Field(0.05, ge=0.001, le=0.2, description="Two-sided error level")
-    comparisons: Literal["winner", "all_pairs", "vs_control"] = Field(
-        "winner", description="Which question is asked"
-    )
+    comparisons: Literal["winner", "all_pairs", "vs_control"] = Field("winner", description="Which question is asked")
     control: str | None = Field(None, description="Label of the control arm, for vs_control")
     paired: bool = Field(True, description="Arms share replicate seeds; cannot change after registration")
-    replicates: Replicates = Field(
-        default_factory=Replicates, description="Planned and largest number of blocks"
-    )
+    replicates: Replicates = Field(default_factory=Replicates, description="Planned and largest number of blocks")
     small_n_fallback: Literal["none", "unpaired_rank"] = Field(
         "none", description="unpaired_rank: with 4 or 5 complete blocks use the unpaired exact rank test"
     )
     looks: Looks = Field(default_factory=Looks, description="When results may be seen")
-    pairwise_adjust: Literal["auto", "holm", "max_t"] = Field(
-        "auto", description="Adjustment of the pairwise table"
-    )
+    pairwise_adjust: Literal["auto", "holm", "max_t"] = Field("auto", description="Adjustment of the pairwise table")
     failure: FailureRule = Field(default_factory=FailureRule, description="Scoring of failed runs")
     guardrails: Annotated[tuple[Guardrail, ...], Field(strict=False)] = Field((), max_length=20)
     secondary: Annotated[tuple[MetricChoice, ...], Field(strict=False)] = Field(
@@ -154,12 +137,8 @@ class AnalysisSpec(_Strict):
     curve: CurveTest | None = Field(None, description="Joint comparison along training")
     bayes_panel: bool = Field(False, description="Show the reference posterior; never the verdict")
     analysis_seed: int = Field(0, ge=0, le=2**63 - 1, description="Seed of every resampling in the analysis")
-    pilot_sd: float | None = Field(
-        None, gt=0, allow_inf_nan=False, description="SD from a pilot, raw units; warns"
-    )
-    tuning_effort: dict[str, int] | None = Field(
-        None, description="Declared tuning trials per arm; only warns"
-    )
+    pilot_sd: float | None = Field(None, gt=0, allow_inf_nan=False, description="SD from a pilot, raw units; warns")
+    tuning_effort: dict[str, int] | None = Field(None, description="Declared tuning trials per arm; only warns")
 
 
 def complete_analysis(spec: AnalysisSpec, *, kind: str, replicates: int, env_kind: str) -> AnalysisSpec:

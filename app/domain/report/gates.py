@@ -124,8 +124,11 @@ def _complete_gate(inputs: ReportInputs) -> Gate:
     metric, labels = inputs.analysis.primary.metric, [arm.label for arm in inputs.arms]
     done = {(r.arm, r.replicate) for r in inputs.scores if r.metric == metric and r.status != "lost"}
     complete = sum(1 for r in {rep for _, rep in done} if all((label, r) in done for label in labels))
-    detail = f"{complete} of {inputs.planned_blocks} planned blocks are complete"
-    return _gate("all planned blocks complete", "flag", complete >= inputs.planned_blocks, detail, "INCOMPLETE")
+    # at a registered look only the blocks up to it are due
+    looks = inputs.analysis.looks
+    due = looks.at[inputs.look - 1] if looks.mode == "planned" and inputs.look else inputs.planned_blocks
+    detail = f"{complete} of {due} planned blocks are complete"
+    return _gate("all planned blocks complete", "flag", complete >= due, detail, "INCOMPLETE")
 
 
 def _lost_gate(inputs: ReportInputs) -> Gate:

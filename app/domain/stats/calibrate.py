@@ -67,9 +67,7 @@ def binomial_band(rate: float, repetitions: int) -> tuple[float, float]:
     return float(low) / repetitions, float(high) / repetitions
 
 
-def calibrate(
-    draw: Draw, design: Design, target: Target, repetitions: int, rng: np.random.Generator
-) -> Calibration:
+def calibrate(draw: Draw, design: Design, target: Target, repetitions: int, rng: np.random.Generator) -> Calibration:
     """Return how often some arm is called better over fresh draws of arms without a difference."""
     claims = sum(_claims_winner(draw(rng), design) for _ in range(repetitions))
     low, high = binomial_band(target.rate, repetitions)
@@ -120,9 +118,7 @@ class Simulation:
         return arms
 
 
-def standard_suite(
-    repetitions: int, seed: int = 0, scores: Sequence[float] | None = None
-) -> list[Calibration]:
+def standard_suite(repetitions: int, seed: int = 0, scores: Sequence[float] | None = None) -> list[Calibration]:
     """Run modes 2 and 3: re-randomisation (K = 2, n = 10; K = 4, n = 6) and the simulated designs.
 
     ``scores``: at least 24 replicates of one configuration; default: a normal sample.

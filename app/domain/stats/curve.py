@@ -32,9 +32,7 @@ def curve_max_t(d: ArrayLike, rng: np.random.Generator | None = None) -> CurveMa
     """Test difference curves, shape (n blocks, J steps), finite; ``rng`` is needed beyond 14 blocks."""
     differences = np.asarray(d, dtype=np.float64)
     if differences.ndim != 2 or not np.isfinite(differences).all():
-        raise ValueError(
-            "difference curves must be a finite (blocks, steps) table; put failed runs at the floor"
-        )
+        raise ValueError("difference curves must be a finite (blocks, steps) table; put failed runs at the floor")
     norms = np.sqrt((differences**2).sum(axis=0))
     scaled = np.divide(differences, norms, out=np.zeros_like(differences), where=norms > 0)
     # T_j(s) = |sum_r s_r d_rj| / sqrt(sum_r d_rj^2), 0 for an all-zero column

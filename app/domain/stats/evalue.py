@@ -88,9 +88,7 @@ def anytime_interval(kind: str, d: ArrayLike, alpha: float) -> Interval | None:
     return Interval(ends[0], ends[1])
 
 
-def _outer_end(
-    accepted: Callable[[float], bool], centre: float, sign: float, spread: float, reach: float
-) -> float:
+def _outer_end(accepted: Callable[[float], bool], centre: float, sign: float, spread: float, reach: float) -> float:
     """Return the accepted theta farthest from the centre on one side, found on a grid and refined."""
     offsets = np.concatenate([np.linspace(0, 4 * spread, _GRID), np.geomspace(4 * spread, reach, 60)[1:]])
     inside = [i for i, offset in enumerate(offsets) if accepted(centre + sign * offset)]

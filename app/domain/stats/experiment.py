@@ -87,9 +87,7 @@ def analyse(arms: Sequence[ArmScores], design: Design, void_gate: str | None = N
     code, reason = _experiment_verdict(pairs, winner, best, len(floored))
     p_max = None if winner is None else max(_ps_of(winner, pairs))
     seen = tuple(sorted({*flags, *(flag for pair in pairs for flag in _flags(pair))}))
-    return ExperimentResult(
-        tuple(floored), pairs, adjustment, code, winner, leader, best, p_max, reason, seen, floor
-    )
+    return ExperimentResult(tuple(floored), pairs, adjustment, code, winner, leader, best, p_max, reason, seen, floor)
 
 
 def adjustment_of(arms: Sequence[FlooredArm], design: Design) -> str:
@@ -131,9 +129,7 @@ def _pair(x: FlooredArm, y: FlooredArm, design: Design, void_gate: str | None) -
     return PairResult(x, y, test, evidence, is_superior(evidence), None, pair_verdict(evidence))
 
 
-def _adjusted(
-    raw: list[PairResult], arms: Sequence[FlooredArm], design: Design, adjustment: str
-) -> list[PairResult]:
+def _adjusted(raw: list[PairResult], arms: Sequence[FlooredArm], design: Design, adjustment: str) -> list[PairResult]:
     """Return the pairs with adjusted p; the verdict uses it except under the winner rule."""
     in_family = [design.comparisons != "vs_control" or design.control in (r.a.label, r.b.label) for r in raw]
     family = [r for r, inside in zip(raw, in_family, strict=True) if inside]
@@ -144,8 +140,7 @@ def _adjusted(
         adjusted = holm(ps)
     remaining = iter(adjusted)
     return [
-        _with_adjusted(r, next(remaining), design) if inside else r
-        for r, inside in zip(raw, in_family, strict=True)
+        _with_adjusted(r, next(remaining), design) if inside else r for r, inside in zip(raw, in_family, strict=True)
     ]
 
 

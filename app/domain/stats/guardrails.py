@@ -31,16 +31,12 @@ class GuardrailResult:
     p: float | None
 
 
-def guardrail(
-    winner: ArmScores, rival: ArmScores, design: Design, margin: float, relative: bool
-) -> GuardrailResult:
+def guardrail(winner: ArmScores, rival: ArmScores, design: Design, margin: float, relative: bool) -> GuardrailResult:
     """Judge the winner's harm on one oriented metric against one rival.
 
     ``margin``: raw units, or a share of the rival's location when ``relative``.
     """
-    own = replace(
-        design, mode="fixed", estimand="shift" if design.estimand == "p_superiority" else design.estimand
-    )
+    own = replace(design, mode="fixed", estimand="shift" if design.estimand == "p_superiority" else design.estimand)
     floor, _ = resolve_floor([winner, rival], None)
     ours, theirs = usable([winner, rival], floor, own.paired)
     if min(ours.values.size, theirs.values.size) < 2:

@@ -23,9 +23,7 @@ class LeaveOneOut:
     any_flip: bool
 
 
-def leave_one_out(
-    d: ArrayLike, test: str, alpha: float, rng: np.random.Generator | None = None
-) -> LeaveOneOut:
+def leave_one_out(d: ArrayLike, test: str, alpha: float, rng: np.random.Generator | None = None) -> LeaveOneOut:
     """Recompute a paired test without each block in turn (n >= 2)."""
     differences = as_floats(d, "d")
     if differences.size < 2:

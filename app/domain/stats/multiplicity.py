@@ -74,11 +74,7 @@ def max_t_blocks(
     K = 3; for K >= 4 exact under the global null only.
     """
     scores = np.asarray(blocks, dtype=np.float64)
-    own = (
-        [sign_flip(scores[:, i] - scores[:, j], rng).two_sided for i, j in pairs]
-        if p_pair is None
-        else p_pair
-    )
+    own = [sign_flip(scores[:, i] - scores[:, j], rng).two_sided for i, j in pairs] if p_pair is None else p_pair
     sums = _permuted_sums(scores, rng)
     first, second = np.array([i for i, _ in pairs]), np.array([j for _, j in pairs])
     spread = np.abs(sums[:, first] - sums[:, second])

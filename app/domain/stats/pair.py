@@ -102,9 +102,7 @@ def _without_inference(evidence: Evidence) -> PairVerdict | None:
         return PairVerdict(INVALID, reason=evidence.void_gate)
     enough = 1 if evidence.identity_check and evidence.identical else 2
     if evidence.num_usable < enough:
-        return PairVerdict(
-            NO_INFERENCE, reason="ONE_REPLICATE" if evidence.num_usable else "NO_COMPLETE_BLOCKS"
-        )
+        return PairVerdict(NO_INFERENCE, reason="ONE_REPLICATE" if evidence.num_usable else "NO_COMPLETE_BLOCKS")
     if evidence.identical:
         return PairVerdict(IDENTICAL_RUNS)
     if evidence.demonstration:

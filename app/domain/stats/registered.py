@@ -123,9 +123,7 @@ def _permutation(x: FlooredArm, y: FlooredArm, design: Design) -> PairTest:
     name = "studentised permutation" if studentised else "permutation"
     intervals = test.interval(design.level), test.interval(2 * design.level)
     flags, floor_p = _constant_flag(x, y), min_p_unpaired(n, m)
-    return PairTest(
-        name, test.method, test.difference, _welch_se(x, y), test.p_two_sided, floor_p, *intervals, flags
-    )
+    return PairTest(name, test.method, test.difference, _welch_se(x, y), test.p_two_sided, floor_p, *intervals, flags)
 
 
 def _superiority(x: FlooredArm, y: FlooredArm, design: Design) -> PairTest:

@@ -53,9 +53,7 @@ class FlooredArm:
     replicates: NDArray[np.intp]
 
 
-def arm_scores(
-    label: str, raw: Sequence[float | None], statuses: Sequence[str], direction: str = "max"
-) -> ArmScores:
+def arm_scores(label: str, raw: Sequence[float | None], statuses: Sequence[str], direction: str = "max") -> ArmScores:
     """Return oriented scores; a successful run with a non-finite score counts as failed.
 
     ``statuses``: ok, failed or lost per replicate; ``raw`` in units of the metric.
