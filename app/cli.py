@@ -88,9 +88,7 @@ def ab(
         _print_submitted(client, client.submit(spec))
 
 
-def ab_spec(
-    comparison: str, *, envs: int, rounds: int, replicates: int, preset: str, sesoi: float
-) -> dict[str, Any]:
+def ab_spec(comparison: str, *, envs: int, rounds: int, replicates: int, preset: str, sesoi: float) -> dict[str, Any]:
     """Return the spec that compares the reward modes named in ``a-vs-b[-vs-c]``."""
     modes = comparison.split("-vs-")
     return {
@@ -209,9 +207,7 @@ def spec_check(file: SpecFile) -> None:
     except InvalidSpecError as error:
         problems, warnings = list(error.problems), []
     for problem in problems:
-        typer.echo(
-            f"{problem.pointer or '/'}: {problem.message}; {problem.remedy} [{problem.code}]", err=True
-        )
+        typer.echo(f"{problem.pointer or '/'}: {problem.message}; {problem.remedy} [{problem.code}]", err=True)
     for warning in warnings:
         typer.echo(f"warning: {warning}")
     if problems:
@@ -220,9 +216,7 @@ def spec_check(file: SpecFile) -> None:
 
 
 @spec_commands.command("diff")
-def spec_diff(
-    file: SpecFile, other: Annotated[Path | None, typer.Argument(help="Second file")] = None
-) -> None:
+def spec_diff(file: SpecFile, other: Annotated[Path | None, typer.Argument(help="Second file")] = None) -> None:
     """Show only what differs: the arms of one spec, or two specs field by field."""
     try:
         resolved = parse(load_text(file.read_text()))

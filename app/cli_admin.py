@@ -33,11 +33,7 @@ def load_settings(**given: Any) -> Settings:
         return Settings(**{name: value for name, value in given.items() if value is not None})
     except ValidationError as error:
         for item in error.errors():
-            name = (
-                "LOCKSTEP_" + "_".join(str(part) for part in item["loc"]).upper()
-                if item["loc"]
-                else "settings"
-            )
+            name = "LOCKSTEP_" + "_".join(str(part) for part in item["loc"]).upper() if item["loc"] else "settings"
             typer.echo(f"{name}: {item['msg']}", err=True)
         raise typer.Exit(2) from error
 
@@ -198,9 +194,7 @@ def doctor() -> None:
     try:
         store = open_store(settings)
         with store.read() as session:
-            typer.echo(
-                f"database: ok, clock {store.now(session):.0f}, revision {migrate.current_revision(store)}"
-            )
+            typer.echo(f"database: ok, clock {store.now(session):.0f}, revision {migrate.current_revision(store)}")
         store.close()
     except StartupError as error:
         raise fail(error, 3) from error

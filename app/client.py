@@ -147,9 +147,7 @@ class Client:
         headers = {"Last-Event-ID": cursor} if cursor else {}
         timeout = httpx.Timeout(10.0, read=60.0)
         path = f"experiments/{experiment_id}/stream"
-        with self._http.stream(
-            "GET", path, params={"metrics": metrics}, headers=headers, timeout=timeout
-        ) as response:
+        with self._http.stream("GET", path, params={"metrics": metrics}, headers=headers, timeout=timeout) as response:
             if response.status_code >= 400:
                 response.read()
                 raise ApiError(response.status_code, _problem(response))

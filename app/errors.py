@@ -125,7 +125,6 @@ def problem_document(error: AppError, request_id: str) -> dict[str, Any]:
     }
     if error.errors:
         document["errors"] = [
-            {"pointer": p.pointer, "code": p.code, "message": p.message, "remedy": p.remedy}
-            for p in error.errors
+            {"pointer": p.pointer, "code": p.code, "message": p.message, "remedy": p.remedy} for p in error.errors
         ]
     return document

@@ -107,9 +107,7 @@ class Hub:
         position = Position.parse(after) if after is not None else Position()
         reader = Reader(experiment_id, interest, position)
         if after is None:
-            frame, reader.position = await run_in_threadpool(
-                frames.snapshot, self._ctx, experiment_id, interest
-            )
+            frame, reader.position = await run_in_threadpool(frames.snapshot, self._ctx, experiment_id, interest)
             reader.push("snapshot", dump(frame))
         await self._catch_up(reader)
         self._readers.setdefault(experiment_id, set()).add(reader)
@@ -146,9 +144,7 @@ class Hub:
     async def _catch_up(self, reader: Reader) -> None:
         more = True
         while more and not reader.closed:
-            batch = await run_in_threadpool(
-                frames.read_batch, self._ctx, reader.experiment_id, reader.position
-            )
+            batch = await run_in_threadpool(frames.read_batch, self._ctx, reader.experiment_id, reader.position)
             _deliver(reader, batch)
             more = batch.more
 

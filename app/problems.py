@@ -59,9 +59,7 @@ async def _app_error(request: Request, error: Exception) -> JSONResponse:
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for this class
     problems = [
-        Problem(
-            pointer(*item["loc"]), item["type"], item["msg"], "see the field's description in /openapi.json"
-        )
+        Problem(pointer(*item["loc"]), item["type"], item["msg"], "see the field's description in /openapi.json")
         for item in error.errors()
     ]
     if any(item["type"] == "json_invalid" for item in error.errors()):

@@ -107,9 +107,7 @@ def _digits(host_params: int) -> Task:
     )
 
 
-def _text(
-    dataset: str, host_params: int, lr: float, horizon: int, batch: int, batches: int, pace: str
-) -> Task:
+def _text(dataset: str, host_params: int, lr: float, horizon: int, batch: int, batches: int, pace: str) -> Task:
     adamw = {"lr": lr, "momentum": 0.9, "weight_decay": 0.1}
     return Task(
         dataset=dataset,

@@ -152,9 +152,7 @@ def _nobody(need: Need, workers: Sequence[WorkerView]) -> Wait:
     if quarantined:
         text = f"all {quarantined} workers are quarantined"
         return Wait("quarantined", text, {"quarantined": quarantined})
-    return Wait(
-        "class_unavailable", "no worker is registered; start one with `lockstep worker`", {"workers": 0}
-    )
+    return Wait("class_unavailable", "no worker is registered; start one with `lockstep worker`", {"workers": 0})
 
 
 def _waiting(need: Need, roomy: Sequence[WorkerView], held: frozenset[str]) -> Wait:
@@ -167,18 +165,14 @@ def _waiting(need: Need, roomy: Sequence[WorkerView], held: frozenset[str]) -> W
         name = max(sorted(counts), key=lambda key: len(counts[key]))
         if len(counts[name]) < need.num_arms:
             text = f"needs {need.num_arms} workers of one class; {len(counts[name])} {name} registered"
-            return Wait(
-                "class_unavailable", text, {"needed": need.num_arms, "registered": len(counts[name])}, name
-            )
+            return Wait("class_unavailable", text, {"needed": need.num_arms, "registered": len(counts[name])}, name)
         free = sum(worker.idle for worker in counts[name])
         text = f"needs {need.num_arms} idle {name} workers at once; {free} idle"
         return Wait("needs_devices", text, {"needed": need.num_arms, "idle": free}, name)
     if idle:
         text = f"needs about {_gib(need.memory_bytes)} GiB on one device"
         return Wait("insufficient_memory", text, {"needed_bytes": need.memory_bytes})
-    return Wait(
-        "needs_devices", f"needs 1 idle worker; {len(roomy)} registered, all busy", {"needed": 1, "idle": 0}
-    )
+    return Wait("needs_devices", f"needs 1 idle worker; {len(roomy)} registered, all busy", {"needed": 1, "idle": 0})
 
 
 def _gib(size: float) -> str:

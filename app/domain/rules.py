@@ -32,9 +32,7 @@ class Registered:
 NONE_REGISTERED = Registered({}, {})
 
 
-def check(
-    resolved: ResolvedSpec, registered: Registered = NONE_REGISTERED
-) -> tuple[list[Problem], list[str]]:
+def check(resolved: ResolvedSpec, registered: Registered = NONE_REGISTERED) -> tuple[list[Problem], list[str]]:
     """Return the problems and the warnings of a resolved specification."""
     problems = [
         *_arm_rules(resolved),
@@ -56,13 +54,9 @@ def _arm_rules(resolved: ResolvedSpec) -> Iterator[Problem]:
     labels = [arm.label for arm in resolved.arms]
     for index, label in enumerate(labels):
         if label in labels[:index]:
-            yield Problem(
-                pointer("arms", index, "label"), "duplicate", f"label {label!r} is used twice", "rename one"
-            )
+            yield Problem(pointer("arms", index, "label"), "duplicate", f"label {label!r} is used twice", "rename one")
     same = _same_arms(resolved.arms)
-    if resolved.spec.experiment.kind == "aa" and not all(
-        _same(resolved.arms[0], arm) for arm in resolved.arms
-    ):
+    if resolved.spec.experiment.kind == "aa" and not all(_same(resolved.arms[0], arm) for arm in resolved.arms):
         remedy = "make the arms equal, or use kind: ab"
         yield Problem("/experiment/kind", "aa_arms_differ", "kind aa needs arms that do not differ", remedy)
     if resolved.spec.experiment.kind == "ab" and same is not None:
@@ -100,9 +94,7 @@ def _static_rules(index: int, arm: ResolvedArm, resolved: ResolvedSpec) -> Itera
             yield Problem(at, "unknown_slot", f"no slot {slot!r} in this host", nearest(slot, task.all_slots))
         known = catalog.BLUEPRINTS[task.topology]
         if blueprint not in known:
-            yield Problem(
-                at, "unknown_blueprint", f"no blueprint {blueprint!r} here", nearest(blueprint, known)
-            )
+            yield Problem(at, "unknown_blueprint", f"no blueprint {blueprint!r} here", nearest(blueprint, known))
 
 
 def _task_rules(resolved: ResolvedSpec) -> Iterator[Problem]:
@@ -134,7 +126,9 @@ def _batch_rules(resolved: ResolvedSpec, task: catalog.Task) -> Iterator[Problem
             remedy = f"use at most {task.train_size}"
             yield Problem("/env/batch_size", "zero_batches", message, remedy)
         elif wanted > batches:
-            message = f"batches_per_step {wanted} exceeds the {batches} batches of {batch} in {task.train_size} examples"
+            message = (
+                f"batches_per_step {wanted} exceeds the {batches} batches of {batch} in {task.train_size} examples"
+            )
             remedy = f"use at most {batches}, or a batch_size of at most {task.train_size // wanted}"
             yield Problem("/env/batches_per_step", "too_many_batches", message, remedy)
     if env.val_images is not None and env.val_images > task.val_size:
@@ -148,9 +142,7 @@ def _life_rules(resolved: ResolvedSpec) -> Iterator[Problem]:
     dwell = pace["min_training_epochs"] if env.min_training_epochs is None else env.min_training_epochs
     shortest = dwell + pace["shortest_tempo"] + 3
     if env.horizon is not None and shortest > env.horizon:
-        message = (
-            f"env.horizon {env.horizon} is shorter than the shortest legal life of a graft, {shortest} steps"
-        )
+        message = f"env.horizon {env.horizon} is shorter than the shortest legal life of a graft, {shortest} steps"
         yield Problem("/env/horizon", "too_short", message, f"use at least {shortest}, or a smaller dwell")
 
 
@@ -163,9 +155,7 @@ def _gymnasium_rules(resolved: ResolvedSpec) -> Iterator[Problem]:
     for index, name in enumerate(env.wrappers):
         if name not in catalog.GYM_WRAPPERS:
             at = pointer("env", "wrappers", index)
-            yield Problem(
-                at, "unknown_wrapper", f"unknown wrapper {name!r}", nearest(name, catalog.GYM_WRAPPERS)
-            )
+            yield Problem(at, "unknown_wrapper", f"unknown wrapper {name!r}", nearest(name, catalog.GYM_WRAPPERS))
     for index, arm in enumerate(resolved.arms):
         if arm.policy not in catalog.GYM_POLICIES:
             at = pointer("arms", index, "policy")
@@ -177,9 +167,7 @@ def _lockstep_rules(resolved: ResolvedSpec) -> Iterator[Problem]:
     spec = resolved.spec
     if spec.lockstep.barrier == "none" and spec.lockstep.placement != "one_per_device":
         message = "lockstep.barrier none needs lockstep.placement one_per_device"
-        yield Problem(
-            "/lockstep/barrier", "contradiction", message, "set the placement, or use barrier: round"
-        )
+        yield Problem("/lockstep/barrier", "contradiction", message, "set the placement, or use barrier: round")
     if spec.obs_norm.sharing == "shared_frozen" and not spec.obs_norm.enabled:
         message = "obs_norm.sharing shared_frozen needs obs_norm.enabled"
         yield Problem("/obs_norm/sharing", "contradiction", message, "enable obs_norm, or use per_arm")
@@ -200,18 +188,12 @@ def _training_rules(index: int, arm: ResolvedArm, resolved: ResolvedSpec) -> Ite
         yield Problem(at("ppo", "minibatches"), "too_many_minibatches", message, f"use at most {env.n_envs}")
     if ppo["entropy_coef_end"] > ppo["entropy_coef_start"]:
         message = "ppo.entropy_coef_end exceeds ppo.entropy_coef_start"
-        yield Problem(
-            at("ppo", "entropy_coef_end"), "contradiction", message, "lower the end, or raise the start"
-        )
+        yield Problem(at("ppo", "entropy_coef_end"), "contradiction", message, "lower the end, or raise the start")
     if ppo["value_clip"] is not None and arm.config["return_norm"] not in ("none", "popart"):
-        yield Problem(
-            at("ppo", "value_clip"), "contradiction", "value_clip needs return_norm none", "unset it"
-        )
+        yield Problem(at("ppo", "value_clip"), "contradiction", "value_clip needs return_norm none", "unset it")
     for head in (*ppo["prob_floor"], *ppo["entropy_head_weights"]):
         if env.kind == "morphogenesis" and head not in catalog.HEADS:
-            yield Problem(
-                at("ppo", "prob_floor"), "unknown_head", f"no head {head!r}", nearest(head, catalog.HEADS)
-            )
+            yield Problem(at("ppo", "prob_floor"), "unknown_head", f"no head {head!r}", nearest(head, catalog.HEADS))
 
 
 def _reward_rules(resolved: ResolvedSpec, registered: Registered) -> Iterator[Problem]:
@@ -242,9 +224,7 @@ def _mode_rules(index: int, arm: ResolvedArm, resolved: ResolvedSpec) -> Iterato
     env = resolved.spec.env
     if arm.reward_mode == "loss" and catalog.TASKS[env.task].loss is None:
         message = f"reward mode loss needs baseline, target and sigma, which env.task {env.task} has not"
-        yield Problem(
-            pointer("arms", index, "reward"), "no_loss_constants", message, "use another mode or task"
-        )
+        yield Problem(pointer("arms", index, "reward"), "no_loss_constants", message, "use another mode or task")
     if env.ablate_fossils == "final" and arm.reward_mode in catalog.CONTRIBUTION_MODES:
         message = f"env.ablate_fossils final hides contributions that reward mode {arm.reward_mode} reads"
         yield Problem("/env/ablate_fossils", "contradiction", message, "use always")

@@ -321,9 +321,7 @@ def _overrides(index: int, arm: sections.Arm) -> dict[str, Any]:
     if arm.reward is not None:
         if overrides.get("reward.mode", arm.reward) != arm.reward:
             at = pointer("arms", index, "reward")
-            raise _problem(
-                at, "contradiction", "reward and overrides['reward.mode'] differ", "keep one of them"
-            )
+            raise _problem(at, "contradiction", "reward and overrides['reward.mode'] differ", "keep one of them")
         overrides["reward.mode"] = arm.reward
     for path in overrides:
         if path.split(".")[0] not in OVERRIDABLE:

@@ -183,9 +183,7 @@ ASSIGNMENT_TRANSITIONS: Mapping[AssignmentState, frozenset[AssignmentState]] = {
             AssignmentState.REVOKED,
         }
     ),
-    AssignmentState.ACTIVE: frozenset(
-        {AssignmentState.RELEASED, AssignmentState.EXPIRED, AssignmentState.REVOKED}
-    ),
+    AssignmentState.ACTIVE: frozenset({AssignmentState.RELEASED, AssignmentState.EXPIRED, AssignmentState.REVOKED}),
     AssignmentState.RELEASED: frozenset(),
     AssignmentState.EXPIRED: frozenset(),
     AssignmentState.REVOKED: frozenset(),

@@ -112,9 +112,7 @@ def lease_token(lockstep_lease: Annotated[str, Header(min_length=1, max_length=2
 Lease = Annotated[str, Depends(lease_token)]
 IdempotencyKey = Annotated[
     str | None,
-    Header(
-        alias="Idempotency-Key", max_length=200, description="Repeat a request without repeating its effect"
-    ),
+    Header(alias="Idempotency-Key", max_length=200, description="Repeat a request without repeating its effect"),
 ]
 
 

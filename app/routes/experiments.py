@@ -43,9 +43,7 @@ _SPEC_BODY: dict[str, Any] = {
         },
     }
 }
-_OBJECT_BODY: dict[str, Any] = {
-    "requestBody": {"content": {"application/json": {"schema": {"type": "object"}}}}
-}
+_OBJECT_BODY: dict[str, Any] = {"requestBody": {"content": {"application/json": {"schema": {"type": "object"}}}}}
 
 
 def _spec_of(body: bytes) -> dict[str, Any]:
@@ -159,9 +157,7 @@ class Edit(BaseModel):
 
     name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
     notes: Annotated[str, Field(max_length=20_000)] | None = None
-    tags: Annotated[list[Annotated[str, Field(min_length=1, max_length=64)]], Field(max_length=32)] | None = (
-        None
-    )
+    tags: Annotated[list[Annotated[str, Field(min_length=1, max_length=64)]], Field(max_length=32)] | None = None
     priority: Annotated[int, Field(ge=0, le=100)] | None = None
 
 
@@ -184,9 +180,7 @@ def edit_experiment(
     return reading.show_experiment(ctx, experiment_id)
 
 
-def _steer(
-    ctx: Context, experiment_id: str, desired: Desired, body: bytes, actor: Any
-) -> tuple[int, dict[str, Any]]:
+def _steer(ctx: Context, experiment_id: str, desired: Desired, body: bytes, actor: Any) -> tuple[int, dict[str, Any]]:
     reason = json_object(body).get("reason", "")
     if not isinstance(reason, str) or len(reason) > 1000 or "\x00" in reason:
         raise InvalidError("reason must be text of at most 1000 characters", code="reason")
@@ -206,9 +200,7 @@ def _steering_route(action: str, desired: Desired, summary: str) -> None:
         body: RawBody,
         key: IdempotencyKey = None,
     ) -> Response:
-        return run_once(
-            ctx, actor, request, body, key, lambda: _steer(ctx, experiment_id, desired, body, actor)
-        )
+        return run_once(ctx, actor, request, body, key, lambda: _steer(ctx, experiment_id, desired, body, actor))
 
     router.add_api_route(
         f"/experiments/{{experiment_id}}/{action}",
@@ -226,9 +218,7 @@ def _steering_route(action: str, desired: Desired, summary: str) -> None:
     )
 
 
-_steering_route(
-    "pause", Desired.PAUSE, "Stop at the next round border with a checkpoint and free the devices"
-)
+_steering_route("pause", Desired.PAUSE, "Stop at the next round border with a checkpoint and free the devices")
 _steering_route("resume", Desired.RUN, "Put a paused experiment back into the queue")
 _steering_route("cancel", Desired.CANCEL, "Stop for good; valid in every state that is not terminal")
 
@@ -243,9 +233,7 @@ class Reorder(BaseModel):
     top: bool = False
 
 
-@router.post(
-    "/experiments/{experiment_id}/reorder", response_model=d.Document, responses=d.problems(404, 409)
-)
+@router.post("/experiments/{experiment_id}/reorder", response_model=d.Document, responses=d.problems(404, 409))
 def reorder_experiment(ctx: ContextDep, actor: Submitter, experiment_id: ExperimentId, where: Reorder) -> Any:
     """Move an experiment in the queue among equals."""
     if [bool(where.before), bool(where.after), where.top].count(True) != 1:
@@ -307,9 +295,7 @@ def extend_experiment(
     """Append replicates where the registered analysis allows it."""
 
     def act() -> tuple[int, Any]:
-        ids = submitting.extend(
-            ctx, experiment_id, extension.replicates, actor, exploratory=extension.exploratory
-        )
+        ids = submitting.extend(ctx, experiment_id, extension.replicates, actor, exploratory=extension.exploratory)
         return 201, {"blocks": ids}
 
     return run_once(ctx, actor, request, body, key, act)

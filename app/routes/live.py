@@ -60,9 +60,7 @@ class _CloseError(Exception):
 
 
 @router.websocket("/experiments/{experiment_id}/ws")
-async def websocket(
-    socket: WebSocket, ctx: ContextDep, experiment_id: str, ticket: str | None = None
-) -> None:
+async def websocket(socket: WebSocket, ctx: ContextDep, experiment_id: str, ticket: str | None = None) -> None:
     """Stream an experiment: hello, snapshot, delta, status, truncate, end."""
     await socket.accept()
     try:
@@ -233,9 +231,7 @@ def stream_start(
     return start
 
 
-@router.get(
-    "/experiments/{experiment_id}/stream", response_class=EventSourceResponse, responses=d.problems(404)
-)
+@router.get("/experiments/{experiment_id}/stream", response_class=EventSourceResponse, responses=d.problems(404))
 async def event_stream(
     request: Request,
     actor: ReadActor,

@@ -125,9 +125,7 @@ def healthz() -> Any:
     return {"status": "ok"}
 
 
-@health.get(
-    "/readyz", response_model=d.Document, responses={503: {"description": "Not ready", "model": d.Document}}
-)
+@health.get("/readyz", response_model=d.Document, responses={503: {"description": "Not ready", "model": d.Document}})
 def readyz(ctx: ContextDep) -> Response:
     """Say whether database and sweep are well."""
     try:

@@ -40,9 +40,7 @@ def register_worker(ctx: ContextDep, actor: WorkerActor, request: p.RegisterRequ
     response_model=p.Assignment,
     responses={**d.problems(404, 410), 204: {"description": "Nothing to do; ask again"}},
 )
-async def claim_block(
-    ctx: ContextDep, actor: WorkerActor, worker_id: WorkerId, wait: Wait = 25.0
-) -> Response:
+async def claim_block(ctx: ContextDep, actor: WorkerActor, worker_id: WorkerId, wait: Wait = 25.0) -> Response:
     """Wait for an assignment; repeating the call returns the same offer."""
     deadline = time.monotonic() + wait
     while True:
@@ -144,9 +142,7 @@ def post_points(
     return ingest.post_points(ctx, assignment_id, lease, points)
 
 
-@router.post(
-    "/assignments/{assignment_id}/logs", tags=["worker"], status_code=204, responses=d.problems(404, 409)
-)
+@router.post("/assignments/{assignment_id}/logs", tags=["worker"], status_code=204, responses=d.problems(404, 409))
 def post_logs(
     ctx: ContextDep, actor: WorkerActor, assignment_id: AssignmentId, lease: Lease, lines: p.LogsRequest
 ) -> Response:
@@ -205,9 +201,7 @@ def download_file(
     lease: Lease,
 ) -> Response:
     """Download a committed checkpoint of a run of this assignment."""
-    return Response(
-        ingest.read_file(ctx, assignment_id, lease, sha256), media_type="application/octet-stream"
-    )
+    return Response(ingest.read_file(ctx, assignment_id, lease, sha256), media_type="application/octet-stream")
 
 
 @router.post(

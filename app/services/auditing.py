@@ -66,13 +66,9 @@ def begin_idempotent(ctx: Context, actor: Actor, key: str, digest: str) -> Repla
             access.reserve_key(session, now, actor.principal, key, digest)
             return None
         if row.request_sha256 != digest:
-            raise InvalidError(
-                "this Idempotency-Key was used for another request", code="idempotency_mismatch"
-            )
+            raise InvalidError("this Idempotency-Key was used for another request", code="idempotency_mismatch")
         if row.status is None:
-            raise ConflictError(
-                "the first request with this Idempotency-Key is still running", code="in_progress"
-            )
+            raise ConflictError("the first request with this Idempotency-Key is still running", code="in_progress")
         return Replay(row.status, row.body)
 
 
@@ -85,9 +81,7 @@ def end_idempotent(ctx: Context, actor: Actor, key: str, status: int | None, bod
             access.store_answer(session, actor.principal, key, status, body)
 
 
-def page(
-    ctx: Context, *, actor: str | None, target: str | None, before: int | None, limit: int
-) -> dict[str, Any]:
+def page(ctx: Context, *, actor: str | None, target: str | None, before: int | None, limit: int) -> dict[str, Any]:
     """Return audit rows, newest first; ``next`` is null at the end."""
     with ctx.store.read() as session:
         rows = access.audit_page(session, actor=actor, target=target, before=before, limit=limit + 1)

@@ -77,6 +77,4 @@ class Actor:
 
     def may_steer(self, owner: str) -> bool:
         """Return whether the actor may change an experiment of ``owner``."""
-        return self.role in ("operator", "admin", "local") or (
-            self.role == "submitter" and self.principal == owner
-        )
+        return self.role in ("operator", "admin", "local") or (self.role == "submitter" and self.principal == owner)

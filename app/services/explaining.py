@@ -15,9 +15,7 @@ from app.store import blocks, scheduling
 from app.store.tables import Record
 
 
-def why_waiting(
-    ctx: Context, session: Session, experiment: Record, states: Sequence[Record]
-) -> dict[str, Any] | None:
+def why_waiting(ctx: Context, session: Session, experiment: Record, states: Sequence[Record]) -> dict[str, Any] | None:
     """Explain why the first queued block of an experiment is not running, or None."""
     queued = [row for row in states if row.status == BlockStatus.QUEUED]
     if not queued:
@@ -30,9 +28,7 @@ def why_waiting(
     later = min(row.not_before_epoch for row in queued)
     if experiment.desired != Desired.RUN:
         return _why("paused", "the experiment is paused")
-    return _why(
-        "backoff", f"waits {max(0.0, later - now):.0f} s after a failure", seconds=max(0.0, later - now)
-    )
+    return _why("backoff", f"waits {max(0.0, later - now):.0f} s after a failure", seconds=max(0.0, later - now))
 
 
 def _why(code: str, text: str, **numbers: float) -> dict[str, Any]:
@@ -44,9 +40,7 @@ def explain_queue(ctx: Context, session: Session, *, limit: int = 500) -> list[d
     now = ctx.store.now(session)
     ttl = ctx.settings.lease_ttl_seconds
     views = [
-        worker_view(
-            row, idle=row.status == WorkerStatus.IDLE and not row.drain and row.seen_epoch > now - ttl
-        )
+        worker_view(row, idle=row.status == WorkerStatus.IDLE and not row.drain and row.seen_epoch > now - ttl)
         for row in scheduling.registered_workers(session)
     ]
     shares = scheduling.owner_shares(session, now)

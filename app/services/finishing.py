@@ -51,9 +51,7 @@ def _due_look(session: Session, experiment: Record, rows: Any) -> tuple[int, int
         if number in taken:
             continue
         first = rows[:blocks_needed]
-        complete = len(first) == blocks_needed and all(
-            BlockStatus(row.status) in TERMINAL_BLOCK for row in first
-        )
+        complete = len(first) == blocks_needed and all(BlockStatus(row.status) in TERMINAL_BLOCK for row in first)
         decided = any(row.cause == Cause.DECIDED for row in first)
         return (number, blocks_needed) if complete and not decided else None
     return None

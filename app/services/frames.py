@@ -140,19 +140,13 @@ def advance(position: Position, batch: Batch) -> None:
         position.runs[point.run_no] = (point.attempt, point.seq)
 
 
-def frames_of(
-    batch: Batch, position: Position, interest: Interest, *, live: bool = True
-) -> list[dict[str, Any]]:
+def frames_of(batch: Batch, position: Position, interest: Interest, *, live: bool = True) -> list[dict[str, Any]]:
     """Return the frames of a batch for a reader and move its position; seen rows are left out.
 
     An ``end`` frame is made live only: in the past of an extended experiment it was not the end.
     """
     fresh = [row for row in batch.events if row.seq > position.event]
-    new = [
-        point
-        for point in batch.points
-        if (point.attempt, point.seq) > position.runs.get(point.run_no, (0, 0))
-    ]
+    new = [point for point in batch.points if (point.attempt, point.seq) > position.runs.get(point.run_no, (0, 0))]
     advance(position, Batch(fresh, new))
     frames = [frame for row in fresh if (frame := event_frame(row, live=live)) is not None]
     wanted = [point for point in new if interest.wants(point)]
@@ -183,9 +177,7 @@ def point_columns(rows: Sequence[Any]) -> list[dict[str, Any]]:
     """Return points grouped by (run, attempt, metric), as columns."""
     order = sorted(rows, key=lambda row: (row.run_id, row.attempt, row.name, row.seq))
     grouped = []
-    for (run_id, attempt, name), members in groupby(
-        order, key=lambda row: (row.run_id, row.attempt, row.name)
-    ):
+    for (run_id, attempt, name), members in groupby(order, key=lambda row: (row.run_id, row.attempt, row.name)):
         items = list(members)
         grouped.append(
             {
@@ -244,9 +236,7 @@ def _snapshot_series(
         return []
     room = max(1, 200_000 // max(1, len(runs) * len(interest.metrics)))
     fitting = list(runs)[: max(1, 200 // len(interest.metrics))]
-    request = SeriesRequest(
-        fitting, sorted(interest.metrics), "round", None, None, min(interest.max_points, room)
-    )
+    request = SeriesRequest(fitting, sorted(interest.metrics), "round", None, None, min(interest.max_points, room))
     document = read_series(ctx, experiment_id, request)
     return list(document["series"])
 

@@ -120,9 +120,7 @@ def post_points(ctx: Context, assignment_id: str, token: str, request: PointsReq
     """Store points of the open round; those already there are ignored."""
     total = sum(len(series.value) for series in request.series)
     if total > MAX_POINTS:
-        raise InvalidError(
-            f"{total} points exceed the limit of {MAX_POINTS} a request", code="too_many_points"
-        )
+        raise InvalidError(f"{total} points exceed the limit of {MAX_POINTS} a request", code="too_many_points")
     with ctx.store.write() as session:
         row, block = fenced(session, assignment_id, token)
         mine = set(leases.run_ids(session, row.id))
@@ -133,9 +131,7 @@ def post_points(ctx: Context, assignment_id: str, token: str, request: PointsReq
                 raise InvalidError(f"run {series.run_id} is not part of this assignment", code="foreign_run")
             run = by_id[series.run_id]
             points.insert_points(session, run.no, row.attempt, _point_rows(ctx, session, series))
-            acknowledged[run.id] = points.advance(
-                session, run.no, row.attempt, series.first_seq, len(series.value)
-            )
+            acknowledged[run.id] = points.advance(session, run.no, row.attempt, series.first_seq, len(series.value))
     ctx.bell.ring()
     return PointsReply(acknowledged=acknowledged)
 

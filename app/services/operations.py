@@ -22,20 +22,14 @@ class Numbers:
     def __post_init__(self) -> None:
         options: dict[str, Any] = {"registry": self.registry}
         self.blocks = Gauge("lockstep_blocks", "Blocks by status", ["status"], **options)
-        self.claim_seconds = Histogram(
-            "lockstep_claim_seconds", "Time to answer a claim's first check", **options
-        )
-        self.heartbeat_seconds = Histogram(
-            "lockstep_heartbeat_seconds", "Time to store a heartbeat", **options
-        )
+        self.claim_seconds = Histogram("lockstep_claim_seconds", "Time to answer a claim's first check", **options)
+        self.heartbeat_seconds = Histogram("lockstep_heartbeat_seconds", "Time to store a heartbeat", **options)
         self.lease_expiries = Counter("lockstep_lease_expiries", "Changes made by the sweep", **options)
         self.ingest_rows = Counter("lockstep_ingest_rows", "Metric rows accepted", **options)
         self.sockets = Gauge("lockstep_live_readers", "Live readers", **options)
         self.lagged_frames = Counter("lockstep_lagged", "Readers that lost deltas", **options)
         self.sweep_age = Gauge("lockstep_sweep_age_seconds", "Seconds since the last sweep", **options)
-        self.database_errors = Counter(
-            "lockstep_database_errors", "Requests that met a database error", **options
-        )
+        self.database_errors = Counter("lockstep_database_errors", "Requests that met a database error", **options)
 
 
 METRICS = Numbers()

@@ -289,9 +289,7 @@ def list_workers(ctx: Context, *, include_retired: bool = False) -> list[dict[st
     with ctx.store.read() as session:
         now = ctx.store.now(session)
         rows = workers.listing(session)
-    return [
-        worker_document(row, now) for row in rows if include_retired or row.status != WorkerStatus.RETIRED
-    ]
+    return [worker_document(row, now) for row in rows if include_retired or row.status != WorkerStatus.RETIRED]
 
 
 def show_worker(ctx: Context, worker_id: str) -> dict[str, Any]:
@@ -305,8 +303,7 @@ def show_worker(ctx: Context, worker_id: str) -> dict[str, Any]:
     return {
         **worker_document(rows[0], now),
         "events": [
-            {"at": row.at.isoformat(), "status": row.status, "actor": row.actor, "text": row.text}
-            for row in timeline
+            {"at": row.at.isoformat(), "status": row.status, "actor": row.actor, "text": row.text} for row in timeline
         ],
     }
 

@@ -120,9 +120,7 @@ def _ended_blocks(rows: Sequence[Record], num_blocks: int | None) -> dict[int, s
     return {replicate: str(chosen[replicate].id) for replicate in replicates}
 
 
-def _gather(
-    session: Session, experiment: Record, analysis: AnalysisSpec, ended: Mapping[int, str]
-) -> _Gathered:
+def _gather(session: Session, experiment: Record, analysis: AnalysisSpec, ended: Mapping[int, str]) -> _Gathered:
     wanted = set(ended.values())
     runs = [run for run in experiments.runs(session, experiment.id) if run.block_id in wanted]
     values: dict[tuple[str, str], dict[int, float]] = {}
@@ -134,9 +132,7 @@ def _gather(
         arms=experiments.arms(session, experiment.id),
         runs=runs,
         values=values,
-        eval_rows=[
-            row for row in results.episodes(session, experiment.id, evaluation=True) if row.run_no in ids
-        ],
+        eval_rows=[row for row in results.episodes(session, experiment.id, evaluation=True) if row.run_no in ids],
         training={row.run_no: row for row in results.episode_summaries(session, experiment.id)},
     )
 
@@ -292,8 +288,7 @@ def read(ctx: Context, experiment_id: str, version: int | None = None) -> Record
             raise NotFoundError(f"no report version {version}", code="unknown_report")
         if row is None:
             raise ConflictError(
-                "there is no report yet: until the registered analysis is due, only curves and health "
-                "are shown",
+                "there is no report yet: until the registered analysis is due, only curves and health are shown",
                 code="no_data",
             )
     if experiment.unblinded_at is None:
@@ -307,7 +302,4 @@ def versions(ctx: Context, experiment_id: str) -> list[dict[str, Any]]:
     with ctx.store.read() as session:
         existing(session, experiment_id)
         rows = reports.versions(session, experiment_id)
-    return [
-        {"version": row.version, "trigger": row.trigger, "created_at": row.created_at.isoformat()}
-        for row in rows
-    ]
+    return [{"version": row.version, "trigger": row.trigger, "created_at": row.created_at.isoformat()} for row in rows]

@@ -114,9 +114,7 @@ def need_of(block: Record, placement: str, num_live: int) -> Need:
     )
 
 
-def _assign(
-    ctx: Context, session: Session, now: float, block: Record, choice: Fit, idle: Mapping[str, Record]
-) -> None:
+def _assign(ctx: Context, session: Session, now: float, block: Record, choice: Fit, idle: Mapping[str, Record]) -> None:
     settings = ctx.settings
     live = blocks.live_runs(session, block.id)
     resume = resume_round(session, [run.id for run in live])
@@ -137,9 +135,7 @@ def _assign(
     if not moved:
         return
     shares = _shares(block, choice, live, idle)
-    scheduling.insert_assignments(
-        ctx.store, session, now, block.id, attempt, settings.lease_ttl_seconds, shares
-    )
+    scheduling.insert_assignments(ctx.store, session, now, block.id, attempt, settings.lease_ttl_seconds, shares)
     for share in shares:
         leases.move_worker(
             session,
@@ -186,9 +182,7 @@ def _open_attempts(
     truncated: list[NewEvent] = []
     for run in live:
         cut = scheduling.start_attempt(session, now, run.no, attempt, resume, device_of[run.id])
-        experiments.start_run(
-            session, run.id, device_of[run.id], resumed=attempt > 1 and resume > 0, rounds=resume
-        )
+        experiments.start_run(session, run.id, device_of[run.id], resumed=attempt > 1 and resume > 0, rounds=resume)
         if cut:
             truncated.append(
                 NewEvent(

@@ -68,9 +68,7 @@ def _one_series(
     head = {"run_id": run.id, "group_id": run.label, "replicate": run.replicate, "metric": metric}
     if name_id is None:
         return {**head, "total": 0, "shown": 0, "bucketed": False, "x": [], "mean": [], "min": [], "max": []}
-    query = SeriesQuery(
-        run.no, name_id, request.x, request.max_points, request.low, request.high, request.all_attempts
-    )
+    query = SeriesQuery(run.no, name_id, request.x, request.max_points, request.low, request.high, request.all_attempts)
     columns = points.read_series(session, query)
     kinds = columns.pop("kind") or []
     attempt = columns.pop("attempt")

@@ -28,9 +28,7 @@ def settle(ctx: Context, session: Session, now: float, block: Record) -> bool:
     cause = Cause(block.cause) if block.cause else None
     why = Why("system", cause, block.cause_text or "")
     if block.desired == Desired.CANCEL:
-        return _end(
-            session, now, block, BlockStatus.CANCELLED, RunStatus.CANCELLED, Why("system", Cause.USER)
-        )
+        return _end(session, now, block, BlockStatus.CANCELLED, RunStatus.CANCELLED, Why("system", Cause.USER))
     if block.desired == Desired.PAUSE:
         moved = blocks.move(session, now, block, BlockStatus.PAUSED, why)
         blocks.move_runs(session, now, block, RunStatus.PAUSED, Why("system"))
@@ -58,9 +56,7 @@ def _by_cause(ctx: Context, session: Session, now: float, block: Record, cause: 
     return blocks.requeue(session, now, block, Why("system", cause, text), budget_used=used, **values)
 
 
-def _end(
-    session: Session, now: float, block: Record, target: BlockStatus, run_target: RunStatus, why: Why
-) -> bool:
+def _end(session: Session, now: float, block: Record, target: BlockStatus, run_target: RunStatus, why: Why) -> bool:
     moved = blocks.move(session, now, block, target, why)
     if moved:
         blocks.move_runs(session, now, block, run_target, why)
@@ -76,7 +72,5 @@ def finish_if_complete(session: Session, now: float, block_id: str) -> bool:
         return False
     for assignment in leases.of_block(session, block_id, block.attempt):
         if leases.move(session, now, assignment.id, AssignmentState.RELEASED, outcome="completed"):
-            leases.move_worker(
-                session, now, assignment.worker_id, WorkerStatus.CLEANING, "its block has ended"
-            )
+            leases.move_worker(session, now, assignment.worker_id, WorkerStatus.CLEANING, "its block has ended")
     return True

@@ -70,9 +70,7 @@ def ready(ctx: Context, assignment_id: str, token: str, request: ReadyRequest) -
     return ReadyReply(start=started)
 
 
-def _mismatch(
-    ctx: Context, session: Session, now: float, row: Record, block: Record, seen: str | None
-) -> None:
+def _mismatch(ctx: Context, session: Session, now: float, row: Record, block: Record, seen: str | None) -> None:
     text = f"identity mismatch: assigned {row.device_uid}, the child sees {seen}"
     blocks.stop(
         session,
@@ -88,6 +86,10 @@ def _mismatch(
 
 
 def _mark_ready(session: Session, now: float, row: Record, block: Record, request: ReadyRequest) -> None:
+    record = request.warm_up.get("record")
+    if isinstance(record, dict):
+        for run_id in leases.run_ids(session, row.id):
+            experiments.change_run(session, run_id, record=record)
     leases.change(session, row.id, ready=True, ready_at=utc(now))
     leases.move(session, now, row.id, AssignmentState.ACTIVE)
     leases.move_worker(session, now, row.worker_id, WorkerStatus.BUSY, f"trains block {block.id}")
@@ -115,9 +117,7 @@ def _start_if_all_ready(session: Session, now: float, block: Record) -> bool:
     values: dict[str, Any] = {"round_opened_epoch": now}
     if block.started_at is None:
         values["started_at"] = utc(now)
-    blocks.move(
-        session, now, block, BlockStatus.RUNNING, Why("worker", None, "every child is ready"), **values
-    )
+    blocks.move(session, now, block, BlockStatus.RUNNING, Why("worker", None, "every child is ready"), **values)
     blocks.move_runs(session, now, block, RunStatus.RUNNING, Why("worker"))
     return True
 
@@ -131,9 +131,7 @@ def put_round(ctx: Context, assignment_id: str, token: str, index: int, request:
         new, conflict = _sort_out(session, row, runs, index)
         if conflict is not None:
             text = f"round {index} of run {conflict} was handed in twice with different results"
-            blocks.stop(
-                session, now, block, Why("worker", Cause.BUG, text), grace_seconds=grace(ctx, session, block)
-            )
+            blocks.stop(session, now, block, Why("worker", Cause.BUG, text), grace_seconds=grace(ctx, session, block))
         else:
             _check_open(block, index, bool(new))
             for result, run in new:
@@ -172,21 +170,15 @@ def _sort_out(
 
 
 def _check_open(block: Record, index: int, has_new: bool) -> None:
-    if has_new and (
-        index != block.open_round or block.status not in (BlockStatus.RUNNING, BlockStatus.STOPPING)
-    ):
+    if has_new and (index != block.open_round or block.status not in (BlockStatus.RUNNING, BlockStatus.STOPPING)):
         raise ConflictError(
             f"round {index} is not open; the open round of this block is {block.open_round}",
             code="round_not_open",
         )
 
 
-def _apply_outcome(
-    session: Session, now: float, block: Record, run: Record, index: int, result: RunRound
-) -> None:
-    experiments.change_run(
-        session, run.id, rounds_done=index + 1, env_steps=float(result.env_steps), stalled=False
-    )
+def _apply_outcome(session: Session, now: float, block: Record, run: Record, index: int, result: RunRound) -> None:
+    experiments.change_run(session, run.id, rounds_done=index + 1, env_steps=float(result.env_steps), stalled=False)
     if result.diverged is None:
         return
     why = Why("worker", Cause.DIVERGED, result.diverged)
@@ -321,7 +313,6 @@ def _clean_worker(session: Session, now: float, row: Record, block: Record, requ
     workers.change(session, row.worker_id, fast_failures=failures)
     if failures >= 2:
         text = (
-            f"{failures} failures in a row within {_FAST_FAILURE_SECONDS:g} s of start; "
-            f"last: {request.detail[-300:]}"
+            f"{failures} failures in a row within {_FAST_FAILURE_SECONDS:g} s of start; last: {request.detail[-300:]}"
         )
         leases.move_worker(session, now, row.worker_id, WorkerStatus.QUARANTINED, text)

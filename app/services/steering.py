@@ -63,9 +63,7 @@ def set_desired(ctx: Context, experiment_id: str, desired: Desired, reason: str,
         if experiment.desired == desired:
             return False
         if status in TERMINAL_EXPERIMENT or experiment.desired == Desired.CANCEL:
-            raise ConflictError(
-                f"the experiment is {status.value}; this cannot change any more", code="terminal"
-            )
+            raise ConflictError(f"the experiment is {status.value}; this cannot change any more", code="terminal")
         now = ctx.store.now(session)
         experiments.change(session, experiment_id, desired=desired)
         text = f"{desired.value} requested" + (f": {reason}" if reason else "")
@@ -121,9 +119,7 @@ def cancel_decided(session: Session, now: float, experiment_id: str, text: str) 
     return count
 
 
-def edit(
-    ctx: Context, experiment_id: str, changes: Mapping[str, Any], actor: Actor, *, if_match: str | None
-) -> None:
+def edit(ctx: Context, experiment_id: str, changes: Mapping[str, Any], actor: Actor, *, if_match: str | None) -> None:
     """Change name, notes, tags or priority.
 
     Raises:
@@ -142,18 +138,14 @@ def edit(
     ctx.bell.ring()
 
 
-def reorder(
-    ctx: Context, experiment_id: str, actor: Actor, *, before: str | None, after: str | None
-) -> float:
+def reorder(ctx: Context, experiment_id: str, actor: Actor, *, before: str | None, after: str | None) -> float:
     """Move an experiment before or after another, or to the top; return its rank."""
     with ctx.store.write() as session:
         experiment = owned(session, experiment_id, actor)
         rank = _rank(session, experiment_id, before, after)
         experiments.change(session, experiment_id, rank=rank)
         now = ctx.store.now(session)
-        add_events(
-            session, now, experiment_id, [NewEvent("reordered", "moved in the queue", actor=actor.name)]
-        )
+        add_events(session, now, experiment_id, [NewEvent("reordered", "moved in the queue", actor=actor.name)])
         record(
             ctx,
             session,

@@ -68,9 +68,7 @@ def _tuning_problems(resolved: ResolvedSpec, seeds: Mapping[str, int]) -> list[P
     for index, experiment_id in enumerate(resolved.spec.experiment.tuning):
         at = f"/experiment/tuning/{index}"
         if experiment_id not in seeds:
-            found.append(
-                Problem(at, "unknown_experiment", f"no experiment {experiment_id!r}", "check the id")
-            )
+            found.append(Problem(at, "unknown_experiment", f"no experiment {experiment_id!r}", "check the id"))
         elif seeds[experiment_id] == resolved.spec.experiment.seed:
             message = f"seed {resolved.spec.experiment.seed} was used while tuning in {experiment_id}"
             found.append(Problem("/experiment/seed", "tuning_seed", message, "choose another seed"))
@@ -83,9 +81,7 @@ def plan(ctx: Context, raw: Mapping[str, Any]) -> dict[str, Any]:
     resolved = checked.resolved
     planned = make_plan(resolved)
     with ctx.store.read() as session:
-        views = [
-            worker_view(row, idle=row.status == "idle") for row in scheduling.registered_workers(session)
-        ]
+        views = [worker_view(row, idle=row.status == "idle") for row in scheduling.registered_workers(session)]
         shares = scheduling.owner_shares(session, ctx.store.now(session))
         ahead = len(scheduling.eligible_blocks(session, ctx.store.now(session), shares, limit=10_000))
     choice = fit(_need(resolved, planned), views)
@@ -247,9 +243,7 @@ def clone(ctx: Context, experiment_id: str, overrides: Mapping[str, Any], actor:
     return submit(ctx, raw, actor, parent_id=experiment_id)
 
 
-def extend(
-    ctx: Context, experiment_id: str, replicates: int, actor: Actor, *, exploratory: bool
-) -> list[str]:
+def extend(ctx: Context, experiment_id: str, replicates: int, actor: Actor, *, exploratory: bool) -> list[str]:
     """Append replicates where the registered analysis allows it (statistics.md 8).
 
     Raises:
@@ -277,9 +271,7 @@ def extend(
         if reason and experiment.exploratory_from is None:
             values["exploratory_from"] = first
         experiments.change(session, experiment_id, **values)
-        text = f"extended by {replicates} replicates" + (
-            " (exploratory, after data were seen)" if reason else ""
-        )
+        text = f"extended by {replicates} replicates" + (" (exploratory, after data were seen)" if reason else "")
         add_events(session, now, experiment_id, [NewEvent("extended", text, actor=actor.name)])
         record(ctx, session, actor, "experiment.extend", experiment_id, None, {"replicates": replicates})
     ctx.bell.ring()

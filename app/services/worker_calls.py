@@ -216,9 +216,7 @@ def clear(ctx: Context, worker_id: str, actor: Actor) -> None:
     with ctx.store.write() as session:
         worker = _steerable(session, worker_id)
         if worker.status != WorkerStatus.QUARANTINED:
-            raise ConflictError(
-                f"worker {worker.name} is {worker.status}, not quarantined", code="not_quarantined"
-            )
+            raise ConflictError(f"worker {worker.name} is {worker.status}, not quarantined", code="not_quarantined")
         at = ctx.store.now(session)
         workers.change(session, worker_id, fast_failures=0)
         leases.move_worker(session, at, worker_id, WorkerStatus.IDLE, "quarantine cleared", actor=actor.name)

@@ -85,9 +85,7 @@ def store_answer(session: Session, principal: str, key: str, status: int, body: 
 
 def free_key(session: Session, principal: str, key: str) -> None:
     """Forget a key whose request failed."""
-    session.execute(
-        delete(t.idempotency).where(t.idempotency.c.principal == principal, t.idempotency.c.key == key)
-    )
+    session.execute(delete(t.idempotency).where(t.idempotency.c.principal == principal, t.idempotency.c.key == key))
 
 
 def drop_old_keys(session: Session, before: float) -> None:

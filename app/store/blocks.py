@@ -154,9 +154,7 @@ def stop(
     if desired is Desired.CANCEL:
         changed |= {"cause": Cause.USER, "cause_text": why.sentence()}
     session.execute(
-        update(t.block)
-        .where(t.block.c.id == block.id, t.block.c.status == BlockStatus.STOPPING)
-        .values(**changed)
+        update(t.block).where(t.block.c.id == block.id, t.block.c.status == BlockStatus.STOPPING).values(**changed)
     )
     return False
 

@@ -116,14 +116,10 @@ def event_document(row: Record) -> dict[str, Any]:
     }
 
 
-def add_worker_event(
-    session: Session, now: float, worker_id: str, status: str, actor: str, text: str
-) -> None:
+def add_worker_event(session: Session, now: float, worker_id: str, status: str, actor: str, text: str) -> None:
     """Record a change of a worker."""
     session.execute(
-        insert(t.worker_event).values(
-            worker_id=worker_id, status=status, actor=actor, text=text[:2000], at=utc(now)
-        )
+        insert(t.worker_event).values(worker_id=worker_id, status=status, actor=actor, text=text[:2000], at=utc(now))
     )
 
 

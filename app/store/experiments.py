@@ -40,10 +40,7 @@ def insert_blocks(
     ids = [store.new_id("blk") for _ in blocks]
     session.execute(
         insert(t.block),
-        [
-            _block_row(block_id, experiment_id, now, block)
-            for block_id, block in zip(ids, blocks, strict=True)
-        ],
+        [_block_row(block_id, experiment_id, now, block) for block_id, block in zip(ids, blocks, strict=True)],
     )
     session.execute(
         insert(t.run),
@@ -97,9 +94,7 @@ def _run_row(run_id: str, block_id: str, experiment_id: str, block: NewBlock, in
 
 def get(session: Session, experiment_id: str, *, lock: bool = False) -> Record | None:
     """Return an experiment that is not deleted; ``lock`` holds its row to the end of the transaction."""
-    query = select(t.experiment).where(
-        t.experiment.c.id == experiment_id, t.experiment.c.deleted_at.is_(None)
-    )
+    query = select(t.experiment).where(t.experiment.c.id == experiment_id, t.experiment.c.deleted_at.is_(None))
     return session.execute(query.with_for_update() if lock else query).one_or_none()
 
 
@@ -156,10 +151,7 @@ def run(session: Session, run_id: str) -> Record | None:
 def derived_status(experiment: Record, block_rows: Sequence[Record]) -> ExperimentStatus:
     """Derive the status from the newest blocks."""
     return experiment_status(
-        [
-            (BlockStatus(row.status), Cause(row.cause) if row.cause else None)
-            for row in newest_blocks(block_rows)
-        ],
+        [(BlockStatus(row.status), Cause(row.cause) if row.cause else None) for row in newest_blocks(block_rows)],
         Desired(experiment.desired),
         ever_started=any(row.attempt > 0 for row in block_rows),
     )
@@ -244,9 +236,7 @@ def change(session: Session, experiment_id: str, **values: Any) -> None:
 
 def next_rank(session: Session) -> float:
     """Return a rank behind every other experiment (submission order)."""
-    return (
-        float(session.execute(select(func.coalesce(func.max(t.experiment.c.rank), 0.0))).scalar_one()) + 1.0
-    )
+    return float(session.execute(select(func.coalesce(func.max(t.experiment.c.rank), 0.0))).scalar_one()) + 1.0
 
 
 def seeds_of(session: Session, experiment_ids: Sequence[str]) -> dict[str, int]:
@@ -291,9 +281,7 @@ def change_run(session: Session, run_id: str, **values: Any) -> None:
 
 def unfinished(session: Session) -> list[str]:
     """Return the experiments whose end has not been recorded yet, oldest first."""
-    query = select(t.experiment.c.id).where(
-        t.experiment.c.finished_at.is_(None), t.experiment.c.deleted_at.is_(None)
-    )
+    query = select(t.experiment.c.id).where(t.experiment.c.finished_at.is_(None), t.experiment.c.deleted_at.is_(None))
     return list(session.execute(query.order_by(t.experiment.c.created_at)).scalars())
 
 
@@ -321,9 +309,7 @@ def edge_rank(session: Session, rank: float | None, *, below: bool, skip: str = 
     query = select(func.max(column) if below and rank is not None else func.min(column))
     if rank is not None:
         query = (
-            select(func.max(column)).where(column < rank)
-            if below
-            else select(func.min(column)).where(column > rank)
+            select(func.max(column)).where(column < rank) if below else select(func.min(column)).where(column > rank)
         )
     found = session.execute(query.where(t.experiment.c.id != skip)).scalar_one_or_none()
     if found is not None:

@@ -23,9 +23,7 @@ def ignore_duplicates(session: Session, table: Any) -> Any:
     return (pg_insert if dialect == "postgresql" else sqlite_insert)(table).on_conflict_do_nothing()
 
 
-def insert_lines(
-    session: Session, now: float, assignment: Record, lines: Sequence[tuple[int, str, str]]
-) -> None:
+def insert_lines(session: Session, now: float, assignment: Record, lines: Sequence[tuple[int, str, str]]) -> None:
     """Insert (seq, level, text) lines of an assignment."""
     if lines:
         session.execute(

@@ -100,9 +100,7 @@ def advance(session: Session, run_no: int, attempt: int, first_seq: int, count: 
         )
         .values(last_seq=last)
     )
-    query = select(t.run_attempt.c.last_seq).where(
-        t.run_attempt.c.run_no == run_no, t.run_attempt.c.attempt == attempt
-    )
+    query = select(t.run_attempt.c.last_seq).where(t.run_attempt.c.run_no == run_no, t.run_attempt.c.attempt == attempt)
     return int(session.execute(query).scalar_one())
 
 
@@ -211,9 +209,7 @@ def _bucketed(session: Session, query: SeriesQuery, total: int) -> dict[str, Any
         .group_by(edges.c.bucket)
         .order_by(edges.c.bucket)
     ).all()
-    ends = _values_at(
-        session, inner, {row.first_position for row in rows} | {row.last_position for row in rows}
-    )
+    ends = _values_at(session, inner, {row.first_position for row in rows} | {row.last_position for row in rows})
     return {
         "x": [row.x for row in rows],
         "min": [row.low for row in rows],

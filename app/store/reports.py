@@ -17,9 +17,7 @@ def insert_report(
     session: Session, now: float, experiment_id: str, content: Mapping[str, Any], scores: str, trigger: str
 ) -> int:
     """Append a report; return its version, counted from 1."""
-    newest = select(func.coalesce(func.max(t.report.c.version), 0)).where(
-        t.report.c.experiment_id == experiment_id
-    )
+    newest = select(func.coalesce(func.max(t.report.c.version), 0)).where(t.report.c.experiment_id == experiment_id)
     version = int(session.execute(newest).scalar_one()) + 1
     session.execute(
         insert(t.report).values(

@@ -96,9 +96,7 @@ def insert_eval_episodes(
         session.execute(insert(t.eval_episode), values)
 
 
-def _episode_row(
-    row: Mapping[str, Any], run: Record, attempt: int, device: str, at: datetime
-) -> dict[str, Any]:
+def _episode_row(row: Mapping[str, Any], run: Record, attempt: int, device: str, at: datetime) -> dict[str, Any]:
     columns = {name: _finite(row.get(name)) for name in t.EPISODE_FIELDS}
     known = {*t.EPISODE_FIELDS, "mode", "split", "test_accuracy"}
     rest = {key: value for key, value in row.items() if key not in known}
@@ -199,9 +197,7 @@ def superseded_checkpoints(session: Session, run_id: str, keep: int, final_round
     query = select(t.artifact).where(
         t.artifact.c.run_id == run_id, t.artifact.c.kind == "checkpoint", t.artifact.c.committed
     )
-    rows = session.execute(
-        query.order_by(t.artifact.c.next_round.desc(), t.artifact.c.created_at.desc())
-    ).all()
+    rows = session.execute(query.order_by(t.artifact.c.next_round.desc(), t.artifact.c.created_at.desc())).all()
     rounds_kept = sorted({row.next_round for row in rows}, reverse=True)[:keep]
     old = [row for row in rows if row.next_round not in rounds_kept and row.next_round != final_round]
     if old:
@@ -215,9 +211,7 @@ def sha_in_use(session: Session, sha256: str) -> bool:
     return bool(session.execute(query).scalar_one())
 
 
-def last_episodes(
-    session: Session, run_nos: Sequence[int], up_to_round: int, count: int
-) -> dict[int, list[Record]]:
+def last_episodes(session: Session, run_nos: Sequence[int], up_to_round: int, count: int) -> dict[int, list[Record]]:
     """Return the newest episodes that count of each run, up to a round."""
     position = func.row_number().over(
         partition_by=t.episode.c.run_no, order_by=(t.episode.c.round.desc(), t.episode.c.env_id.desc())

@@ -23,9 +23,7 @@ def try_singleton(store: Store, session: Session) -> bool:
     """Take the lock of a singleton duty for this transaction; True on SQLite, which has one writer."""
     if store.is_sqlite:
         return True
-    return bool(
-        session.execute(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": _TICK_LOCK}).scalar_one()
-    )
+    return bool(session.execute(text("SELECT pg_try_advisory_xact_lock(:key)"), {"key": _TICK_LOCK}).scalar_one())
 
 
 def queue_paused(session: Session) -> bool:
@@ -36,9 +34,7 @@ def queue_paused(session: Session) -> bool:
 
 def set_meta(session: Session, key: str, value: str) -> None:
     """Write one value of the key-value table."""
-    changed = session.execute(
-        update(t.meta).where(t.meta.c.key == key).values(value=value).returning(t.meta.c.key)
-    )
+    changed = session.execute(update(t.meta).where(t.meta.c.key == key).values(value=value).returning(t.meta.c.key))
     if changed.one_or_none() is None:
         session.execute(insert(t.meta).values(key=key, value=value))
 

@@ -36,9 +36,7 @@ def same_incarnation(session: Session, device_uid: str, incarnation: str) -> Rec
 
 def lost_on_device(session: Session, device_uid: str) -> Sequence[Record]:
     """Return the lost workers of a device."""
-    query = select(t.worker).where(
-        t.worker.c.device_uid == device_uid, t.worker.c.status == WorkerStatus.LOST
-    )
+    query = select(t.worker).where(t.worker.c.device_uid == device_uid, t.worker.c.status == WorkerStatus.LOST)
     return session.execute(query).all()
 
 

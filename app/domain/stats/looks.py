@@ -43,7 +43,7 @@ def equal_boundaries(kind: str, looks: int, alpha: float) -> tuple[float, ...]:
     shape = _shape(kind, looks)
 
     def excess(c: float) -> float:
-        return _crossing(fractions, tuple(c * s for s in shape)) - alpha
+        return crossing_probability(fractions, tuple(c * s for s in shape)) - alpha
 
     constant = brentq(excess, 0.5, 8.0, xtol=1e-10)
     return tuple(constant * s for s in shape)
@@ -75,6 +75,25 @@ def look_levels(at: Sequence[int], boundary: str, alpha: float) -> tuple[float, 
     return tuple(float(2 * ndtr(-z)) for z in look_boundaries(at, boundary, alpha))
 
 
+def crossing_probability(fractions: tuple[float, ...], z: tuple[float, ...]) -> float:
+    """Return P(|Z_k| >= z_k for some look k) under the null, at increasing information fractions."""
+    times = np.asarray(fractions)
+    limits = np.asarray(z) * np.sqrt(times)
+    crossed = 2 * float(ndtr(-z[0]))
+    grid = limits[0] * _NODES
+    density = _normal_density(grid, sqrt(times[0]))
+    weights = limits[0] * _WEIGHTS
+    for k in range(1, len(times)):
+        spread = sqrt(times[k] - times[k - 1])
+        mass = density * weights
+        outside = ndtr((grid - limits[k]) / spread) + ndtr((-limits[k] - grid) / spread)
+        crossed += float(mass @ outside)
+        target = limits[k] * _NODES
+        density = _step(mass, grid, target, spread)
+        grid, weights = target, limits[k] * _WEIGHTS
+    return crossed
+
+
 def is_equally_spaced(at: Sequence[int]) -> bool:
     """Return whether every look lies within one block of its equally spaced place."""
     return all(abs(n - at[-1] * (k + 1) / len(at)) < 1 for k, n in enumerate(at))
@@ -91,28 +110,9 @@ def _shape(kind: str, looks: int) -> tuple[float, ...]:
 
 def _spend(fractions: tuple[float, ...], earlier: tuple[float, ...], target: float) -> float:
     def excess(z: float) -> float:
-        return _crossing(fractions, (*earlier, z)) - target
+        return crossing_probability(fractions, (*earlier, z)) - target
 
     return float(brentq(excess, 0.1, 12.0, xtol=1e-10))
-
-
-def _crossing(fractions: tuple[float, ...], z: tuple[float, ...]) -> float:
-    """Return P(|Z_k| >= z_k for some k) under the null."""
-    times = np.asarray(fractions)
-    limits = np.asarray(z) * np.sqrt(times)
-    crossed = 2 * float(ndtr(-z[0]))
-    grid = limits[0] * _NODES
-    density = _normal_density(grid, sqrt(times[0]))
-    weights = limits[0] * _WEIGHTS
-    for k in range(1, len(times)):
-        spread = sqrt(times[k] - times[k - 1])
-        mass = density * weights
-        outside = ndtr((grid - limits[k]) / spread) + ndtr((-limits[k] - grid) / spread)
-        crossed += float(mass @ outside)
-        target = limits[k] * _NODES
-        density = _step(mass, grid, target, spread)
-        grid, weights = target, limits[k] * _WEIGHTS
-    return crossed
 
 
 def _step(mass: Floats, grid: Floats, target: Floats, spread: float) -> Floats:

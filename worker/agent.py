@@ -1,0 +1,226 @@
+"""The supervisor process of one device: claim, child, relay, release, again. No torch here.
+
+Threads: the main thread claims and follows the child; the heartbeat thread beats whatever the child
+does; a share has one reader of log lines and one sender that empties the spool in order.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import random
+import secrets
+import shutil
+import subprocess
+import sys
+import threading
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from app.domain import protocol as p
+from worker.control import TRANSIENT, Control, LeaseLost, Refused, WorkerGone
+from worker.devices import Bound, GpuMonitor, host_name
+from worker.share import Share
+from worker.supervisor import become_subreaper, default_command
+
+RETIRED, CONFIGURATION, DEVICE_IN_USE, TOKEN_REFUSED = 0, 2, 3, 4
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the operator chose.
+
+    Attributes:
+        url: control plane.
+        token: worker token or None.
+        name: display name; default host and device.
+        threads: torch threads of the child on a CPU slot.
+        data_dir: where data sets lie.
+        work_dir: spool and checkpoints of this supervisor.
+        spool_bytes: bound of the spool.
+        trainer: command of the trainer; None = built in.
+        once: retire when there is nothing to do (tests, batch systems).
+    """
+
+    url: str
+    token: str | None
+    name: str | None
+    threads: int
+    data_dir: Path | None
+    work_dir: Path
+    spool_bytes: int
+    trainer: list[str] | None
+    once: bool = False
+
+
+class Agent:
+    """The life of a supervisor on a bound device."""
+
+    def __init__(self, options: Options, bound: Bound) -> None:
+        self.options = options
+        self.bound = bound
+        self.control = Control(options.url, options.token)
+        self._heart = Control(options.url, options.token)
+        self.monitor = GpuMonitor(bound.device)
+        self._host = host_name()
+        self._incarnation = secrets.token_hex(8)
+        self._worker_id = ""
+        self._terms: p.RegisterReply | None = None
+        self._state = "starting"
+        self._share: Share | None = None
+        self._drain = threading.Event()
+        self._stopping = threading.Event()
+        self._health = p.Health()
+        self._beat_now = threading.Event()
+        work = options.work_dir / bound.device.uid.replace(":", "_").replace("/", "_")
+        shutil.rmtree(work, ignore_errors=True)  # what an earlier incarnation left belongs to a lost lease
+        work.mkdir(parents=True, exist_ok=True)
+        self._work = work
+
+    def run(self) -> int:
+        """Serve until drained or told to stop; return the exit code."""
+        become_subreaper()
+        abilities = self._abilities()
+        beats = threading.Thread(target=self._beat_for_ever, name="heartbeat", daemon=True)
+        try:
+            self._register(abilities)
+            beats.start()
+            self._check_device()
+            while not (self._drain.is_set() or self._stopping.is_set()):
+                if not self._serve_once(abilities) and self.options.once:
+                    break
+        except Refused as error:
+            sys.stderr.write(f"refused: {error.detail}\n")
+            return _exit_code(error)
+        finally:
+            self._stopping.set()
+            self._beat_now.set()
+            self._retire()
+            self.bound.lock.release()
+        return RETIRED
+
+    def stop(self) -> None:
+        """SIGTERM: drain now; the running share stops at its next round border (cause preempted)."""
+        self._stopping.set()
+        share = self._share
+        if share is not None:
+            share.ask_to_stop("preempted")
+
+    def _abilities(self) -> dict[str, dict[str, object]]:
+        command = [sys.executable, "-m", "worker.probe", "abilities"]
+        if self.options.data_dir is not None:
+            command.append(str(self.options.data_dir))
+        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
+        result = subprocess.run(  # noqa: S603 - our own interpreter and module
+            command, capture_output=True, text=True, env=environment, timeout=300, check=False
+        )
+        if result.returncode != 0:
+            raise Refused(0, "probe", f"the trainer cannot be loaded: {result.stderr.strip()[-1000:]}")
+        found: dict[str, dict[str, object]] = json.loads(result.stdout)
+        return found
+
+    def _register(self, abilities: dict[str, dict[str, object]]) -> None:
+        request = p.RegisterRequest.model_validate(
+            {
+                "name": self.options.name or f"{self._host}-{self.bound.device.uid.rpartition(':')[2]}",
+                "host": self._host,
+                "incarnation": self._incarnation,
+                "device": self.bound.device.model_dump(),
+                **abilities,
+            }
+        )
+        reply = self.control.patiently(lambda: self.control.register(request), until=self._stopping.is_set)
+        if reply is None:
+            raise LeaseLost("no registration")
+        self._worker_id, self._terms = reply.worker_id, reply
+        self._beat_now.set()
+
+    def _serve_once(self, abilities: dict[str, dict[str, object]]) -> bool:
+        """Claim once and train what comes; return whether there was work."""
+        try:
+            wait = 2.0 if self.options.once else 20.0
+            assignment = self.control.claim(self._worker_id, wait)
+        except TRANSIENT:
+            self._stopping.wait(random.uniform(0.2, 2.0))
+            return True
+        except (WorkerGone, LeaseLost):
+            self._incarnation = secrets.token_hex(8)
+            self._register(abilities)
+            return True
+        if assignment is None:
+            return False
+        self._train(assignment)
+        return True
+
+    def _train(self, assignment: p.Assignment) -> None:
+        directory = self._work / assignment.assignment_id
+        command = self.options.trainer or default_command()
+        share = Share(self.control, assignment, self.bound, directory, command, self.options)
+        self._state, self._share = "working", share
+        if self._terms is not None:
+            share.set_terms(self._terms)
+        self._beat_now.set()
+        if self._stopping.is_set():
+            share.ask_to_stop("preempted")
+        try:
+            share.run()
+        finally:
+            self._state, self._share = "cleaning", None
+            shutil.rmtree(directory, ignore_errors=True)
+            self._check_device()
+
+    def _check_device(self) -> None:
+        """Offer the device again only when it is free and well."""
+        self._health = self.monitor.check_free()
+        self._state = "idle" if self._health.ok else "quarantined"
+        self._beat_now.set()
+        self._beat()  # the server must know before the next claim
+
+    def _beat_for_ever(self) -> None:
+        while not self._stopping.is_set() or self._share is not None:
+            interval = self._terms.heartbeat_seconds if self._terms is not None else 1.0
+            self._beat_now.wait(interval)
+            self._beat_now.clear()
+            self._beat()
+
+    def _beat(self) -> None:
+        share = self._share
+        sent = time.monotonic()
+        beat = p.HeartbeatRequest.model_validate(
+            {
+                "incarnation": self._incarnation,
+                "state": self._state,
+                "progress": [share.progress()] if share is not None else [],
+                "health": (self.monitor.health() if self._health.ok else self._health).model_dump(),
+                "spool_bytes": share.spool_bytes if share is not None else 0,
+            }
+        )
+        try:
+            reply = self._heart.heartbeat(self._worker_id, beat)
+        except TRANSIENT:
+            if share is not None:
+                share.unheard()
+            return
+        except (WorkerGone, LeaseLost, Refused):
+            if share is not None:
+                share.lose("the server does not know this worker any more")
+            return
+        if reply.drain:
+            self._drain.set()
+        if share is not None:
+            share.heard(reply.leases, sent)
+
+    def _retire(self) -> None:
+        self._state = "idle"
+        with contextlib.suppress(*TRANSIENT, WorkerGone, LeaseLost, Refused):
+            self._beat()
+        self.control.close()
+        self._heart.close()
+
+
+def _exit_code(error: Refused) -> int:
+    if error.code == "device_in_use":
+        return DEVICE_IN_USE
+    return TOKEN_REFUSED if error.status in (401, 403) else CONFIGURATION

@@ -1,0 +1,301 @@
+"""The training process: one block share, frames on one pipe, commands on another. No token, no HTTP.
+
+First command: the assignment. Then it reports ``ready`` (or ``refused``), and for each ``go`` trains
+one round and reports ``round`` and, where due, ``checkpoint``. ``stop`` or SIGTERM ends it at the next
+round border with a checkpoint. Standard output and error are the log.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+import threading
+import time
+import traceback
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from importlib import metadata
+from pathlib import Path
+from queue import SimpleQueue
+from typing import IO, Any
+
+import torch
+
+from app.domain.nonfinite import encode_map, jsonable
+from app.domain.protocol import Assignment
+from worker.checkpoint import CheckpointRefused, NoCheckpoint
+from worker.keys import derive, replicate_seed
+from worker.train.block import BlockTrainer
+from worker.train.plan import BlockPlan, ConfigRefused, RoundRecord, RunPlan, RunRound
+
+_PR_SET_PDEATHSIG = 1
+_PROGRESS_SECONDS = 0.5
+
+
+class Stopped(Exception):  # noqa: N818 - a request
+    """A stop was asked for; the round border is reached."""
+
+
+@dataclass
+class Pipes:
+    """Frames to the supervisor, commands from it."""
+
+    frames: IO[bytes]
+    commands: SimpleQueue[dict[str, Any]] = field(default_factory=SimpleQueue)
+    stop: threading.Event = field(default_factory=threading.Event)
+    _lock: threading.Lock = field(default_factory=threading.Lock)
+
+    def send(self, kind: str, **values: Any) -> None:
+        """Send one frame."""
+        line = json.dumps({"type": kind, **values}, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        with self._lock:
+            self.frames.write(line)
+
+    def listen(self, source: IO[bytes]) -> None:
+        """Read commands until the supervisor goes away (which ends this process too)."""
+        for line in source:
+            command = json.loads(line)
+            if command["type"] == "stop":
+                self.stop.set()
+            self.commands.put(command)
+        self.stop.set()
+        self.commands.put({"type": "stop"})
+
+    def wait_for_go(self) -> int:
+        """Return the round to train next; raise ``Stopped`` on a stop."""
+        command = self.commands.get()
+        if command["type"] == "stop" or self.stop.is_set():
+            raise Stopped
+        return int(command["round"])
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when the supervisor dies; check that it has not died already."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+def set_up_torch(assignment: Assignment, threads: int) -> torch.device:
+    """Fix the numerical settings (training.md 3.11) and return the device."""
+    torch.set_num_threads(threads)
+    deterministic = bool(assignment.runs[0].config["lockstep"]["deterministic"])
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = deterministic
+    torch.use_deterministic_algorithms(deterministic)
+    tf32 = bool(assignment.runs[0].config["precision"]["tf32"])
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def device_uid(device: torch.device, assigned: str) -> str:
+    """Return the identity of the device as this process sees it."""
+    if device.type == "cpu":
+        return assigned if assigned.startswith("cpu:") else "cpu"
+    text = str(torch.cuda.get_device_properties(device).uuid)
+    return text if text.startswith(("GPU-", "MIG-")) else f"GPU-{text}"
+
+
+def plan_of(assignment: Assignment) -> BlockPlan:
+    """Return the plan of the share, without runs that have diverged."""
+    runs = tuple(
+        RunPlan(run.run_id, run.arm, run.arm_index, run.policy, run.static_set, run.config)
+        for run in assignment.runs
+        if not run.diverged
+    )
+    return BlockPlan(
+        experiment_id=assignment.experiment_id,
+        block_id=assignment.block_id,
+        attempt=assignment.attempt,
+        replicate=assignment.replicate,
+        replicate_seed=replicate_seed(assignment.root_seed, assignment.replicate),
+        rounds=assignment.rounds,
+        spec_hash=assignment.spec_hash,
+        runs=runs,
+        num_arms=assignment.num_arms,
+        reward_modes=tuple(
+            (
+                item.mode,
+                item.config,
+                float(item.config.get("gamma", assignment.runs[0].config["ppo"]["gamma"])),
+            )
+            for item in assignment.reward_modes
+        ),
+    )
+
+
+def record_of(plan: BlockPlan, device: torch.device) -> dict[str, Any]:
+    """Return what the report must know of how a share was computed; equal for all its runs."""
+    config = plan.runs[0].config
+    episodes = int(config["eval"]["episodes"])
+    kind = "env_reset" if config["env"]["kind"] == "gymnasium" else "host_init"
+    keys = [derive(plan.replicate_seed, f"eval/{kind}", episode=index) for index in range(episodes)]
+    cuda = f", CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}" if device.type == "cuda" else ""
+    return {
+        "driver": f"torch {torch.__version__}{cuda}, Python {platform.python_version()}",
+        "replicate_seed": plan.replicate_seed,
+        "evaluator": "frozen-policy/1",
+        "eval_seeds": hashlib.sha256(json.dumps(keys).encode()).hexdigest()[:16],
+        "code_revision": f"{metadata.version("lockstep")}{_revision()}",
+        "deterministic": bool(config["lockstep"]["deterministic"]),
+        "precision": config["precision"],
+        "device_model": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+    }
+
+
+def _revision() -> str:
+    root = Path(__file__).resolve().parents[1]
+    if not (root / ".git").exists():
+        return ""
+    result = subprocess.run(  # noqa: S603 - fixed arguments
+        ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"],  # noqa: S607 - git of the path
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    return f"+{result.stdout.strip()}" if result.returncode == 0 else ""
+
+
+def round_frame(record: RoundRecord, seqs: dict[str, int]) -> dict[str, Any]:
+    """Return a round as the wire wants it; metrics take the next sequence numbers of their run."""
+    return {
+        "round": record.round,
+        "seconds": record.seconds,
+        "update_order": [int(index) for index in record.update_order],
+        "runs": [_run_of(run, seqs) for run in record.runs],
+    }
+
+
+def _run_of(run: RunRound, seqs: dict[str, int]) -> dict[str, Any]:
+    metrics, marks = encode_map(run.metrics)
+    first = seqs.get(run.run_id, 0) + 1
+    seqs[run.run_id] = first + len(metrics) - 1
+    return {
+        "run_id": run.run_id,
+        "digest": run.digest,
+        "env_steps": run.env_steps,
+        "first_seq": first,
+        "metrics": metrics,
+        "nf": marks,
+        "episodes": [jsonable(row) for row in run.episodes],
+        "eval_episodes": [jsonable(row) for row in run.eval_episodes],
+        "events": [jsonable(event) for event in run.events],
+        "diverged": run.diverged,
+    }
+
+
+class Progress:
+    """Reports (round, step) at most twice a second."""
+
+    def __init__(self, send: Callable[..., None]) -> None:
+        self._send = send
+        self._last = 0.0
+
+    def __call__(self, round_index: int, step: int) -> None:
+        """Report, unless the last report is fresh."""
+        now = time.monotonic()
+        if now - self._last >= _PROGRESS_SECONDS:
+            self._last = now
+            self._send("progress", round=round_index, step=step)
+
+
+def train(pipes: Pipes, assignment: Assignment, options: dict[str, Any]) -> None:
+    """Train the share to its end, or to a stop at a round border."""
+    device = set_up_torch(assignment, int(options["threads"]))
+    plan = plan_of(assignment)
+    data_dir = Path(options["data_dir"]) if options.get("data_dir") else None
+    root = Path(options["checkpoint_dir"])
+    try:
+        trainer = BlockTrainer(plan, device, data_dir=data_dir, progress=Progress(pipes.send))
+        warm_up = trainer.warm_up()
+        start = trainer.load_checkpoint(root) if assignment.resume_round else 0
+        if start != assignment.resume_round:
+            raise NoCheckpoint(f"found a checkpoint of round {start}, expected {assignment.resume_round}")
+    except (ConfigRefused, CheckpointRefused, NoCheckpoint, FileNotFoundError) as error:
+        pipes.send("refused", **_refusal(error))
+        return
+    pipes.send(
+        "ready",
+        device_uid=device_uid(device, str(options["device_uid"])),
+        resume_round=start,
+        warm_up=jsonable({**warm_up, "record": record_of(plan, device)}),
+    )
+    stopped = _rounds(pipes, assignment, trainer, root, start)
+    pipes.send("done", stopped=stopped)
+
+
+def _refusal(error: Exception) -> dict[str, str]:
+    if isinstance(error, ConfigRefused):
+        return {"field": error.field, "message": error.message, "remedy": error.remedy}
+    return {"field": "checkpoint" if not isinstance(error, OSError) else "env.task", "message": str(error)}
+
+
+def _rounds(pipes: Pipes, assignment: Assignment, trainer: BlockTrainer, root: Path, start: int) -> bool:
+    seqs: dict[str, int] = {}
+    rounds: Iterator[RoundRecord] = trainer.rounds(start)
+    saved = start
+    done = start
+    while True:
+        try:
+            pipes.wait_for_go()
+        except Stopped:
+            if done > saved:
+                _checkpoint(pipes, trainer, root, done, final=False)
+            return True
+        record = next(rounds, None)
+        if record is None:
+            return False
+        done = record.round + 1
+        is_last = done >= assignment.rounds
+        due = is_last or done % assignment.checkpoint_every_rounds == 0 or pipes.stop.is_set()
+        frame = round_frame(record, seqs)
+        over = all(run["diverged"] is not None for run in frame["runs"])
+        due = due and not over
+        pipes.send("round", checkpoint_follows=due, **frame)
+        if due:
+            _checkpoint(pipes, trainer, root, done, final=is_last)
+            saved = done
+        if is_last or over:
+            return False
+
+
+def _checkpoint(pipes: Pipes, trainer: BlockTrainer, root: Path, next_round: int, *, final: bool) -> None:
+    """Write a checkpoint (and at the end the policies) and name the files to upload."""
+    info = trainer.save_checkpoint(root, next_round)
+    files = {name.removesuffix(".safetensors"): digest for name, digest in info.files.items()}
+    policies = [str(path) for path in trainer.save_policies(root / "policies")] if final else []
+    pipes.send("checkpoint", next_round=next_round, directory=str(info.path), files=files, policies=policies)
+
+
+def main() -> None:
+    """Run the share this process was started for."""
+    die_with_parent(int(os.environ["LOCKSTEP_PARENT"]))
+    frames = os.fdopen(int(os.environ["LOCKSTEP_FRAMES_FD"]), "wb", buffering=0)
+    source = os.fdopen(int(os.environ["LOCKSTEP_COMMANDS_FD"]), "rb")
+    pipes = Pipes(frames)
+    signal.signal(signal.SIGTERM, lambda *_: pipes.stop.set())
+    first = json.loads(source.readline())
+    assignment = Assignment.model_validate(first["assignment"])
+    threading.Thread(target=pipes.listen, args=(source,), daemon=True).start()
+    try:
+        train(pipes, assignment, first["options"])
+    except torch.cuda.OutOfMemoryError as error:
+        pipes.send("failed", cause="oom", detail=str(error)[-2000:])
+        sys.exit(1)
+    except Exception:
+        detail = traceback.format_exc()
+        sys.stderr.write(detail)
+        pipes.send("failed", cause="bug", detail=detail[-10_000:])
+        sys.exit(1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,189 @@
+"""The worker API over HTTP: retries with jitter, fencing token on every write, one meaning for "lost".
+
+Only the supervisor uses this; the training child makes no HTTP call and holds no token.
+"""
+
+from __future__ import annotations
+
+import random
+import time
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import httpx
+from pydantic import BaseModel
+
+from app.domain import protocol as p
+
+ReplyT = TypeVar("ReplyT", bound=BaseModel)
+_RETRY_STATUS = (429, 500, 502, 503, 504)
+_MAX_WAIT_SECONDS = 5.0
+
+
+class LeaseLost(Exception):  # noqa: N818 - a state of affairs, not an error of ours
+    """The server does not honour the lease any more: stop, drop what is unsent, clean, go on."""
+
+
+class WorkerGone(Exception):  # noqa: N818 - as above
+    """The server does not know this worker any more: register again."""
+
+
+class Refused(Exception):  # noqa: N818 - as above
+    """The server refused; repeating would not help.
+
+    Attributes:
+        status: HTTP status.
+        code: stable code of the problem document.
+    """
+
+    def __init__(self, status: int, code: str, detail: str) -> None:
+        super().__init__(f"{status} {code}: {detail}")
+        self.status, self.code, self.detail = status, code, detail
+
+
+class Control:
+    """Calls of one control plane.
+
+    Args:
+        url: base URL of the server.
+        token: worker token, or None where authentication is off.
+        jitter: source of randomness for back-off; injected in tests.
+    """
+
+    def __init__(self, url: str, token: str | None, *, jitter: random.Random | None = None) -> None:
+        headers = {"Authorization": f"Bearer {token}"} if token else {}
+        limits = httpx.Limits(max_connections=8)
+        timeout = httpx.Timeout(10.0, read=40.0)
+        self._http = httpx.Client(
+            base_url=f"{url.rstrip('/')}/api/v1/", headers=headers, timeout=timeout, limits=limits
+        )
+        self._jitter = jitter or random.Random()
+
+    def close(self) -> None:
+        """Close the connections."""
+        self._http.close()
+
+    def register(self, request: p.RegisterRequest) -> p.RegisterReply:
+        """Register this supervisor."""
+        return self._post("workers", request, p.RegisterReply)
+
+    def claim(self, worker_id: str, wait: float) -> p.Assignment | None:
+        """Wait for work once."""
+        response = self._http.post(f"workers/{worker_id}/claim", params={"wait": wait})
+        self._raise(response)
+        if response.status_code == 204:
+            return None
+        return p.Assignment.model_validate_json(response.content)
+
+    def heartbeat(self, worker_id: str, beat: p.HeartbeatRequest) -> p.HeartbeatReply:
+        """Send one heartbeat, without retries: the next one comes soon enough."""
+        return self._post(f"workers/{worker_id}/heartbeat", beat, p.HeartbeatReply)
+
+    def ready(self, lease: p.Assignment, request: p.ReadyRequest) -> p.ReadyReply:
+        """Say that the child is ready, or refused."""
+        return self._post(f"assignments/{lease.assignment_id}/ready", request, p.ReadyReply, lease)
+
+    def put_round(self, lease: p.Assignment, index: int, body: bytes) -> p.RoundReply:
+        """Hand in a round, as serialised by the spool."""
+        response = self._http.put(
+            f"assignments/{lease.assignment_id}/rounds/{index}",
+            content=body,
+            headers={p.LEASE_HEADER: lease.lease, "Content-Type": "application/json"},
+        )
+        self._raise(response)
+        return p.RoundReply.model_validate_json(response.content)
+
+    def barrier(self, lease: p.Assignment, index: int, wait: float) -> p.BarrierReply:
+        """Wait at the barrier once."""
+        params: dict[str, Any] = {"attempt": lease.attempt, "round": index, "wait": wait}
+        response = self._http.get(f"blocks/{lease.block_id}/barrier", params=params)
+        if response.status_code == 409:
+            return p.BarrierReply.model_validate_json(response.content)
+        self._raise(response)
+        return p.BarrierReply.model_validate_json(response.content)
+
+    def post_json(self, lease: p.Assignment, path: str, body: bytes) -> bytes:
+        """Post to an assignment path."""
+        response = self._http.post(
+            f"assignments/{lease.assignment_id}/{path}",
+            content=body,
+            headers={p.LEASE_HEADER: lease.lease, "Content-Type": "application/json"},
+        )
+        self._raise(response)
+        return response.content
+
+    def upload(self, lease: p.Assignment, sha256: str, content: bytes, params: dict[str, Any]) -> None:
+        """Upload a file of a run."""
+        response = self._http.put(
+            f"assignments/{lease.assignment_id}/files/{sha256}",
+            content=content,
+            params=params,
+            headers={p.LEASE_HEADER: lease.lease, "Content-Type": "application/octet-stream"},
+        )
+        self._raise(response)
+
+    def download(self, lease: p.Assignment, sha256: str) -> bytes:
+        """Download a committed checkpoint."""
+        response = self._http.get(
+            f"assignments/{lease.assignment_id}/files/{sha256}", headers={p.LEASE_HEADER: lease.lease}
+        )
+        self._raise(response)
+        return response.content
+
+    def release(self, lease: p.Assignment, request: p.ReleaseRequest) -> None:
+        """End the share."""
+        self.post_json(lease, "release", request.model_dump_json().encode())
+
+    def patiently(self, call: Callable[[], ReplyT | None], *, until: Callable[[], bool]) -> ReplyT | None:
+        """Repeat a call over connection faults and 5xx with jittered back-off.
+
+        Args:
+            call: what to do.
+            until: give up (raise ``LeaseLost``) once this is true.
+        """
+        failures = 0
+        while True:
+            try:
+                return call()
+            except (httpx.TransportError, _Transient):
+                failures += 1
+                if until():
+                    raise LeaseLost("gave up while the server was away") from None
+                time.sleep(self._jitter.uniform(0.05, min(_MAX_WAIT_SECONDS, 0.2 * 2**failures)))
+
+    def _post(self, path: str, request: BaseModel, reply: type[ReplyT], lease: p.Assignment | None = None) -> ReplyT:
+        headers = {"Content-Type": "application/json"}
+        if lease is not None:
+            headers[p.LEASE_HEADER] = lease.lease
+        response = self._http.post(path, content=request.model_dump_json().encode(), headers=headers)
+        self._raise(response)
+        return reply.model_validate_json(response.content)
+
+    @staticmethod
+    def _raise(response: httpx.Response) -> None:
+        if response.status_code < 400:
+            return
+        if response.status_code in _RETRY_STATUS:
+            raise _Transient(response.status_code)
+        document = _document(response)
+        code = str(document.get("code", "unknown"))
+        if code in ("worker_gone", "unknown_worker"):
+            raise WorkerGone(str(document.get("detail", code)))
+        if code in ("lease_lost", "unknown_assignment") or response.status_code == 410:
+            raise LeaseLost(str(document.get("detail", code)))
+        raise Refused(response.status_code, code, str(document.get("detail", response.text[:300])))
+
+
+class _Transient(Exception):  # noqa: N818 - caught by ``patiently``
+    """The server answered that it cannot answer now."""
+
+
+TRANSIENT = (httpx.TransportError, _Transient)
+
+
+def _document(response: httpx.Response) -> dict[str, Any]:
+    try:
+        document = response.json()
+    except ValueError:
+        return {}
+    return document if isinstance(document, dict) else {}
