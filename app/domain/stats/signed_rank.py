@@ -12,7 +12,7 @@ from functools import lru_cache
 from math import gcd
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 
 from app.domain.stats.attain import largest_tail
 from app.domain.stats.nulls import sign_sum_null, signed_rank_null
@@ -48,7 +48,7 @@ def signed_rank(d: ArrayLike) -> SignedRankTest:
 def walsh_averages(d: ArrayLike) -> Floats:
     """Return the n(n+1)/2 sorted averages (d_i + d_j)/2, i <= j."""
     differences = as_floats(d, "d")
-    rows, columns = np.triu_indices(differences.size)
+    rows, columns = _pairs(differences.size)
     return np.sort((differences[rows] + differences[columns]) / 2)
 
 
@@ -70,6 +70,12 @@ def walsh_interval(d: ArrayLike, level: float) -> Interval | None:
         return None
     coverage = 1 - 2 * float(null[: v + 1].sum())
     return Interval(float(averages[v]), float(averages[averages.size - 1 - v]), coverage, v + 1)
+
+
+@lru_cache(maxsize=64)
+def _pairs(n: int) -> tuple[NDArray[np.intp], NDArray[np.intp]]:
+    rows, columns = np.triu_indices(n)
+    return rows, columns
 
 
 @lru_cache(maxsize=256)
