@@ -70,9 +70,7 @@ def build_core(blueprint: int, topology: Topology, channels: int) -> nn.Module:
         raise ValueError(f"blueprint id {blueprint} is unknown; ids are 0..{NUM_BLUEPRINTS - 1}")
     if blueprint not in ALLOWED[topology]:
         allowed = ", ".join(NAMES[i] for i in sorted(ALLOWED[topology]))
-        raise ValueError(
-            f"blueprint {NAMES[blueprint]} cannot grow in a {topology} host; use one of {allowed}"
-        )
+        raise ValueError(f"blueprint {NAMES[blueprint]} cannot grow in a {topology} host; use one of {allowed}")
     return _BUILDERS[topology][blueprint](channels)
 
 
@@ -242,6 +240,5 @@ def graft_sizes(topology: Topology, channels: int) -> tuple[int, ...]:
     middle = max(8, channels // 4)
     extra = channels + (channels * middle + 2 * middle + 1)
     return tuple(
-        core_params(i, topology, channels) + extra if i in ALLOWED[topology] else 0
-        for i in range(NUM_BLUEPRINTS)
+        core_params(i, topology, channels) + extra if i in ALLOWED[topology] else 0 for i in range(NUM_BLUEPRINTS)
     )

@@ -93,9 +93,7 @@ def _verify(archive: Path) -> None:
         while chunk := file.read(_CHUNK):
             digest.update(chunk)
     if digest.hexdigest() != ARCHIVE_SHA256:
-        raise ValueError(
-            f"{archive} has SHA-256 {digest.hexdigest()}, not {ARCHIVE_SHA256}; delete it and retry"
-        )
+        raise ValueError(f"{archive} has SHA-256 {digest.hexdigest()}, not {ARCHIVE_SHA256}; delete it and retry")
 
 
 def _extract(archive: Path, data_dir: Path) -> Path:

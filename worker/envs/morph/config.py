@@ -182,9 +182,7 @@ def _check_slots(config: EnvConfig) -> None:
         raise ValueError(f"env.slots {list(config.slots)} must be non-empty and unique")
     for slot in config.slots:
         if slot not in known:
-            raise ValueError(
-                f"env.slots {slot!r} does not exist in {config.task.name}; use some of {', '.join(known)}"
-            )
+            raise ValueError(f"env.slots {slot!r} does not exist in {config.task.name}; use some of {', '.join(known)}")
 
 
 def _pace(env: Mapping[str, Any]) -> Pace:

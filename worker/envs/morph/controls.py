@@ -61,10 +61,7 @@ class _Control:
         """Return actions [E, H]."""
         if step == 0:
             self.begin()
-        rows = [
-            self.choose(env, step) if self.world.running[env] else self.wait()
-            for env in range(self.envs.num_envs)
-        ]
+        rows = [self.choose(env, step) if self.world.running[env] else self.wait() for env in range(self.envs.num_envs)]
         return torch.tensor(rows, dtype=torch.int64, device=self.envs.device)
 
     def begin(self) -> None:
@@ -195,9 +192,7 @@ class Heuristic(_Control):
         state = self.states[env]
         state.penalty = {name: value / 2.0 for name, value in state.penalty.items()}
         state.stable = state.stable or self._stabilised(env)
-        return (
-            self.advance_any(env) or self._settle(env, state) or self._grow(env, step, state) or self.wait()
-        )
+        return self.advance_any(env) or self._settle(env, state) or self._grow(env, step, state) or self.wait()
 
     def _stabilised(self, env: int) -> bool:
         losses = self.world.tracker.losses[env, -4:]

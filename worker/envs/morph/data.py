@@ -14,7 +14,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name everybody reads
 from numpy.typing import NDArray
 from sklearn.datasets import load_digits
 from torch import Tensor
@@ -202,9 +201,11 @@ class TrainingData:
         """Return what an epoch gathers from: normalised images, or raw ones padded for the crop."""
         if not self.config.augment:
             return self._norm(images)
-        # the pad value is the channel mean, which is 0 after normalisation
-        padded = F.pad(images.float(), (_PAD,) * 4, value=float("nan"))
-        return torch.where(torch.isnan(padded), self._norm.raw_mean, padded).round_().to(torch.uint8)
+        edge = images.shape[-1]
+        border = self._norm.raw_mean.round().to(torch.uint8)
+        padded = border.repeat(len(images), 1, edge + 2 * _PAD, edge + 2 * _PAD)
+        padded[..., _PAD : _PAD + edge, _PAD : _PAD + edge] = images
+        return padded
 
     def _augmented(self, index: Tensor, generator: np.random.Generator) -> Tensor:
         """Return crops (padding 4) with random flips, gathered in one indexing expression."""
@@ -233,9 +234,7 @@ class _Normaliser:
         return (images.to(self.dtype) / self.scale - self.mean) / self.std
 
 
-def split_items(
-    config: EnvConfig, arrays: Arrays, split: str, device: torch.device, replicate_seed: int
-) -> Items:
+def split_items(config: EnvConfig, arrays: Arrays, split: str, device: torch.device, replicate_seed: int) -> Items:
     """Return the items of a split in their fixed order, the tail kept.
 
     ``env.val_images`` shortens the validation split for all alike (one ``val_subset`` per replicate).

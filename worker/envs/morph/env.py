@@ -203,8 +203,7 @@ class MorphEnvs:
         turn = Turn(run, world.running.copy(), [None] * self.num_envs, [Op.WAIT] * self.num_envs)
         rows = action.tolist()
         chosen = {
-            int(env): actions.decode(rows[env], int(env), run.legal, self.heads)
-            for env in np.flatnonzero(turn.ran)
+            int(env): actions.decode(rows[env], int(env), run.legal, self.heads) for env in np.flatnonzero(turn.ran)
         }
         for env, choice in chosen.items():
             turn.chosen[env] = choice
@@ -266,9 +265,7 @@ class MorphEnvs:
         account.skipped_batches += skipped
         account.train_examples += self.config.batch_size * self.config.batches_per_step
         account.device_seconds += outcome.issue_seconds
-        verdict = world.governors[env].check(
-            self._step, outcome.measured.loss, finite=outcome.finite, skipped=skipped
-        )
+        verdict = world.governors[env].check(self._step, outcome.measured.loss, finite=outcome.finite, skipped=skipped)
         turn.verdicts[env] = verdict
         if verdict.panic is not None:
             outcome.measured = self._roll_back(turn, env, outcome.measured)

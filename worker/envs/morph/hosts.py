@@ -109,8 +109,7 @@ class CnnHost(Host):
         super().__init__(shape)
         channels = [shape.in_channels, *(shape.channels(i) for i in range(shape.blocks))]
         self.convs = nn.ModuleList(
-            nn.Conv2d(channels[i], channels[i + 1], shape.kernel, bias=False, device=_META)
-            for i in range(shape.blocks)
+            nn.Conv2d(channels[i], channels[i + 1], shape.kernel, bias=False, device=_META) for i in range(shape.blocks)
         )
         self.norms = nn.ModuleList(BatchStats(channels[i + 1]) for i in range(shape.blocks))
         self.head = nn.Linear(channels[-1], shape.num_classes, device=_META)

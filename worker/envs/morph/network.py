@@ -101,9 +101,7 @@ class Network:
         self.is_text = isinstance(shape, LmShape)
         self.topology: Literal["cnn", "lm"] = "lm" if self.is_text else "cnn"
         self.host = build_host(shape)
-        self.store = ParamStore(
-            self.host, self.host.inits(), adam=self.is_text, device=device, dtype=config.dtype
-        )
+        self.store = ParamStore(self.host, self.host.inits(), adam=self.is_text, device=device, dtype=config.dtype)
         self.live: list[Cell | None] = [None] * len(self.slots)
         self._cells: dict[tuple[int, int, Operator], Cell] = {}
         self.one = torch.ones((), device=device, dtype=config.dtype)

@@ -78,9 +78,7 @@ class Purse:
         zero = torch.zeros(())
         own = torch.where(alive, result.reward, zero)
         self.paid.append(own)
-        self.components.append(
-            {name: torch.where(alive, value, zero) for name, value in result.components.items()}
-        )
+        self.components.append({name: torch.where(alive, value, zero) for name, value in result.components.items()})
         died = earns & ctx.rolled_back
         self.penalties = torch.where(died, torch.tensor(self.function.death_pay), self.penalties)
         return torch.where(died, self.penalties, own)

@@ -16,9 +16,7 @@ from worker.envs.morph.validate import Measured
 from worker.envs.morph.world import World
 
 
-def episode_row(
-    run: RunState, env: int, phase: Phase, wall_seconds: float, test: Measured | None
-) -> dict[str, Any]:
+def episode_row(run: RunState, env: int, phase: Phase, wall_seconds: float, test: Measured | None) -> dict[str, Any]:
     """Return the row of a finished episode; a value that was not measured is None.
 
     Args:
@@ -77,9 +75,7 @@ def _topology(world: World, env: int) -> dict[str, Any]:
         "n_contributing": int((world.tracker.fresh[env] & (gains >= 1.0)).sum()),
         "grafts_live": int((table.blueprint[env] >= 0).sum() - (stages == Stage.FOSSILIZED).sum()),
         "grafts_fossilized": int((stages == Stage.FOSSILIZED).sum()),
-        "topology": {
-            world.slots[slot].id: NAMES[table.blueprint[env, slot]] for slot in np.flatnonzero(counts)
-        },
+        "topology": {world.slots[slot].id: NAMES[table.blueprint[env, slot]] for slot in np.flatnonzero(counts)},
     }
 
 
@@ -118,6 +114,4 @@ def shapley_values(final: Measured) -> tuple[np.ndarray, np.ndarray]:
 
 def _shapley(world: World, final: Measured) -> dict[str, float]:
     values, _ = shapley_values(final)
-    return {
-        world.slots[slot].id: float(value) for slot, value in zip(final.plan.players, values, strict=True)
-    }
+    return {world.slots[slot].id: float(value) for slot, value in zip(final.plan.players, values, strict=True)}

@@ -31,20 +31,28 @@ class SlotSpec:
 class CnnShape:
     """Shape of a convolutional host; block i has round(base * 2^i) channels (environment.md 2.1).
 
-    ``base`` may be fractional, for widened controls only.
+    ``widths`` overrides the channels of every block, for widened controls only.
     """
 
     in_channels: int
     size: int
     blocks: int
-    base: float
+    base: int
     kernel: int
     pools: int
     num_classes: int = 10
+    widths: tuple[int, ...] = ()
 
     def channels(self, block: int) -> int:
         """Return the channels of a block."""
-        return max(1, round(self.base * float(2**block)))
+        return self.widths[block] if self.widths else self.base << block
+
+    def params(self) -> int:
+        """Return the number of parameters of the host."""
+        widths = [self.channels(i) for i in range(self.blocks)]
+        taps = self.kernel * self.kernel
+        convs = sum(taps * a * b for a, b in zip([self.in_channels, *widths], widths, strict=False))
+        return convs + 2 * sum(widths) + (widths[-1] + 1) * self.num_classes
 
     def slots(self) -> list[SlotSpec]:
         """Return every slot in execution order: r0c0, r1c0, r0c1, r1c1, .."""
@@ -53,9 +61,7 @@ class CnnShape:
         for block in range(self.blocks):
             surfaces = [(0, size), (1, size // 2)] if block < self.pools else [(0, size)]
             for row, edge in surfaces:
-                found.append(
-                    SlotSpec(f"r{row}c{block}", row, block, self.channels(block), edge, edge, len(found))
-                )
+                found.append(SlotSpec(f"r{row}c{block}", row, block, self.channels(block), edge, edge, len(found)))
             size = surfaces[-1][1]
         return found
 
@@ -82,6 +88,12 @@ class LmShape:
     def hidden(self) -> int:
         """Width of the MLP, 4C unless a widened control says otherwise."""
         return self.mlp_width or 4 * self.width
+
+    def params(self) -> int:
+        """Return the number of parameters, the tied head once."""
+        c, hidden = self.width, self.hidden
+        block = 4 * c * c + 4 * c + 2 * c * hidden + hidden + c + 4 * c
+        return (self.vocab + self.block_len) * c + self.layers * block + 2 * c
 
     def slots(self) -> list[SlotSpec]:
         """Return every slot in execution order."""
@@ -176,9 +188,7 @@ def _text(name: str, dataset: str, shape: LmShape, lr: float, pace: str) -> Task
     horizon, batch, batches, windows = (30, 16, 24, 64) if pace == "quick" else (100, 32, 96, 256)
     host, graft = Optim(lr, weight_decay=0.1), Optim(lr)
     slots = _row(0, shape.segments)
-    return TaskSpec(
-        name, dataset, shape, slots, horizon, batch, batches, pace, host, graft, val_windows=windows
-    )
+    return TaskSpec(name, dataset, shape, slots, horizon, batch, batches, pace, host, graft, val_windows=windows)
 
 
 _SYNTH = TaskSpec(

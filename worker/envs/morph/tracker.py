@@ -84,9 +84,7 @@ class Tracker:
         """Return a tracker that has seen nothing."""
         per_slot, shapes = (num_envs, num_slots), {"losses": (num_envs, HISTORY)}
         shapes["accuracies"] = shapes["losses"]
-        arrays: dict[str, Any] = {
-            item.name: np.full(shapes.get(item.name, per_slot), np.nan) for item in fields(cls)
-        }
+        arrays: dict[str, Any] = {item.name: np.full(shapes.get(item.name, per_slot), np.nan) for item in fields(cls)}
         for name in _PER_ENV:
             arrays[name] = np.full(num_envs, np.nan)
         arrays["interaction"] = np.full((num_envs, num_slots, num_slots), np.nan)

@@ -116,9 +116,7 @@ class Validator:
         masks = plan.masks
         rows = len(masks) + len(plan.prospective)
         chunk = max(1, self.max_rows // rows)
-        parts = [
-            self._chunk(x[i : i + chunk], y[i : i + chunk], plan, rows) for i in range(0, x.shape[0], chunk)
-        ]
+        parts = [self._chunk(x[i : i + chunk], y[i : i + chunk], plan, rows) for i in range(0, x.shape[0], chunk)]
         loss = torch.cat([part.loss for part in parts], 1) if len(parts) > 1 else parts[0].loss
         correct = torch.cat([part.correct for part in parts], 1) if len(parts) > 1 else parts[0].correct
         count = len(masks)

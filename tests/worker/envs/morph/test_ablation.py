@@ -135,9 +135,7 @@ def test_accuracy_contribution_and_error_follow_the_paired_formula() -> None:
     on = np.array([1.0] * 60 + [0.0] * 40)
     off = np.array([1.0] * 50 + [0.0] * 10 + [1.0] * 4 + [0.0] * 36)
     table = Table(torch.zeros(2, 100, dtype=torch.float64), torch.from_numpy(np.stack([off, on])))
-    _, _, gain, error = (
-        float(v) for v in ablation.measure(table, ablation.contrasts(1, (0, 1), False))[:, 0]
-    )
+    _, _, gain, error = (float(v) for v in ablation.measure(table, ablation.contrasts(1, (0, 1), False))[:, 0])
     assert gain == pytest.approx(6.0)
     assert error == pytest.approx(100 * math.sqrt((10 + 4) - (10 - 4) ** 2 / 100) / 100)
 

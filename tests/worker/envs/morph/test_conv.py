@@ -17,7 +17,9 @@ def draw(*size: int, seed: int = 0) -> torch.Tensor:
 @pytest.mark.parametrize(
     ("channels", "out", "kernel", "edge"), [(1, 2, 3, 8), (2, 4, 3, 4), (4, 4, 5, 4), (1, 1, 3, 2)]
 )
-def test_dense_convolution_equals_the_library_in_value_and_gradients(channels, out, kernel, edge) -> None:
+def test_dense_convolution_equals_the_library_in_value_and_gradients(
+    channels: int, out: int, kernel: int, edge: int
+) -> None:
     x, weight = draw(3, channels, edge, edge), draw(out, channels, kernel, kernel, seed=1)
     upstream = draw(3, out, edge, edge, seed=2).detach()
     assert is_dense(x, weight)

@@ -17,7 +17,8 @@ from worker.envs.morph.params import ParamStore
 TRAIN = Pass("train")
 
 
-CASES = [(t, b) for t in ("cnn", "lm") for b in sorted(ALLOWED[t])]
+TOPOLOGIES: tuple[Topology, ...] = ("cnn", "lm")
+CASES = [(t, b) for t in TOPOLOGIES for b in sorted(ALLOWED[t])]
 
 
 def grow(
@@ -55,9 +56,7 @@ def test_no_layer_inside_a_newborn_graft_is_zero() -> None:
         assert float(graft.gamma.detach().abs().sum()) == 0.0
 
 
-def dead_tensors(
-    topology: Topology, blueprint: int, channels: int, operator: Operator, seed: int
-) -> set[str]:
+def dead_tensors(topology: Topology, blueprint: int, channels: int, operator: Operator, seed: int) -> set[str]:
     """Names of tensors without gradient after two SGD steps on a regression to a random target."""
     graft, store = grow(topology, blueprint, channels, operator, seed)
     alive: set[str] = set()
@@ -142,9 +141,7 @@ def batch(net: Network, seed: int = 0) -> tuple[Tensor, Tensor]:
     if net.is_text:
         tokens = torch.from_numpy(draw.integers(0, 256, (4, 65)))
         return tokens[:, :-1], tokens[:, 1:]
-    return torch.from_numpy(draw.standard_normal((32, 1, 8, 8))).float(), torch.from_numpy(
-        draw.integers(0, 10, 32)
-    )
+    return torch.from_numpy(draw.standard_normal((32, 1, 8, 8))).float(), torch.from_numpy(draw.integers(0, 10, 32))
 
 
 # defect 1
@@ -158,9 +155,7 @@ def test_upstream_parameters_learn_beside_a_graft_at_alpha_one(operator: Operato
     x, y = batch(net)
     logits, _ = net._forward(x, (SlotPlan(1, "blend"),), TRAIN)
     grads = torch.autograd.grad(net.loss(logits, y), net.store.params)
-    upstream = {
-        n: g for n, g in zip(net.store.names, grads, strict=True) if n.startswith(("convs.0", "norms.0"))
-    }
+    upstream = {n: g for n, g in zip(net.store.names, grads, strict=True) if n.startswith(("convs.0", "norms.0"))}
     assert len(upstream) == 3
     assert all(float(g.abs().sum()) > 0 for g in upstream.values())
 

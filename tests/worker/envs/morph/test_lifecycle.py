@@ -76,9 +76,7 @@ def test_ramp_shape_is_monotone_from_zero_to_one(curve: Curve, points: list[floa
 
 
 @given(st.floats(0, 1), st.floats(0, 1), st.integers(0, 8), st.sampled_from(list(Curve)))
-def test_ramp_arrives_exactly_and_never_turns_back(
-    start: float, target: float, steps: int, curve: Curve
-) -> None:
+def test_ramp_arrives_exactly_and_never_turns_back(start: float, target: float, steps: int, curve: Curve) -> None:
     alpha = AlphaController.zeros(1, 1)
     alpha.snap(0, 0, start)
     alpha.retarget((0, 0), target, steps, curve)

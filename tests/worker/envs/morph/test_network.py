@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,7 @@ from worker.envs.morph.blueprints import ALLOWED
 from worker.envs.morph.config import EnvConfig
 from worker.envs.morph.hosts import Pass
 from worker.envs.morph.network import EpochStats, Network, SlotPlan, StepPlan
+from worker.envs.morph.tasks import LmShape
 
 TRAIN = Pass("train")
 SHADOW_0: StepPlan = (SlotPlan(0, "shadow", detach=True),)
@@ -66,9 +68,7 @@ def test_shadow_gradient_equals_training_the_graft_alone_at_alpha_one() -> None:
     net.train_epoch(x, y, SHADOW_0, TRAIN)
     h = oracle.host.forward_to("r0c0", x[0], how=Pass("shadow")).detach()
     cell = oracle.cell(0)
-    loss = F.cross_entropy(
-        oracle.host.forward_from("r0c0", h + cell.graft.delta(h), how=Pass("shadow")), y[0]
-    )
+    loss = F.cross_entropy(oracle.host.forward_from("r0c0", h + cell.graft.delta(h), how=Pass("shadow")), y[0])
     grad = torch.cat([g.flatten() for g in torch.autograd.grad(loss, cell.store.params)])
     grad *= min(1.0, 1.0 / (float(grad.norm()) + 1e-6))
     torch.testing.assert_close(net.cell(0).store.momentum, grad, atol=1e-12, rtol=0)
@@ -92,7 +92,8 @@ def test_optimiser_equals_pytorch_over_three_steps(task: str) -> None:
     for i in range(3):
         net.train_epoch(x[i : i + 1], y[i : i + 1], (), TRAIN)
         optimiser.zero_grad()
-        F.cross_entropy(oracle.host(x[i], TRAIN).flatten(0, -2), y[i].flatten()).backward()
+        loss = F.cross_entropy(oracle.host(x[i], TRAIN).flatten(0, -2), y[i].flatten())
+        torch.autograd.backward(loss)
         torch.nn.utils.clip_grad_norm_(list(named.values()), 1.0)
         optimiser.step()
     flat = torch.cat([p.detach().flatten() for p in named.values()])
@@ -110,8 +111,7 @@ def test_frozen_graft_keeps_weights_and_optimiser_state_bitwise(task: str) -> No
     net.set_blend(0, 0.4, active=False)
     net.train_epoch(*batches(net, seed=1), plan, TRAIN)
     assert all(
-        torch.equal(a, b)
-        for a, b in zip(kept, (store.flat, store.momentum, store.second, store.steps), strict=True)
+        torch.equal(a, b) for a, b in zip(kept, (store.flat, store.momentum, store.second, store.steps), strict=True)
     )
 
 
@@ -161,16 +161,15 @@ def test_reset_with_live_grafts_raises_and_storage_is_reused_in_place() -> None:
 
 def test_dropout_is_keyed_and_off_outside_training() -> None:
     config = EnvConfig.for_task("lm_tiny")
-    assert config.task.name == "lm_tiny"
-    from dataclasses import replace
-
+    assert isinstance(config.task.host, LmShape)
     shape = replace(config.task.host, dropout=0.5)
     net = Network(config, config.task.host.slots(), CPU, shape)
     net.reset(rng(0))
     x, _ = batches(net, 1)
 
     def logits(seed: int) -> Tensor:
-        return net.host(x[0], Pass("train", torch.Generator().manual_seed(seed)))
+        out: Tensor = net.host(x[0], Pass("train", torch.Generator().manual_seed(seed)))
+        return out
 
     assert torch.equal(logits(1), logits(1))
     assert not torch.equal(logits(1), logits(2))
@@ -191,7 +190,7 @@ def test_training_statistics_report_losses_and_missing_gradients() -> None:
 # defect 39
 def test_building_and_training_leaves_the_global_generators_alone() -> None:
     before = torch.random.get_rng_state()
-    numpy_before = np.random.get_state()[1].copy()  # type: ignore[index,union-attr]
+    numpy_before = np.random.get_state()[1].copy()  # type: ignore[index]
     for task in ("digits_tiny", "lm_tiny"):
         net = network(EnvConfig.for_task(task))
         net.germinate(0, 3, Operator.GATE, rng(1))

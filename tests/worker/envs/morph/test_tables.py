@@ -15,7 +15,6 @@ from worker.envs.morph.blueprints import ALLOWED, Topology, blueprint_id, build_
 from worker.envs.morph.config import EnvConfig
 from worker.envs.morph.hosts import build_host
 from worker.envs.morph.tasks import TASKS, CnnShape, LmShape, action_order, slot_position
-from worker.envs.morph.widen import host_params
 
 HOST_PARAMS = {
     "digits_tiny": 152,
@@ -56,13 +55,15 @@ LM_PARAMS = {
 @pytest.mark.parametrize("name", TASKS)
 def test_host_params_of_every_preset_match_the_table(name: str) -> None:
     assert set(TASKS) == set(HOST_PARAMS)
-    assert host_params(TASKS[name].host) == HOST_PARAMS[name]
+    shape = TASKS[name].host
+    assert shape.params() == HOST_PARAMS[name]
+    assert sum(p.numel() for p in build_host(shape).parameters()) == HOST_PARAMS[name]
 
 
 def test_host_params_of_reference_shapes_match_the_specification() -> None:
-    assert host_params(CnnShape(3, 32, 3, 32, 3, 3)) == 94_762
+    assert CnnShape(3, 32, 3, 32, 3, 3).params() == 94_762
     reference = LmShape(50_257, 384, 6, 6, 256, 0.1)
-    assert host_params(reference) == 30_044_544
+    assert reference.params() == 30_044_544
     block = sum(p.numel() for name, p in build_host(reference).named_parameters() if "blocks.0." in name)
     assert block == 12 * 384**2 + 13 * 384 == 1_774_464
 
@@ -103,9 +104,7 @@ _REFUSED = [(0, "cnn"), (12, "lm"), (8, "cnn"), (1, "lm"), (13, "cnn"), (-1, "lm
 @pytest.mark.parametrize(
     ("blueprint", "topology"), [(0, "cnn"), (12, "lm"), (8, "cnn"), (1, "lm"), (13, "cnn"), (-1, "lm")]
 )
-def test_blueprint_unknown_reserved_or_of_the_other_topology_raises(
-    blueprint: int, topology: Topology
-) -> None:
+def test_blueprint_unknown_reserved_or_of_the_other_topology_raises(blueprint: int, topology: Topology) -> None:
     with pytest.raises(ValueError, match="blueprint"):
         build_core(blueprint, topology, 8)
 

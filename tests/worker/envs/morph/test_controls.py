@@ -1,0 +1,124 @@
+"""Control policies in the ordinary loop (environment.md 11, section 14.10)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import pytest
+
+from tests.worker.envs.morph.factories import make, tiny
+from worker.envs.morph.config import EnvConfig
+from worker.envs.morph.controls import make_control
+from worker.envs.morph.tasks import Optim
+from worker.envs.morph.widen import static_params, static_shape
+
+SET = {"r0c0": "bottleneck", "r0c1": "conv_heavy"}
+
+
+def episodes(policy: str, config: EnvConfig, rounds: int = 1, num_envs: int = 1) -> list[dict[str, Any]]:
+    envs = make(config, policies=[policy], num_envs=num_envs, static_set=SET)
+    control = make_control(policy, envs, 0)
+    for number in range(rounds):
+        envs.begin_round(number)
+        for step in range(config.horizon):
+            envs.step([control.act(step)])
+    return [episode.values for episode in envs.pop_episodes(0)]
+
+
+@pytest.mark.parametrize("policy", ["random", "fixed_schedule", "heuristic"])
+def test_control_plays_three_episodes_without_an_invalid_action(policy: str) -> None:
+    rows = episodes(policy, tiny(horizon=16), rounds=3)
+    assert len(rows) == 3
+    assert all(row["n_invalid"] == 0 and row["outcome"] == "horizon" for row in rows)
+
+
+def test_random_control_repeats_for_its_key_and_uses_many_ops() -> None:
+    config = tiny(horizon=24, batches_per_step=1)
+    first, second = (episodes("random", config, 1, 3) for _ in range(2))
+    ops = [{k: v for k, v in row.items() if k.startswith(("n_", "op_share"))} for row in first]
+    assert ops == [{k: v for k, v in row.items() if k.startswith(("n_", "op_share"))} for row in second]
+    assert sum(row["n_germinated"] for row in first) > 0
+    assert sum(row["n_pruned_policy"] + row["n_pruned_ramp"] + row["n_fossilized"] for row in first) > 0
+
+
+# defect 34
+def test_heuristic_settles_grafts_in_more_than_the_first_slot() -> None:
+    # a slow host reaches its plateau early, so that there is time for a second graft
+    config = tiny(horizon=24, host=Optim(0.002))
+    envs = make(config, policies=["heuristic"], num_envs=5)
+    control = make_control("heuristic", envs, 0)
+    envs.begin_round(0)
+    for step in range(config.horizon):
+        envs.step([control.act(step)])
+    rows = [episode.values for episode in envs.pop_episodes(0)]
+    assert sum(row["n_fossilized"] + row["n_pruned_policy"] for row in rows) >= 1
+    assert {event["slot"] for event in envs.pop_events(0) if event["type"] == "graft_germinated"} == {
+        "r0c0",
+        "r0c1",
+    }
+
+
+def test_fixed_schedule_begins_at_step_5_in_the_first_slot() -> None:
+    envs = make(tiny(horizon=16), policies=["fixed_schedule"])
+    control = make_control("fixed_schedule", envs, 0)
+    envs.begin_round(0)
+    for step in range(16):
+        envs.step([control.act(step)])
+    events = [e for e in envs.pop_events(0) if e["type"] == "graft_germinated"]
+    assert (events[0]["step"], events[0]["slot"], events[0]["blueprint"]) == (5, "r0c0", "conv_light")
+    assert events[0]["style"] == "LINEAR_ADD"
+
+
+def test_noop_leaves_the_host_alone() -> None:
+    row = episodes("noop", tiny())[0]
+    assert row["op_share_wait"] == 1.0
+    assert (row["total_params"], row["param_ratio"], row["topology"]) == (152, 1.0, {})
+
+
+def test_static_matched_trains_its_grafts_from_the_first_epoch() -> None:
+    row = episodes("static_matched", tiny())[0]
+    assert row["total_params"] == 1_074
+    assert row["topology"] == SET
+    assert row["contribution_fossils"] is not None
+    assert row["committed_accuracy"] == row["final_accuracy"]
+
+
+def test_static_wide_is_an_ungrafted_host_of_the_same_size() -> None:
+    row = episodes("static_wide", tiny())[0]
+    assert row["graft_params"] == 0
+    assert abs(row["total_params"] - 1_074) <= 0.02 * 1_074
+
+
+@pytest.mark.parametrize(("task", "static_set"), [
+    ("digits_tiny", SET),
+    ("digits_small", {"r0c0": "conv_heavy"}),
+    ("cifar_baseline", {"r0c0": "conv_heavy", "r0c2": "bottleneck"}),
+    ("cifar_deep_multichannel", {"r1c1": "conv_light"}),
+    ("lm_tiny", {"r0c0": "mlp_small", "r0c2": "norm"}),
+])  # fmt: skip
+def test_widened_host_matches_within_two_percent(task: str, static_set: dict[str, str]) -> None:
+    config = EnvConfig.for_task(task)
+    target = static_params(config, static_set)
+    assert abs(static_shape(config, static_set).params() - target) <= 0.02 * target
+
+
+def test_static_wide_without_a_set_is_refused() -> None:
+    with pytest.raises(ValueError, match="static_wide needs static_set"):
+        static_shape(tiny(), None)
+    with pytest.raises(ValueError, match="does not exist"):
+        static_params(tiny(), {"r9c9": "norm"})
+
+
+def test_unknown_control_is_refused() -> None:
+    with pytest.raises(ValueError, match="'ppo' is not a control"):
+        make_control("ppo", make(tiny()), 0)
+
+
+def test_idle_environment_waits() -> None:
+    envs = make(tiny(), policies=["random"], num_envs=2)
+    control = make_control("random", envs, 0)
+    envs.begin_round(0)
+    envs.step([control.act(0)])
+    envs.runs[0].world.running[:] = np.array([False, True])
+    assert control.act(1)[0].tolist() == [0, 0, 0, 2, 0, 2, 0, 0]
