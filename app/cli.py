@@ -14,6 +14,7 @@ import yaml
 from app import cli_admin
 from app.cli_text import Board, plan_text
 from app.client import ApiError, Client
+from app.demo import run_demo
 from app.domain.problems import InvalidSpecError
 from app.domain.rules import check
 from app.domain.spec import diff_paths, load_text, parse
@@ -231,6 +232,17 @@ def spec_diff(file: SpecFile, other: Annotated[Path | None, typer.Argument(help=
         typer.echo(f"{arm.label}:" + ("" if arm.diff else " (base)"))
         for item in arm.diff:
             typer.echo(f"  {item.path}: {json.dumps(item.base)} -> {json.dumps(item.value)}")
+
+
+@app.command()
+def demo(
+    spec: Annotated[Path, typer.Option(exists=True, help="What to submit")] = Path(
+        "examples/digits-shaped-vs-simplified.yaml"
+    ),
+    workers: Annotated[int, typer.Option(min=1, max=64, help="CPU workers")] = 2,
+) -> None:
+    """Run the whole product on this machine once: server, workers, experiment, verdict."""
+    run_demo(spec, num_workers=workers)
 
 
 if __name__ == "__main__":

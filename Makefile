@@ -1,0 +1,71 @@
+# The table of contents: every command of the README is here.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.installed
+TESTS := -m "not gpu and not slow"
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: setup demo test test-quick test-slow test-pg test-browser test-gpu soak lint type format bench serve worker lock clean
+
+setup: $(STAMP)  ## make the virtual environment and install what the lock names
+
+$(STAMP): requirements.lock pyproject.toml
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; set PYTHON=python3.11"; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -r requirements.lock
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
+	@touch $@
+
+demo: setup  ## server, two CPU workers, the example experiment, its verdict; leaves nothing running
+	@$(BIN)/lockstep demo
+
+serve: setup  ## API, live streams and pages on http://127.0.0.1:7480
+	$(BIN)/lockstep serve
+
+worker: setup  ## one worker: the first free GPU, else the first free CPU slot
+	$(BIN)/lockstep worker
+
+test: setup  ## everything but gpu and slow
+	tests/prepare.sh $(BIN)
+	$(BIN)/pytest -n 2 --dist loadgroup $(TESTS)
+
+test-quick: setup  ## no network, GPU, server or browser
+	$(BIN)/pytest -n 2 -m "not gpu and not slow and not server and not browser and not pg"
+
+test-slow: setup  ## the full number of random trials
+	$(BIN)/pytest -m slow
+
+test-pg: setup  ## what needs PostgreSQL
+	$(BIN)/pytest -m pg
+
+test-browser: setup  ## what needs chromium
+	tests/prepare.sh $(BIN)
+	$(BIN)/pytest -m browser
+
+test-gpu: setup  ## on a machine with an NVIDIA GPU
+	$(BIN)/pytest -m gpu
+
+soak: setup  ## the field lessons at their full size
+	LOCKSTEP_SOAK=1 $(BIN)/pytest tests/field
+
+lint: setup  ## ruff, formatting, import rules
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/lint-imports
+
+type: setup  ## mypy --strict
+	$(BIN)/mypy
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+bench: setup  ## short forms of the benchmarks
+	$(BIN)/python benchmarks/report_speed.py
+
+lock:  ## pin what is installed in a fresh environment
+	$(BIN)/python -m pip freeze --exclude-editable --exclude lockstep > requirements.lock
+
+clean:
+	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -1,0 +1,147 @@
+"""Builders of specs and of simulated workers, in the open."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from app.domain import protocol as p
+from app.domain.presets import merge
+from app.services import ingest, scheduling, shares, submitting, worker_calls
+from app.services.context import Actor, Context
+from app.services.ingest import Upload
+
+LOCAL = Actor("alice", "local")
+
+
+def tiny_spec(**changes: Any) -> dict[str, Any]:
+    """Return a valid two-arm spec that trains in about a second a round on one CPU thread."""
+    spec: dict[str, Any] = {
+        "experiment": {"name": "tiny", "seed": 7, "replicates": 1},
+        "preset": "digits_cpu",
+        "budget": {"rounds": 2},
+        "env": {"n_envs": 2, "horizon": 8, "batches_per_step": 2},
+        "ppo": {"minibatches": 2, "epochs": 2},
+        "net": {"hidden": 16, "lstm_hidden": 16},
+        "eval": {"episodes": 2, "every_rounds": 2},
+        "arms": [{"label": "A", "reward": "shaped"}, {"label": "B", "reward": "simplified"}],
+        "analysis": {"primary": "eval/accuracy", "sesoi": 2.0, "inference": "none", "failure": {"floor": 0.0}},
+    }
+    return merge(spec, changes)
+
+
+def submit(ctx: Context, spec: Mapping[str, Any] | None = None, actor: Actor = LOCAL) -> str:
+    """Submit a spec and return the id."""
+    return submitting.submit(ctx, spec or tiny_spec(), actor)
+
+
+class SimulatedWorker:
+    """A worker without a trainer: speaks the protocol through the use cases."""
+
+    def __init__(self, ctx: Context, name: str = "w0", *, kind: str = "cpu", device_class: str = "cpu", **given: Any) -> None:
+        self.ctx = ctx
+        self.name = name
+        self.incarnation = f"{name}-1"
+        self.device = p.Device(
+            uid=given.pop("uid", f"cpu:host:{name}"),
+            kind=kind,  # type: ignore[arg-type]
+            device_class=device_class,
+            model="test",
+            memory_bytes=given.pop("memory_bytes", 2**34),
+        )
+        self.given = {"datasets": {"digits": "f" * 64}, **given}
+        self.worker_id = ""
+        self.assignment: p.Assignment | None = None
+
+    def register(self) -> SimulatedWorker:
+        """Register and pass the device check."""
+        request = p.RegisterRequest(
+            name=self.name, host="host", incarnation=self.incarnation, device=self.device, **self.given
+        )
+        self.worker_id = worker_calls.register(self.ctx, request).worker_id
+        self.beat("idle")
+        return self
+
+    def beat(self, state: str = "working", **progress: Any) -> p.HeartbeatReply:
+        """Send a heartbeat."""
+        reports = []
+        if self.assignment is not None:
+            reports = [
+                p.Progress(assignment_id=self.assignment.assignment_id, lease=self.assignment.lease, **progress)
+            ]
+        beat = p.HeartbeatRequest(incarnation=self.incarnation, state=state, progress=reports)  # type: ignore[arg-type]
+        return worker_calls.heartbeat(self.ctx, self.worker_id, beat)
+
+    def claim(self) -> p.Assignment | None:
+        """Claim once."""
+        self.assignment = scheduling.claim(self.ctx, self.worker_id).assignment
+        return self.assignment
+
+    @property
+    def held(self) -> p.Assignment:
+        """The assignment held."""
+        assert self.assignment is not None
+        return self.assignment
+
+    def ready(self) -> bool:
+        """Say that the child is ready; return whether the start barrier is open."""
+        held = self.held
+        request = p.ReadyRequest(device_uid=self.device.uid, resume_round=held.resume_round)
+        return shares.ready(self.ctx, held.assignment_id, held.lease, request).start
+
+    def hand_in(self, index: int, *, flavour: str = "", diverged: Sequence[str] = (), **given: Any) -> p.RoundReply:
+        """Hand in a round of every run of the share, with made-up but reproducible numbers."""
+        held = self.held
+        runs = [self._round(run, index, flavour, diverged, **given) for run in held.runs if not run.diverged]
+        request = p.RoundRequest(runs=runs, update_order=[0, 1], seconds=0.1)
+        return shares.put_round(self.ctx, held.assignment_id, held.lease, index, request)
+
+    def _round(
+        self, run: p.AssignedRun, index: int, flavour: str, diverged: Sequence[str], **given: Any
+    ) -> p.RunRound:
+        value = float(int(hashlib.sha256(f"{run.arm}{self.held.replicate}{index}".encode()).hexdigest()[:4], 16))
+        metrics: dict[str, float | None] = {"eval/accuracy": value / 1000, "train/return_mean": value}
+        first = (index - self.held.resume_round) * len(metrics) + 1
+        episode = {"env_id": 0, "episode_idx": index, "round": index, "final_accuracy": value / 1000}
+        return p.RunRound(
+            run_id=run.run_id,
+            digest=hashlib.sha256(f"{run.arm}{index}{flavour}".encode()).hexdigest(),
+            env_steps=(index + 1) * 10,
+            first_seq=first,
+            metrics=metrics,
+            episodes=[{**episode, "episode_reward": value, **given}],
+            diverged="NaN in the policy" if run.arm in diverged else None,
+        )
+
+    def checkpoint(self, next_round: int) -> None:
+        """Upload and commit a checkpoint of every run."""
+        held = self.held
+        commits = []
+        for run in held.runs:
+            if run.diverged:
+                continue
+            body = json.dumps([run.run_id, held.attempt, next_round]).encode()
+            digest = hashlib.sha256(body).hexdigest()
+            upload = Upload(run.run_id, "checkpoint", f"{run.arm}.safetensors", next_round, digest)
+            ingest.put_file(self.ctx, held.assignment_id, held.lease, upload, [body])
+            commits.append(p.CommitRun(run_id=run.run_id, sha256=digest))
+        request = p.CommitRequest(next_round=next_round, runs=commits)
+        ingest.commit(self.ctx, held.assignment_id, held.lease, request)
+
+    def release(self, outcome: str = "completed", cause: str | None = None, detail: str = "") -> None:
+        """End the share and pass the device check."""
+        held = self.held
+        request = p.ReleaseRequest(outcome=outcome, cause=cause, detail=detail)  # type: ignore[arg-type]
+        shares.release(self.ctx, held.assignment_id, held.lease, request)
+        self.assignment = None
+        self.beat("idle")
+
+    def train(self, rounds: int) -> None:
+        """Train a claimed share to its end."""
+        assert self.ready()
+        for index in range(self.held.resume_round, rounds):
+            self.hand_in(index)
+            self.checkpoint(index + 1)
+        self.release()

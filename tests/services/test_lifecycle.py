@@ -1,0 +1,165 @@
+"""The life of blocks through the use cases, on both databases."""
+
+from __future__ import annotations
+
+import pytest
+
+from app.domain.status import BlockStatus, Desired, ExperimentStatus
+from app.errors import ConflictError, LeaseLostError
+from app.services import reading, reporting, steering, sweeping
+from app.services.context import Context
+from app.services.finishing import finish_due
+from tests.conftest import Clock
+from tests.factories import LOCAL, SimulatedWorker, submit, tiny_spec
+
+
+def blocks_of(ctx: Context, experiment_id: str) -> list[str]:
+    return [block["status"] for block in reading.list_blocks(ctx, experiment_id)]
+
+
+def test_block_trained_to_its_end_succeeds_and_is_reported(ctx: Context) -> None:
+    experiment_id = submit(ctx, tiny_spec(experiment={"replicates": 2}))
+    worker = SimulatedWorker(ctx).register()
+    for _ in range(2):
+        assert worker.claim() is not None
+        worker.train(rounds=2)
+    assert blocks_of(ctx, experiment_id) == ["succeeded", "succeeded"]
+    assert finish_due(ctx) == 1
+    assert reading.status_of(ctx, experiment_id) is ExperimentStatus.SUCCEEDED
+    report = reporting.read(ctx, experiment_id).content
+    assert report["verdict"]["code"] == "NO_INFERENCE"
+    assert report["facts"]["complete_blocks"] == 2
+    assert finish_due(ctx) == 0
+
+
+def test_claim_repeated_returns_the_same_assignment(ctx: Context) -> None:
+    submit(ctx)
+    worker = SimulatedWorker(ctx).register()
+    first = worker.claim()
+    second = worker.claim()
+    assert first is not None
+    assert second is not None
+    assert first.assignment_id == second.assignment_id
+    assert worker.ready()
+
+
+def test_round_handed_in_twice_is_stored_once(ctx: Context) -> None:
+    submit(ctx)
+    worker = SimulatedWorker(ctx).register()
+    worker.claim()
+    worker.ready()
+    assert worker.hand_in(0).complete
+    assert worker.hand_in(0).complete
+    with pytest.raises(ConflictError, match="twice with different"):
+        worker.hand_in(0, flavour="other")
+
+
+def test_round_that_is_not_open_is_refused(ctx: Context) -> None:
+    submit(ctx)
+    worker = SimulatedWorker(ctx).register()
+    worker.claim()
+    worker.ready()
+    with pytest.raises(ConflictError) as refused:
+        worker.hand_in(1)
+    assert refused.value.code == "round_not_open"
+
+
+def test_lease_expired_block_goes_back_to_the_last_common_checkpoint(ctx: Context, clock: Clock) -> None:
+    experiment_id = submit(ctx, tiny_spec(budget={"rounds": 4}))
+    lost, heir = SimulatedWorker(ctx, "lost").register(), SimulatedWorker(ctx, "heir").register()
+    sweeping.sweep(ctx)
+    lost.claim()
+    lost.ready()
+    lost.hand_in(0)
+    lost.checkpoint(1)
+    lost.hand_in(1)
+    for _ in range(8):
+        clock.advance(0.5)
+        heir.beat("idle")
+        sweeping.sweep(ctx)
+    assert blocks_of(ctx, experiment_id) == ["queued"]
+    with pytest.raises(LeaseLostError):
+        lost.hand_in(2)
+    assignment = heir.claim()
+    assert assignment is not None
+    assert (assignment.attempt, assignment.resume_round) == (2, 1)
+    assert all(run.checkpoint is not None for run in assignment.runs)
+    heir.train(rounds=4)
+    assert blocks_of(ctx, experiment_id) == ["succeeded"]
+
+
+def test_control_plane_away_expires_no_lease(ctx: Context, clock: Clock) -> None:
+    experiment_id = submit(ctx)
+    worker = SimulatedWorker(ctx).register()
+    sweeping.sweep(ctx)
+    worker.claim()
+    worker.ready()
+    clock.advance(3600.0)
+    sweeping.sweep(ctx)
+    assert blocks_of(ctx, experiment_id) == ["running"]
+    assert worker.beat().leases[0].valid
+
+
+def test_cancel_of_running_block_ends_cancelled_even_with_the_last_round(ctx: Context) -> None:
+    experiment_id = submit(ctx, tiny_spec(budget={"rounds": 1}))
+    worker = SimulatedWorker(ctx).register()
+    worker.claim()
+    worker.ready()
+    assert steering.set_desired(ctx, experiment_id, Desired.CANCEL, "enough", LOCAL)
+    assert worker.beat().leases[0].desired == "cancel"
+    worker.hand_in(0)
+    worker.checkpoint(1)
+    worker.release("stopped", "user")
+    assert blocks_of(ctx, experiment_id) == ["cancelled"]
+    assert reading.status_of(ctx, experiment_id) is ExperimentStatus.CANCELLED
+
+
+def test_pause_and_resume_continue_at_the_checkpoint(ctx: Context) -> None:
+    experiment_id = submit(ctx, tiny_spec(budget={"rounds": 3}))
+    worker = SimulatedWorker(ctx).register()
+    worker.claim()
+    worker.ready()
+    worker.hand_in(0)
+    steering.set_desired(ctx, experiment_id, Desired.PAUSE, "", LOCAL)
+    worker.checkpoint(1)
+    worker.release("stopped", "user")
+    assert blocks_of(ctx, experiment_id) == ["paused"]
+    assert worker.claim() is None
+    steering.set_desired(ctx, experiment_id, Desired.RUN, "", LOCAL)
+    assignment = worker.claim()
+    assert assignment is not None
+    assert assignment.resume_round == 1
+    worker.train(rounds=3)
+    assert blocks_of(ctx, experiment_id) == ["succeeded"]
+
+
+def test_diverged_run_is_an_outcome_and_the_block_succeeds(ctx: Context) -> None:
+    experiment_id = submit(ctx)
+    worker = SimulatedWorker(ctx).register()
+    worker.claim()
+    worker.ready()
+    worker.hand_in(0, diverged=["B"])
+    runs = {run["group_id"]: run for run in reading.list_runs(ctx, experiment_id)}
+    assert (runs["B"]["status"], runs["B"]["cause"]) == ("failed", "diverged")
+    only_a = [run for run in worker.held.runs if run.arm == "A"]
+    worker.assignment = worker.held.model_copy(update={"runs": only_a})
+    worker.hand_in(1)
+    worker.checkpoint(2)
+    worker.release()
+    blocks = reading.list_blocks(ctx, experiment_id)
+    assert (blocks[0]["status"], blocks[0]["num_diverged"]) == (BlockStatus.SUCCEEDED, 1)
+
+
+def test_refused_configuration_fails_the_block_with_its_reason(ctx: Context) -> None:
+    from app.domain import protocol as p
+    from app.services import shares
+
+    experiment_id = submit(ctx)
+    worker = SimulatedWorker(ctx).register()
+    worker.claim()
+    refusal = p.ReadyRequest(refused=p.Refusal(field="env.id", message="no such environment"))
+    assert not shares.ready(ctx, worker.held.assignment_id, worker.held.lease, refusal).start
+    worker.release("error", "config")
+    block = reading.list_blocks(ctx, experiment_id)[0]
+    assert (block["status"], block["cause"]) == ("failed", "config")
+    assert "no such environment" in block["cause_text"]
