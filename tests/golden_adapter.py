@@ -7,26 +7,23 @@ from typing import Any
 
 import numpy as np
 
+from app.domain.report.numbers import ends
 from app.domain.stats import attain, bca, descriptive, evalue, looks, multiplicity, planning, tolerance
 from app.domain.stats.bayes import reference_posterior
 from app.domain.stats.brunner_munzel import brunner_munzel
 from app.domain.stats.curve import curve_max_t
-from app.domain.stats.design import Design
 from app.domain.stats.effect import effect_sizes
-from app.domain.stats.experiment import PairResult
-from app.domain.stats.failures import analyse_with_sensitivity, clopper_pearson, fisher
+from app.domain.stats.failures import clopper_pearson, fisher
 from app.domain.stats.leave_one_out import leave_one_out
-from app.domain.stats.pair import Evidence, pair_verdict
 from app.domain.stats.permutation import permutation_mean
 from app.domain.stats.ranks import hodges_lehmann, mann_whitney, shift_interval
-from app.domain.stats.results import Interval
 from app.domain.stats.robust import interquartile_mean, probability_of_improvement
-from app.domain.stats.scores import ArmScores, arm_scores, complete_blocks
 from app.domain.stats.sign_flip import sign_flip
 from app.domain.stats.signed_rank import pseudo_median, signed_rank, walsh_interval
 from app.domain.stats.survival import logrank
 from app.domain.stats.t_tests import equivalence, equivalence_bound, paired_t, welch, welch_from_summary
 from app.domain.stats.ties import differences
+from tests.golden_verdicts import compare, experiment, pair_verdicts
 
 Inputs = Mapping[str, Any]
 Outputs = dict[str, Any]
@@ -41,10 +38,6 @@ def evaluate(key: str, inputs: Inputs) -> Outputs:
 
 def _rng() -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=0))
-
-
-def _ends(interval: Interval | None) -> list[float] | None:
-    return None if interval is None else [interval.low, interval.high]
 
 
 def _ranked(values: Sequence[Any]) -> list[float]:
@@ -73,8 +66,8 @@ def _mann_whitney(i: Inputs) -> Outputs:
         interval = shift_interval(x, y, 0.05)
         out |= {
             "HL_shift": hodges_lehmann(x, y),
-            "CI95": _ends(interval),
-            "CI90": _ends(shift_interval(x, y, 0.1)),
+            "CI95": ends(interval),
+            "CI90": ends(shift_interval(x, y, 0.1)),
         }
         out |= {"CI95_coverage": interval and interval.coverage, "k": interval and interval.k}
     return out
@@ -89,8 +82,8 @@ def _signed_rank(i: Inputs) -> Outputs:
         "p_less": test.p.less,
         "p_two_sided": test.p.two_sided,
         "HL": pseudo_median(d),
-        "CI95": _ends(interval),
-        "CI90": _ends(walsh_interval(d, 0.1)),
+        "CI95": ends(interval),
+        "CI90": ends(walsh_interval(d, 0.1)),
         "CI95_coverage": interval and interval.coverage,
         "k": interval and interval.k,
     }
@@ -103,19 +96,19 @@ def _sign_flip(i: Inputs) -> Outputs:
         "p_greater": test.p.greater,
         "p_less": test.p.less,
         "p_two_sided": test.two_sided,
-        "CI95": _ends(test.interval(0.05)),
-        "CI90": _ends(test.interval(0.1)),
+        "CI95": ends(test.interval(0.05)),
+        "CI90": ends(test.interval(0.1)),
     }
 
 
 def _permutation_mean(i: Inputs) -> Outputs:
     test = permutation_mean(i["x"], i["y"], _rng())
     out: Outputs = {"diff": test.difference, "p_greater": test.p_greater, "p_two_sided": test.p_two_sided}
-    return out | {"CI95": _ends(test.interval(0.05)), "CI90": _ends(test.interval(0.1))}
+    return out | {"CI95": ends(test.interval(0.05)), "CI90": ends(test.interval(0.1))}
 
 
 def _t_test(test: Any) -> Outputs:
-    intervals = {"CI95": _ends(test.interval(0.05)), "CI90": _ends(test.interval(0.1))}
+    intervals = {"CI95": ends(test.interval(0.05)), "CI90": ends(test.interval(0.1))}
     return {"t": test.t, "df": test.df, "p": test.p, "estimate": test.estimate, **intervals}
 
 
@@ -135,8 +128,8 @@ def _brunner_munzel(i: Inputs) -> Outputs:
         "p": test.p,
         "p_hat": test.p_hat,
         "fallback_p": test.fallback_p,
-        "CI95": _ends(test.interval(0.05)),
-        "CI90": _ends(test.interval(0.1)),
+        "CI95": ends(test.interval(0.05)),
+        "CI90": ends(test.interval(0.1)),
     }
 
 
@@ -154,7 +147,7 @@ def _tost(test: Any) -> Outputs:
         "p_lower": test.p_lower,
         "p_upper": test.p_upper,
         "p_TOST": test.p,
-        "CI90": _ends(test.interval),
+        "CI90": ends(test.interval),
         "equivalent": test.equivalent,
     }
 
@@ -184,7 +177,7 @@ def _bca(i: Inputs) -> Outputs:
     rows = bca.all_rows(sample) if every else bca.bootstrap_rows(sample, i["resamples"], _rng())
     result = bca.bca_from_rows(sample, _ROW_STATISTICS[i["statistic"]], i["level"], rows)
     out: Outputs = {"theta": result.theta, "z0": result.z0, "acceleration": result.acceleration}
-    return out | {"levels": result.levels and list(result.levels), "CI": _ends(result.interval)}
+    return out | {"levels": result.levels and list(result.levels), "CI": ends(result.interval)}
 
 
 def _robust_summary(i: Inputs) -> Outputs:
@@ -298,96 +291,6 @@ def _attained_level(i: Inputs) -> Outputs:
     }
 
 
-def _pair_verdict(i: Inputs) -> Outputs:
-    found = [pair_verdict(_evidence(row)) for row in i["rows"]]
-    return {
-        "verdicts": [v.code for v in found],
-        "better": [{1: "x", -1: "y"}.get(v.better) for v in found],
-        "flags": [list(v.flags) for v in found],
-    }
-
-
-def _evidence(row: Inputs) -> Evidence:
-    def interval(name: str) -> Interval | None:
-        return None if row[name] is None else Interval(row[name][0], row[name][1])
-
-    return Evidence(
-        p=row["p"],
-        level=row["alpha"],
-        ci_superiority=interval("ci_superiority"),
-        ci_equivalence=interval("ci_equivalence"),
-        estimate=row["estimate"],
-        sesoi=row["sesoi"],
-    )
-
-
-def _arm(label: str, values: Sequence[Any], direction: str) -> ArmScores:
-    statuses = [v if v in ("failed", "lost") else "ok" for v in values]
-    raw = [None if s != "ok" else float(v) for v, s in zip(values, statuses, strict=True)]
-    return arm_scores(label, raw, statuses, direction)
-
-
-def _design(i: Inputs) -> Design:
-    floor = i.get("failure_floor")
-    sign = -1.0 if i.get("direction") == "min" else 1.0
-    return Design(
-        paired=i["paired"],
-        estimand=i["estimand"],
-        sesoi=i["sesoi"],
-        level=i["alpha"],
-        floor=None if floor is None else sign * floor,
-        comparisons=i.get("comparisons", "winner"),
-        control=i.get("control"),
-        adjust=i.get("pairwise_adjust", "auto"),
-        fallback=i.get("small_n_fallback", "none"),
-    )
-
-
-def _pair_outputs(pair: PairResult) -> Outputs:
-    tested = pair.test is not None and pair.evidence.p is not None
-    return {
-        "estimate": pair.test.estimate if pair.test else None,
-        "p": pair.evidence.p,
-        "p_adj": pair.p_adjusted,
-        "CI95": _ends(pair.evidence.ci_superiority) if tested else None,
-        "CI90": _ends(pair.evidence.ci_equivalence) if tested else None,
-        "verdict": pair.verdict.code,
-        "better": pair.better,
-        "reason": pair.verdict.reason,
-    }
-
-
-def _compare(i: Inputs) -> Outputs:
-    direction = i.get("direction", "max")
-    arms = [_arm("x", i["x"], direction), _arm("y", i["y"], direction)]
-    result, _ = analyse_with_sensitivity(arms, _design(i))
-    pair = result.pairs[0]
-    sizes = [pair.a.values.size, pair.b.values.size]
-    paired_losses = len(i["x"]) - complete_blocks(arms).size if i["paired"] else None
-    lost = int(sum(arm.lost.sum() for arm in arms)) if paired_losses is None else paired_losses
-    return _pair_outputs(pair) | {
-        "n_used": sizes[0] if i["paired"] else sizes,
-        "failures": [arm.num_failures for arm in arms],
-        "lost": lost,
-        "flags": list(result.flags),
-    }
-
-
-def _experiment(i: Inputs) -> Outputs:
-    arms = [_arm(label, values, i.get("direction", "max")) for label, values in i["arms"].items()]
-    result, _ = analyse_with_sensitivity(arms, _design(i))
-    return {
-        "winner": result.winner,
-        "leader": result.leader,
-        "best_set": list(result.best_set),
-        "verdict": result.verdict,
-        "reason": result.reason,
-        "p_max": result.p_max,
-        "flags": list(result.flags),
-        "pairs": {f"{pair.a.label}|{pair.b.label}": _pair_outputs(pair) for pair in result.pairs},
-    }
-
-
 def _leave_one_out(i: Inputs) -> Outputs:
     found = leave_one_out(_differences(i), i["test"], i["alpha"], _rng())
     return {"p_full": found.p_full, "p_range": list(found.p_range), "any_flip": found.any_flip}
@@ -416,7 +319,7 @@ def _completion(i: Inputs) -> Outputs:
 
 
 def _clopper_pearson(i: Inputs) -> Outputs:
-    return {f"{k}/{n}": _ends(clopper_pearson(k, n, i.get("level", 0.95))) for k, n in i["pairs"]}
+    return {f"{k}/{n}": ends(clopper_pearson(k, n, i.get("level", 0.95))) for k, n in i["pairs"]}
 
 
 def _fisher(i: Inputs) -> Outputs:
@@ -471,9 +374,9 @@ _KEYS: dict[str, Callable[[Inputs], Outputs]] = {
     "min_p": _min_p,
     "mw_critical": _mw_critical,
     "attained_level": _attained_level,
-    "pair_verdict": _pair_verdict,
-    "compare": _compare,
-    "experiment": _experiment,
+    "pair_verdict": pair_verdicts,
+    "compare": compare,
+    "experiment": experiment,
     "leave_one_out": _leave_one_out,
     "bayes_reference": _bayes_reference,
     "logrank": _logrank,

@@ -36,6 +36,7 @@ __all__ = [
     "num_tests",
     "power_table",
     "problems_from_validation_error",
+    "seed_problems",
     "validate_analysis",
 ]
 
@@ -46,8 +47,6 @@ class _Facts:
     replicates: int
     arms_differ_in_reward: bool
     env_kind: str
-    shares_seeds: bool
-    seed_used_in_tuning: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -69,8 +68,6 @@ def validate_analysis(
     kind: str = "ab",
     arms_differ_in_reward: bool = True,
     env_kind: str = "morphogenesis",
-    shares_seeds: bool = True,
-    seed_used_in_tuning: Sequence[str] = (),
 ) -> tuple[list[Problem], list[str]]:
     """Return refusals and warnings of an analysis; takes well under 50 ms.
 
@@ -81,17 +78,36 @@ def validate_analysis(
         kind: ``ab`` or ``aa``.
         arms_differ_in_reward: whether any two arms have different reward settings.
         env_kind: ``morphogenesis`` or ``gymnasium``.
-        shares_seeds: whether all arms share replicate seeds.
-        seed_used_in_tuning: ids of linked tuning experiments that used this experiment's seed.
     """
     full = complete_analysis(analysis, kind=kind, replicates=replicates, env_kind=env_kind)
-    facts = _Facts(tuple(labels), replicates, arms_differ_in_reward, env_kind, shares_seeds, tuple(seed_used_in_tuning))
+    facts = _Facts(tuple(labels), replicates, arms_differ_in_reward, env_kind)
     problems = [*_metric_problems(full, facts), *_field_problems(full, facts)]
     if full.inference == "full":
         problems += _inference_problems(full)
         if not problems:
             problems += _reach_problems(full, len(facts.labels))
     return problems, [f"{p.code} {p.pointer}: {p.message}; {p.remedy}" for p in _warnings(full, facts)]
+
+
+def seed_problems(
+    analysis: AnalysisSpec, *, shares_seeds: bool = True, used_in_tuning: Sequence[str] = ()
+) -> list[Problem]:
+    """Return refusals about replicate seeds.
+
+    Args:
+        analysis: the section as submitted.
+        shares_seeds: whether all arms share replicate seeds.
+        used_in_tuning: ids of linked tuning experiments that used this experiment's root seed.
+    """
+    found = []
+    if used_in_tuning:
+        linked = ", ".join(used_in_tuning)
+        message = f"experiment.seed was already used while tuning ({linked}); it would favour the tuned arm"
+        found.append(_found("E_SEED_REUSED", "/experiment/seed", message, "choose a seed that no tuning used"))
+    if analysis.paired and not shares_seeds:
+        message = "paired: true needs arms that share replicate seeds"
+        found.append(_found("E_PAIRING", "/analysis/paired", message, "set analysis.paired to false"))
+    return found
 
 
 def level_to_beat(analysis: AnalysisSpec, num_arms: int) -> float:
@@ -173,19 +189,12 @@ def _metric_problems(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]
 
 
 def _field_problems(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]:
-    if facts.seed_used_in_tuning:
-        linked = ", ".join(facts.seed_used_in_tuning)
-        message = f"experiment.seed was already used while tuning ({linked}); it would favour the tuned arm"
-        yield _found("E_SEED_REUSED", "/experiment/seed", message, "choose a seed not used by a tuning experiment")
-    yield from _pairing_problems(analysis, facts)
+    yield from _pairing_problems(analysis)
     yield from _control_problems(analysis, facts)
     yield from _replicate_problems(analysis, facts)
 
 
-def _pairing_problems(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]:
-    if analysis.paired and not facts.shares_seeds:
-        message = "paired: true needs arms that share replicate seeds"
-        yield _found("E_PAIRING", "/analysis/paired", message, "set analysis.paired to false")
+def _pairing_problems(analysis: AnalysisSpec) -> Iterator[Problem]:
     if analysis.paired and analysis.estimand == "p_superiority":
         message = "estimand p_superiority is defined for unpaired arms only"
         yield _found("E_PAIRING", "/analysis/estimand", message, "use estimand shift, or set analysis.paired to false")

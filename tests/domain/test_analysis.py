@@ -18,6 +18,7 @@ from app.domain.analysis import (
     level_to_beat,
     power_table,
     problems_from_validation_error,
+    seed_problems,
     validate_analysis,
 )
 from app.domain.metrics import METRICS, is_reward_dependent, primary_candidates
@@ -229,12 +230,14 @@ def test_validate_illegal_field_is_refused_with_its_code(raw: dict[str, Any], re
     assert all(p.pointer.startswith("/analysis/") and p.message and p.remedy for p in problems)
 
 
-def test_validate_pairing_without_shared_seeds_is_refused() -> None:
-    assert codes(GOOD, shares_seeds=False) == {"E_PAIRING"}
+def test_seed_problems_pairing_without_shared_seeds_is_refused() -> None:
+    spec = AnalysisSpec.model_validate(GOOD)
+    assert [p.code for p in seed_problems(spec, shares_seeds=False)] == ["E_PAIRING"]
+    assert seed_problems(spec) == []
 
 
-def test_validate_seed_used_in_tuning_is_refused() -> None:
-    problems = check(GOOD, seed_used_in_tuning=["exp-7"])
+def test_seed_problems_seed_used_in_tuning_is_refused() -> None:
+    problems = seed_problems(AnalysisSpec.model_validate(GOOD), used_in_tuning=["exp-7"])
     assert [(p.code, p.pointer) for p in problems] == [("E_SEED_REUSED", "/experiment/seed")]
 
 

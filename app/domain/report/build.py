@@ -117,11 +117,8 @@ def build_report(inputs: ReportInputs) -> dict[str, Any]:
         "failures": failure_rows(found.scores.arms),
         "sensitivity": asdict(found.sensitivity),
         "leave_one_out": leave_one_out_row(found.decisive, design),
-        "integrity": [{"gate": g.gate, "class": g.cls, "state": g.state, "detail": g.detail} for g in found.gates],
-        "aa": {
-            "modes": list(inputs.stamp.modes) if inputs.stamp else [],
-            "stamp": asdict(inputs.stamp) | {"modes": list(inputs.stamp.modes)} if inputs.stamp else None,
-        },
+        "integrity": _integrity(found.gates),
+        "aa": _calibration(inputs),
         "more": _more(found.more),
         "bayes": bayes_panel(result, design, found.scores) if inputs.analysis.bayes_panel else None,
         "training": training_rows(inputs),
@@ -137,6 +134,17 @@ def build_report(inputs: ReportInputs) -> dict[str, Any]:
 def report_json(report: dict[str, Any]) -> str:
     """Return the report as strict JSON text (no NaN, no Infinity), one trailing newline."""
     return json.dumps(report, indent=1, ensure_ascii=False, allow_nan=False) + "\n"
+
+
+def _integrity(gates: Sequence[Gate]) -> list[dict[str, Any]]:
+    return [{"gate": g.gate, "class": g.cls, "state": g.state, "detail": g.detail} for g in gates]
+
+
+def _calibration(inputs: ReportInputs) -> dict[str, Any]:
+    if inputs.stamp is None:
+        return {"modes": [], "stamp": None}
+    modes = list(inputs.stamp.modes)
+    return {"modes": modes, "stamp": asdict(inputs.stamp) | {"modes": modes}}
 
 
 def _versions(inputs: ReportInputs) -> dict[str, str]:
