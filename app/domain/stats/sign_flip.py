@@ -11,6 +11,7 @@ from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import ArrayLike
+from scipy.special import ndtri
 
 from app.domain.stats.attain import LEVEL_SLACK
 from app.domain.stats.results import Interval, TailPs
@@ -159,24 +160,39 @@ def _bisected(d: Floats, ends: tuple[int, int]) -> tuple[float, float]:
 
 
 def _order_statistic(halves: _Halves, k: int, d: Floats) -> float:
-    """Return the k-th smallest subset mean: bisect on counts, then enumerate what is left."""
+    """Return the k-th smallest subset mean: bracket it by counts, then enumerate what is left."""
     noise = TIE * float(np.abs(d).max())
     low, high = float(d.min()) - noise, float(d.max()) + noise
     below, upto = 0.0, 2.0**d.size - 1
     while upto - below > _WINDOW and high - low > noise:
-        middle = (low + high) / 2
+        theta = _probe((low, below), (high, upto), k, 2.0**d.size)
         # subsets with mean <= theta are those with sum(d - theta) <= 0; the empty one is no subset mean
-        count = halves.count_below(middle) - 1
+        count = halves.count_below(theta) - 1
         if count >= k:
-            high, upto = middle, count
+            high, upto = theta, count
         else:
-            low, below = middle, count
+            low, below = theta, count
     if upto - below > _WINDOW:
         return halves.tied_mean((low + high) / 2, d.size * noise)
     middle, reach = (low + high) / 2, d.size * ((high - low) / 2 + noise)
     # every subset below the window has mean < low, every one above it mean > high
     under, means = halves.window(middle, reach)
     return float(means[k - int(under) - 1])
+
+
+def _probe(left: tuple[float, float], right: tuple[float, float], k: int, total: float) -> float:
+    """Return where to count next between two (theta, count) ends.
+
+    Subset means are nearly normal, so the count's normal quantile is nearly linear in theta: aim
+    just beyond the k-th on the side of the looser end, or half way while an end has no quantile.
+    """
+    (low, below), (high, upto) = left, right
+    if below <= 0 or upto >= total - 1:
+        return (low + high) / 2
+    aim = k + _WINDOW / 3 if upto - k > k - below else k - _WINDOW / 3
+    at, start, stop = (float(v) for v in ndtri(np.array([aim, below, upto]) / total))
+    share = (at - start) / (stop - start) if np.isfinite(at) and stop > start else 0.5
+    return low + min(0.98, max(0.02, share)) * (high - low)
 
 
 def _sampled(d: Floats, mean: float, rng: np.random.Generator | None) -> SignFlipTest:
