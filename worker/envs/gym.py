@@ -81,9 +81,7 @@ class GymEnvs:
         self._keep = _velocity_mask(section, size)
         self._round = 0
         self._obs = [np.zeros((num_envs, size), dtype=np.float32) for _ in range(num_runs)]
-        self._masks: Masks = {
-            head.name: torch.ones(num_envs, head.size, dtype=torch.bool) for head in self.heads
-        }
+        self._masks: Masks = {head.name: torch.ones(num_envs, head.size, dtype=torch.bool) for head in self.heads}
         self._no_ids = torch.zeros(num_envs, 0, dtype=torch.int64)
         self._sums = [np.zeros(num_envs, dtype=np.float64) for _ in range(num_runs)]
         self._episodes: list[list[EpisodeRecord]] = [[] for _ in range(num_runs)]
@@ -138,9 +136,7 @@ class GymEnvs:
             for action in state[f"actions/{index}"].tolist():
                 self._advance(run, index, self._native(action))
         if not np.array_equal(self._obs[run], state["observation"].cpu().numpy()):
-            raise RuntimeError(
-                "replayed episodes end in other observations: the environment is not reproducible"
-            )
+            raise RuntimeError("replayed episodes end in other observations: the environment is not reproducible")
 
     def close(self) -> None:
         """Close every environment."""
@@ -154,15 +150,13 @@ class GymEnvs:
         terminated, truncated, valid = np.zeros((3, E), dtype=bool)
         final: np.ndarray | None = None
         for index, action in enumerate(actions.tolist()):
-            lane = self._lanes[run][index]
-            if lane.is_over:
+            if self._lanes[run][index].is_over:
                 continue
-            valid[index] = True
-            reward[index], terminated[index], truncated[index] = self._advance(
-                run, index, self._native(action)
-            )
-            if terminated[index] or truncated[index]:
-                self._finish(run, index, "done" if terminated[index] else "horizon")
+            paid, ends, cut = self._advance(run, index, self._native(action))
+            valid[index], reward[index] = True, paid
+            if ends or cut:
+                terminated[index], truncated[index] = ends, cut and not ends
+                self._finish(run, index, "done" if ends else "horizon")
                 if not self.resets_each_round:
                     final = self._obs[run].copy() if final is None else final
                     final[index] = self._obs[run][index]
@@ -216,8 +210,9 @@ class GymEnvs:
         self._episodes[run].append(EpisodeRecord(index, values))
 
     def _write(self, run: int, index: int, observation: Any) -> None:
-        row = np.asarray(observation, dtype=np.float32).reshape(-1)
-        self._obs[run][index] = row if self._keep is None else row * self._keep
+        if observation.ndim != 1:
+            observation = observation.reshape(-1)
+        self._obs[run][index] = observation if self._keep is None else observation * self._keep
 
     def _observation(self, run: int) -> Observation:
         return Observation(torch.from_numpy(self._obs[run]), self._no_ids)
@@ -225,9 +220,8 @@ class GymEnvs:
     def _native(self, action: Sequence[int]) -> Any:
         if min(action) < 0:
             raise ValueError(f"action {list(action)} is outside its mask")
-        if len(self._offsets) == 1 and self._offsets[0] is not None:
-            return action[0] + self._offsets[0]
-        return np.asarray(action)
+        offset = self._offsets[0]
+        return np.asarray(action) if offset is None else action[0] + offset
 
 
 def make_envs(

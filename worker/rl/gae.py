@@ -6,6 +6,7 @@ step sees its final observation and a reset observation never enters. Axes: T st
 
 from __future__ import annotations
 
+import torch
 from torch import Tensor
 
 
@@ -32,8 +33,11 @@ def gae(
     carry = gamma * lam * (~(terminated | truncated)).to(rewards.dtype)
     # delta_t = r_t + gamma (1 - term_t) V(x_{t+1}) - V(s_t)
     delta = rewards + gamma * alive * next_values - values
-    advantages = delta.clone()
     # A_t = delta_t + gamma lambda (1 - end_t) A_{t+1}
-    for t in range(rewards.shape[0] - 2, -1, -1):
-        advantages[t] += carry[t] * advantages[t + 1]
+    after = torch.zeros_like(delta[0])
+    backwards = []
+    for step, keep in zip(delta.flip(0).unbind(), carry.flip(0).unbind(), strict=True):
+        after = torch.addcmul(step, keep, after)
+        backwards.append(after)
+    advantages = torch.stack(backwards).flip(0)
     return advantages, advantages + values

@@ -18,6 +18,8 @@ from worker.rl.interfaces import HeadLike
 
 #: Logit of a masked choice: its probability is exactly 0 while p ln p stays finite in value and gradient.
 MASKED = -1e9
+#: Largest uniform that ``choose`` may be given: times a sum of FP32 probabilities it stays below that sum.
+BELOW_ONE = 1.0 - 2.0**-22
 #: Largest share of a distribution that probability floors may take.
 MAX_FLOOR_MASS = 0.99
 
@@ -82,8 +84,7 @@ class Heads:
     def mask_rows(self, masks: Mapping[str, Tensor], actions: Tensor) -> Tensor:
         """Return [.., H, N] bool: every head's legality given the executed actions, padding illegal."""
         rows = [
-            F.pad(self.mask_row(i, masks, actions), (0, self.width - spec.size))
-            for i, spec in enumerate(self.specs)
+            F.pad(self.mask_row(i, masks, actions), (0, self.width - spec.size)) for i, spec in enumerate(self.specs)
         ]
         return torch.stack(rows, dim=-2)
 
@@ -159,40 +160,46 @@ def choose(
         heads: layout.
         logits: [E, H, N].
         masks: legality per head (see ``LockstepEnvs``).
-        uniforms: [E, H] in [0, 1), the noise of the inverse CDF; None = greedy.
+        uniforms: [E, H] in [0, ``BELOW_ONE``], the noise of the inverse CDF; None = greedy.
         floors: probability floors in force.
 
-    A relevant head without a legal choice, or a non-finite distribution, gives log-probability NaN:
-    the caller checks once per step (``check_choice``).
+    A non-finite distribution gives log-probability NaN and choice 0; every row of ``masks`` must hold a
+    legal choice. Both are for the caller to check, once per step and once per round.
     """
-    actions = heads.canonical.expand(logits.shape[0], -1).clone()
-    joint = torch.zeros(logits.shape[0], dtype=torch.float32, device=logits.device)
-    relevant = None
-    for index, spec in enumerate(heads.specs):
-        mask = heads.mask_row(index, masks, actions)
-        head_floors = None if floors is None else floors.head(index, spec.size)
-        log_p = log_probabilities(logits[:, index, : spec.size], mask, head_floors)
-        pick = _pick(log_p, None if uniforms is None else uniforms[:, index])
-        taken = log_p.gather(1, pick.unsqueeze(1)).squeeze(1)
-        # an illegal pick can only come from an empty row or a NaN distribution
-        taken = torch.where(mask.gather(1, pick.unsqueeze(1)).squeeze(1), taken, torch.nan)
-        if relevant is None:
-            actions[:, 0], joint = pick, taken
-            relevant = heads.relevant(actions) if len(heads.specs) > 1 else torch.empty(0)
-        else:
-            used = relevant[:, index]
-            actions[:, index] = torch.where(used, pick, actions[:, index])
-            joint = joint + torch.where(used, taken, 0.0)
+    actions = heads.canonical.expand(logits.shape[0], -1)
+    pick, joint = _choose_head(heads, 0, logits, masks, actions, uniforms, floors)
+    if len(heads.specs) == 1:
+        return pick.unsqueeze(1), joint
+    actions = torch.cat([pick.unsqueeze(1), actions[:, 1:]], dim=1)
+    relevant = heads.relevant(actions)
+    for index in range(1, len(heads.specs)):
+        pick, taken = _choose_head(heads, index, logits, masks, actions, uniforms, floors)
+        used = relevant[:, index]
+        actions[:, index] = torch.where(used, pick, actions[:, index])
+        joint = joint + torch.where(used, taken, 0.0)
     return actions, joint
 
 
-def _pick(log_p: Tensor, uniforms: Tensor | None) -> Tensor:
+def _choose_head(
+    heads: Heads,
+    index: int,
+    logits: Tensor,
+    masks: Mapping[str, Tensor],
+    actions: Tensor,
+    uniforms: Tensor | None,
+    floors: Floors | None,
+) -> tuple[Tensor, Tensor]:
+    """Return one head's choice [E] and its log-probability [E]."""
+    size = heads.specs[index].size
+    mask = heads.mask_row(index, masks, actions)
+    log_p = log_probabilities(logits[:, index, :size], mask, None if floors is None else floors.head(index, size))
     if uniforms is None:
-        return log_p.argmax(-1)
-    cdf = log_p.exp().cumsum(-1)
-    # the factor keeps the threshold strictly below the last cdf value whatever the rounding
-    threshold = uniforms.unsqueeze(1) * (cdf[:, -1:] * (1.0 - 2.0**-22))
-    return (cdf <= threshold).sum(-1).clamp(max=log_p.shape[-1] - 1)
+        pick = log_p.argmax(-1)
+    else:
+        # inverse CDF; a threshold strictly below the last value leaves only choices with p > 0
+        cdf = log_p.exp().cumsum(-1)
+        pick = (cdf <= uniforms[:, index : index + 1] * cdf[:, -1:]).sum(-1)
+    return pick, log_p.gather(1, pick.unsqueeze(1)).squeeze(1)
 
 
 @dataclass(frozen=True)
@@ -203,9 +210,7 @@ class HeadTerms:
     entropy: Tensor
 
 
-def evaluate(
-    logits: Tensor, actions: Tensor, rows: Tensor, relevant: Tensor, floors: Floors | None
-) -> HeadTerms:
+def evaluate(logits: Tensor, actions: Tensor, rows: Tensor, relevant: Tensor, floors: Floors | None) -> HeadTerms:
     """Return log-probability and raw entropy (nats) of each head for stored actions.
 
     Args:
@@ -217,6 +222,7 @@ def evaluate(
     """
     log_p = log_probabilities(logits, rows, floors)
     taken = log_p.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
-    plogp = torch.where(rows, log_p.exp() * log_p, 0.0).sum(-1)
+    # an illegal choice has p = 0 exactly and a finite ln p: no term, no gradient
+    plogp = (log_p.exp() * log_p).sum(-1)
     zero = torch.zeros((), dtype=log_p.dtype, device=log_p.device)
     return HeadTerms(torch.where(relevant, taken, zero), torch.where(relevant, -plogp, zero))

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from worker.keys import generator
 from worker.rl.config import LearnerConfig
-from worker.rl.heads import Heads
+from worker.rl.heads import BELOW_ONE, Heads
 from worker.rl.interfaces import HeadLike
 from worker.rl.nets import FlatParameters, InputLayout, PolicyNet, State, build_net, flatten
 from worker.rl.normalize import ObsNormalizer, PopArt, RewardScaler
@@ -44,15 +44,13 @@ class Streams:
         return generator(self.seed, purpose, **key, **arm)
 
     def action_noise(self, round_index: int, shape: tuple[int, int, int], prefix: str = "") -> Tensor:
-        """Return uniforms [T, E, H] of a round: one per environment, step and head, in [0, 1)."""
+        """Return uniforms [T, E, H] of a round: one per environment, step and head."""
         steps, envs, heads = shape
         rows = [
-            self.generator(f"{prefix}action_noise", env=e, episode=round_index).random(
-                (steps, heads), dtype=np.float32
-            )
+            self.generator(f"{prefix}action_noise", env=e, episode=round_index).random((steps, heads), dtype=np.float32)
             for e in range(envs)
         ]
-        return torch.from_numpy(np.stack(rows, axis=1))
+        return bounded_uniforms(np.stack(rows, axis=1))
 
 
 @dataclass(frozen=True)
@@ -196,6 +194,11 @@ def build_learner(
         carry=net.initial_state(num_envs),
         num_envs=num_envs,
     )
+
+
+def bounded_uniforms(draws: np.ndarray[Any, Any]) -> Tensor:
+    """Return FP32 draws in [0, 1) as the uniforms that ``choose`` takes."""
+    return torch.from_numpy(draws).mul_(BELOW_ONE)
 
 
 def _under(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -57,6 +57,11 @@ def _linear(inputs: int, outputs: int) -> nn.Linear:
     return nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
 
 
+def _apply(layer: nn.Linear, x: Tensor) -> Tensor:
+    """The layer without the module call: acting on a few environments is all overhead."""
+    return F.linear(x, layer.weight, layer.bias)
+
+
 class _Embed(nn.Module):
     """Features with the embeddings of ids (-1 = none) appended."""
 
@@ -66,7 +71,8 @@ class _Embed(nn.Module):
         if layout.num_ids:
             self.table = nn.Parameter(torch.empty(layout.id_vocab + 1, layout.id_dim))
 
-    def forward(self, features: Tensor, ids: Tensor) -> Tensor:
+    def join(self, features: Tensor, ids: Tensor) -> Tensor:
+        """Return the network's input [.., width]."""
         if not self.layout.num_ids:
             return features
         # a one-hot product: its backward is a matrix product, deterministic on every device
@@ -82,15 +88,13 @@ class _Outputs(nn.Module):
         self.width = heads.width
         self.layers = nn.ModuleList([_linear(inputs, spec.size) for spec in heads.specs])
 
-    def forward(self, hidden: Tensor, *, per_head: bool) -> Tensor:
-        if len(self.layers) == 1:
-            logits: Tensor = self.layers[0](hidden[..., 0, :] if per_head else hidden)
-            return logits.unsqueeze(-2)
+    def logits(self, hidden: Tensor, *, per_head: bool) -> Tensor:
+        """Return padded logits; with ``per_head`` each layer reads its own row of ``hidden``."""
         parts = []
         for index, layer in enumerate(self.layers):
-            out = layer(hidden[..., index, :] if per_head else hidden)
-            parts.append(F.pad(out, (0, self.width - out.shape[-1])))
-        return torch.stack(parts, dim=-2)
+            out = _apply(layer, hidden[..., index, :] if per_head else hidden)  # type: ignore[arg-type]
+            parts.append(out if out.shape[-1] == self.width else F.pad(out, (0, self.width - out.shape[-1])))
+        return parts[0].unsqueeze(-2) if len(parts) == 1 else torch.stack(parts, dim=-2)
 
 
 class MLPNet(nn.Module):
@@ -118,11 +122,11 @@ class MLPNet(nn.Module):
 
     def step(self, features: Tensor, ids: Tensor, state: State) -> tuple[Tensor, State]:
         """Return logits [E, H, N] and the state after the step."""
-        return self._logits(self.embed(features, ids)), state
+        return self._logits(self.embed.join(features, ids)), state
 
     def step_values(self, features: Tensor, ids: Tensor, state: State) -> Tensor:  # noqa: ARG002
         """Return values [E] in the units of the value head."""
-        return self._values(self.embed(features, ids))
+        return self._values(self.embed.join(features, ids))
 
     def sequence(
         self,
@@ -132,18 +136,16 @@ class MLPNet(nn.Module):
         resets: Sequence[tuple[int, Tensor]],  # noqa: ARG002
     ) -> tuple[Tensor, Tensor]:
         """Return logits [.., H, N] and values [..] for any leading axes."""
-        x = self.embed(features, ids)
+        x = self.embed.join(features, ids)
         return self._logits(x), self._values(x)
 
     def _logits(self, x: Tensor) -> Tensor:
-        hidden = torch.tanh(self.actor_2(torch.tanh(self.actor_1(x))))
-        logits: Tensor = self.outputs(hidden, per_head=False)
-        return logits
+        hidden = torch.tanh(_apply(self.actor_2, torch.tanh(_apply(self.actor_1, x))))
+        return self.outputs.logits(hidden, per_head=False)
 
     def _values(self, x: Tensor) -> Tensor:
-        hidden = torch.tanh(self.critic_2(torch.tanh(self.critic_1(x))))
-        values: Tensor = self.value_out(hidden)
-        return values.squeeze(-1)
+        hidden = torch.tanh(_apply(self.critic_2, torch.tanh(_apply(self.critic_1, x))))
+        return _apply(self.value_out, hidden).squeeze(-1)
 
 
 class LSTMNet(nn.Module):
@@ -164,9 +166,7 @@ class LSTMNet(nn.Module):
         self.embed = _Embed(layout)
         self.body = _linear(layout.width, cfg.hidden)
         self.body_norm = nn.LayerNorm(cfg.hidden)
-        self.lstm = nn.LSTM(cfg.hidden, cfg.lstm_hidden, cfg.lstm_layers, device="meta").to_empty(
-            device="cpu"
-        )
+        self.lstm = nn.LSTM(cfg.hidden, cfg.lstm_hidden, cfg.lstm_layers, device="meta").to_empty(device="cpu")
         self.lstm_norm = nn.LayerNorm(cfg.lstm_hidden)
         # the residual needs equal widths; a projection stands in where they differ
         self.skip = _linear(cfg.hidden, cfg.lstm_hidden) if cfg.hidden != cfg.lstm_hidden else nn.Identity()
@@ -215,7 +215,7 @@ class LSTMNet(nn.Module):
         return self._logits(hidden), self._values(hidden)
 
     def _trunk(self, features: Tensor, ids: Tensor) -> Tensor:
-        return F.relu(self.body_norm(self.body(self.embed(features, ids))))
+        return F.relu(self.body_norm(self.body(self.embed.join(features, ids))))
 
     def _recur(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         out, after = self.lstm(x, (state[0], state[1]))
@@ -223,8 +223,7 @@ class LSTMNet(nn.Module):
 
     def _logits(self, hidden: Tensor) -> Tensor:
         towers = F.relu(self.towers(hidden)).view(*hidden.shape[:-1], self.num_heads, -1)
-        logits: Tensor = self.outputs(towers, per_head=True)
-        return logits
+        return self.outputs.logits(towers, per_head=True)
 
     def _values(self, hidden: Tensor) -> Tensor:
         values: Tensor = self.value_out(F.relu(self.value_2(F.relu(self.value_1(hidden)))))
@@ -245,9 +244,7 @@ class FlatParameters:
     grad: Tensor
 
 
-def build_net(
-    cfg: NetConfig, layout: InputLayout, heads: Heads, draw: Draw, *, value_gain: float
-) -> PolicyNet:
+def build_net(cfg: NetConfig, layout: InputLayout, heads: Heads, draw: Draw, *, value_gain: float) -> PolicyNet:
     """Build a CPU network and initialise it from ``draw(name, shape)`` (standard normal, float64)."""
     net = (LSTMNet if cfg.body == "lstm" else MLPNet)(cfg, layout, heads)
     with torch.no_grad():

@@ -40,7 +40,11 @@ class AnchorMismatch(RuntimeError):  # noqa: N818 - the name is the specificatio
 
 @dataclass(frozen=True)
 class Batch:
-    """Transitions of an update; leading axes [T, E], [T, e] or [B]."""
+    """Transitions of an update; leading axes [T, E], [T, e] or [B].
+
+    ``valid``, ``unforced`` [..] and ``open_steps`` [.., H] (relevant, unforced, two or more legal
+    choices) are weights 0 or 1; ``entropy_scale`` [.., H] turns nats into shares of ln n.
+    """
 
     features: Tensor
     ids: Tensor
@@ -53,6 +57,8 @@ class Batch:
     advantage: Tensor
     valid: Tensor
     unforced: Tensor
+    open_steps: Tensor
+    entropy_scale: Tensor
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with ``change`` applied to every tensor."""
@@ -99,72 +105,75 @@ def ppo_loss(net: PolicyNet, replay: Replay, rule: LossRule) -> tuple[Tensor, Te
     batch, cfg = replay.batch, rule.cfg.ppo
     logits, values = net.sequence(batch.features, batch.ids, replay.state, replay.resets)
     terms = evaluate(logits, batch.actions, batch.rows, batch.relevant, rule.floors)
-    valid, unforced = batch.valid.to(values.dtype), batch.unforced.to(values.dtype)
+    count = batch.unforced.sum().clamp(min=1)
     advantage = batch.advantage
     if cfg.adv_norm == "minibatch":
-        advantage = normalise_advantages(advantage, unforced, rule.adv_floor)
+        advantage = normalise_advantages(advantage, batch.unforced, rule.adv_floor)
     # log rho = sum over relevant heads of (new - old), clamped
     per_head = terms.log_prob - batch.old_log_prob
-    joint = per_head.sum(-1).clamp(-_LOG_RATIO_CLAMP, _LOG_RATIO_CLAMP)
+    log_ratio = per_head.sum(-1).clamp(-_LOG_RATIO_CLAMP, _LOG_RATIO_CLAMP)
+    ratio = log_ratio.exp()
+    extra: list[Tensor] = []
     if cfg.ratio == "joint":
-        policy_loss = _surrogate(joint, advantage, unforced, cfg.clip)
+        policy_loss = _surrogate(ratio, advantage, batch.unforced, cfg.clip, count)
     else:
-        weights = unforced.unsqueeze(-1) * batch.relevant
-        clamped = per_head.clamp(-_LOG_RATIO_CLAMP, _LOG_RATIO_CLAMP)
-        policy_loss = torch.stack(
-            [
-                _surrogate(clamped[..., h], advantage, weights[..., h], cfg.clip)
-                for h in range(weights.shape[-1])
-            ]
-        ).sum()
-    value_loss = _value_loss(values.to(terms.log_prob.dtype), batch, valid, cfg.value_clip)
+        policy_loss, extra = _per_head_loss(per_head, advantage, batch, cfg.clip)
+    value_loss = _value_loss(values.to(ratio.dtype), batch, cfg.value_clip)
     entropy_loss = _entropy_loss(terms.entropy, batch, rule)
     loss = policy_loss + cfg.value_coef * value_loss + rule.entropy_coef * entropy_loss
     with torch.no_grad():
-        stats = [policy_loss, value_loss, entropy_loss, *_ratio_stats(joint, unforced, cfg.clip)]
-        ratio = torch.where(batch.unforced, joint.exp(), 1.0)
-        stats += [ratio.max(), ratio.min()]
-        if cfg.ratio == "per_head":
-            for h in range(weights.shape[-1]):
-                stats += _ratio_stats(clamped[..., h], weights[..., h], cfg.clip)
-        return loss, torch.stack(stats)
+        stats = [policy_loss, value_loss, entropy_loss]
+        stats += _ratio_stats(ratio, log_ratio, batch.unforced, cfg.clip, count)
+        inside = torch.where(batch.unforced > 0, ratio, 1.0)
+        return loss, torch.stack([*stats, inside.max(), inside.min(), *extra])
 
 
-def _surrogate(log_ratio: Tensor, advantage: Tensor, weight: Tensor, clip: float) -> Tensor:
-    ratio = log_ratio.exp()
+def _surrogate(ratio: Tensor, advantage: Tensor, weight: Tensor, clip: float, count: Tensor) -> Tensor:
     # L_pi = -mean(min(rho A, clip(rho, 1 - eps, 1 + eps) A))
     gain = torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip, 1.0 + clip) * advantage)
-    return -(gain * weight).sum() / weight.sum().clamp(min=1)
+    return -(gain * weight).sum() / count
 
 
-def _value_loss(values: Tensor, batch: Batch, valid: Tensor, clip: float | None) -> Tensor:
+def _per_head_loss(per_head: Tensor, advantage: Tensor, batch: Batch, clip: float) -> tuple[Tensor, list[Tensor]]:
+    """Return the sum of each head's own surrogate and [KL, clip fraction] of every head."""
+    losses, stats = [], []
+    for h in range(per_head.shape[-1]):
+        weight = batch.unforced * batch.relevant[..., h]
+        count = weight.sum().clamp(min=1)
+        log_ratio = per_head[..., h].clamp(-_LOG_RATIO_CLAMP, _LOG_RATIO_CLAMP)
+        ratio = log_ratio.exp()
+        losses.append(_surrogate(ratio, advantage, weight, clip, count))
+        with torch.no_grad():
+            stats += _ratio_stats(ratio, log_ratio, weight, clip, count)
+    return torch.stack(losses).sum(), stats
+
+
+def _value_loss(values: Tensor, batch: Batch, clip: float | None) -> Tensor:
     # L_V = 0.5 mean((V - R)^2), optionally the larger of that and the loss of the clipped value
     error = (values - batch.target) ** 2
     if clip is not None:
         near = batch.old_value + (values - batch.old_value).clamp(-clip, clip)
         error = torch.maximum(error, (near - batch.target) ** 2)
-    return 0.5 * (error * valid).sum() / valid.sum().clamp(min=1)
+    return 0.5 * (error * batch.valid).sum() / batch.valid.sum().clamp(min=1)
 
 
 def _entropy_loss(entropy: Tensor, batch: Batch, rule: LossRule) -> Tensor:
     # L_H = -sum_h m_h mean(H_h / ln n_valid) over relevant, unforced steps with n_valid >= 2
-    legal = batch.rows.sum(-1)
-    weight = (batch.relevant & batch.unforced.unsqueeze(-1) & (legal >= 2)).to(entropy.dtype)
     if rule.cfg.ppo.entropy_normalised:
-        entropy = entropy / legal.clamp(min=2).to(entropy.dtype).log()
+        entropy = entropy * batch.entropy_scale
     axes = tuple(range(entropy.ndim - 1))
-    mean = (entropy * weight).sum(axes) / weight.sum(axes).clamp(min=1)
+    mean = (entropy * batch.open_steps).sum(axes) / batch.open_steps.sum(axes).clamp(min=1)
     wanted = rule.cfg.ppo.entropy_head_weights
     if wanted:
         mean = mean * mean.new_tensor([wanted.get(name, 1.0) for name in rule.heads.names])
     return -mean.sum()
 
 
-def _ratio_stats(log_ratio: Tensor, weight: Tensor, clip: float) -> list[Tensor]:
+def _ratio_stats(ratio: Tensor, log_ratio: Tensor, weight: Tensor, clip: float, count: Tensor) -> list[Tensor]:
     # approx_kl = mean((rho - 1) - ln rho) (Schulman 2020, estimator k3)
-    ratio, count = log_ratio.exp(), weight.sum().clamp(min=1)
-    kl = ((ratio - 1.0 - log_ratio) * weight).sum() / count
-    clipped = (((ratio - 1.0).abs() > clip) * weight).sum() / count
+    away = ratio - 1.0
+    kl = ((away - log_ratio) * weight).sum() / count
+    clipped = ((away.abs() > clip) * weight).sum() / count
     return [kl, clipped]
 
 
@@ -212,6 +221,8 @@ def prepare(learner: Learner, rollout: Rollout, entropy_coef: float, floors: Flo
     torch.clear_autocast_cache()
     rows = learner.heads.mask_rows({k: m[:T] for k, m in rollout.masks.items()}, rollout.actions)
     relevant = learner.heads.relevant(rollout.actions)
+    if bool((relevant & rollout.valid.unsqueeze(-1) & ~rows.any(-1)).any()):
+        raise PolicyError("a relevant head had no legal choice: the environment's masks are wrong")
     terms = evaluate(logits, rollout.actions, rows, relevant, floors)
     gap = _check_anchor(terms.log_prob.sum(-1), rollout, cfg.precision)
     values = _denormalise(learner, raw_values.float())
@@ -220,8 +231,9 @@ def prepare(learner: Learner, rollout: Rollout, entropy_coef: float, floors: Flo
     if learner.popart is not None:
         learner.popart.update(returns[rollout.valid], learner.net.value_out)
     # forced: one legal choice in every relevant head, hence exactly one joint action
-    choice = ((rows.sum(-1) > 1) & relevant).any(-1)
-    unforced = rollout.valid & choice
+    legal = rows.sum(-1)
+    open_steps = (legal > 1) & relevant & rollout.valid.unsqueeze(-1)
+    unforced = open_steps.any(-1)
     mean, std, sigma = _moments(learner, advantages[unforced], returns[rollout.valid])
     floor = cfg.ppo.adv_std_floor * sigma
     if cfg.ppo.adv_norm == "rollout":
@@ -236,8 +248,10 @@ def prepare(learner: Learner, rollout: Rollout, entropy_coef: float, floors: Flo
         old_value=_normalise(learner, values),
         target=_normalise(learner, returns),
         advantage=advantages,
-        valid=rollout.valid,
-        unforced=unforced,
+        valid=rollout.valid.to(values.dtype),
+        unforced=unforced.to(values.dtype),
+        open_steps=open_steps.to(values.dtype),
+        entropy_scale=1.0 / legal.clamp(min=2).to(values.dtype).log(),
     )
     rule = LossRule(cfg, learner.heads, entropy_coef, floors, floor)
     replay = Replay(batch, rollout.initial_state, resets)
@@ -278,9 +292,7 @@ def update(learner: Learner, prepared: Prepared, lr: float, order: np.random.Gen
                 skipped += 1
             else:
                 norms.append(gate[1])
-                adam_step(
-                    flat, learner.adam, lr, cfg.adam_eps, min(1.0, cfg.grad_clip / (gate[1] + _NORM_EPS))
-                )
+                adam_step(flat, learner.adam, lr, cfg.adam_eps, min(1.0, cfg.grad_clip / (gate[1] + _NORM_EPS)))
                 done += 1
     learner.dead_updates = 0 if done else learner.dead_updates + 1
     metrics = _summary(torch.stack(history), learner.heads.names)

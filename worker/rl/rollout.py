@@ -7,6 +7,7 @@ Axes: T step, E environment, O features, I ids, H heads, N choices of the widest
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 
 import torch
@@ -33,9 +34,7 @@ class Rollout:
         precision: ``fp32`` or ``bf16``.
     """
 
-    def __init__(
-        self, num_steps: int, heads: Heads, obs_norm: ObsNormalizer | None, precision: str = "fp32"
-    ) -> None:
+    def __init__(self, num_steps: int, heads: Heads, obs_norm: ObsNormalizer | None, precision: str = "fp32") -> None:
         self.num_steps, self.heads, self.obs_norm, self.precision = num_steps, heads, obs_norm, precision
         self.allocated = False
 
@@ -58,8 +57,8 @@ class Rollout:
         actions, log_prob = choose(self.heads, logits, masks, uniforms, floors)
         self.actions[t] = actions
         self.log_probs[t] = log_prob
-        if not bool(torch.isfinite(log_prob).all()):
-            raise PolicyError(f"step {t}: non-finite action distribution, or a head without a legal choice")
+        if not math.isfinite(log_prob.sum().item()):
+            raise PolicyError(f"step {t}: non-finite action distribution")
         return actions
 
     def record(self, t: int, result: StepLike) -> None:

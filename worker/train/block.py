@@ -163,17 +163,13 @@ class BlockTrainer:
 
     def save_policies(self, root: Path) -> list[Path]:
         """Write the policies that were trained here as separate files."""
-        return [
-            save_policy(root, self.plan, run, self.envs) for run in self.runs if isinstance(run, TrainedRun)
-        ]
+        return [save_policy(root, self.plan, run, self.envs) for run in self.runs if isinstance(run, TrainedRun)]
 
     def _build_run(self, plan: RunPlan, position: int) -> Run:
         steps = self.envs.steps_per_round
         if plan.policy != "ppo":
             heads = Heads.build(list(self.envs.heads), self.device)
-            return ControlledRun(
-                plan, heads, steps, lambda r: make_control(self.plan, plan, self.envs, position, r)
-            )
+            return ControlledRun(plan, heads, steps, lambda r: make_control(self.plan, plan, self.envs, position, r))
         return TrainedRun(plan, self._learner(plan), self._streams(plan), steps, never_floored(self.plan))
 
     def _streams(self, plan: RunPlan) -> Streams:

@@ -13,6 +13,7 @@ import torch
 
 from worker.keys import derive, generator
 from worker.rl.heads import Heads, choose
+from worker.rl.learner import bounded_uniforms
 from worker.rl.normalize import ObsNormalizer
 from worker.train.environments import make_environments
 from worker.train.plan import BlockPlan
@@ -45,7 +46,7 @@ def calibrate(
     for t in range(envs.steps_per_round):
         for normaliser in normalisers:
             normaliser.update(observation.features, valid)
-        actions, _ = choose(heads, logits, masks, torch.from_numpy(noise[t]).to(device))
+        actions, _ = choose(heads, logits, masks, bounded_uniforms(noise[t]).to(device))
         [result] = envs.step([actions])
         if result is None:
             raise RuntimeError("a calibration environment gave no result")

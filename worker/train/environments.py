@@ -40,8 +40,7 @@ class UniformControl:
     def __init__(self, envs: LockstepEnvs, seed: int, round_index: int, prefix: str = "") -> None:
         self._sizes = [head.size for head in envs.heads]
         self._draws = [
-            generator(seed, f"{prefix}control_policy", env=e, episode=round_index)
-            for e in range(envs.num_envs)
+            generator(seed, f"{prefix}control_policy", env=e, episode=round_index) for e in range(envs.num_envs)
         ]
 
     def act(self, step: int) -> torch.Tensor:  # noqa: ARG002 - of the protocol
@@ -139,10 +138,7 @@ def make_environments(
     module = _load(kind_of(plan))
     try:
         if kind_of(plan) == MORPH:
-            envs = [
-                module.RunEnv(r.run_id, r.arm, r.policy, r.static_set, r.config["ppo"]["gamma"])
-                for r in chosen
-            ]
+            envs = [module.RunEnv(r.run_id, r.arm, r.policy, r.static_set, r.config["ppo"]["gamma"]) for r in chosen]
             rewards = [reward_of(run) for run in chosen]
             keys |= {"rewards": rewards, "xeval": dict(xeval or {})}
             return cast(LockstepEnvs, module.make_envs(chosen[0].config, envs, **keys))
@@ -161,9 +157,7 @@ def make_control(plan: BlockPlan, run: RunPlan, envs: LockstepEnvs, position: in
     return UniformControl(envs, plan.replicate_seed, round_index, prefix)
 
 
-def _reward(
-    mode: str, section: Mapping[str, Any], config: Mapping[str, Any], *gamma: float
-) -> RewardFunction:
+def _reward(mode: str, section: Mapping[str, Any], config: Mapping[str, Any], *gamma: float) -> RewardFunction:
     discount = gamma[0] if gamma else float(config["ppo"]["gamma"])
     try:
         return make_reward(mode, section, gamma=discount, task=str(config["env"]["task"]))

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from worker.envs.protocol import EpisodeRecord, LockstepEnvs, Masks, Observation
 from worker.rl.heads import choose
-from worker.rl.learner import Learner, Streams
+from worker.rl.learner import Learner, Streams, bounded_uniforms
 from worker.rl.precision import autocast
 from worker.train.environments import MORPH, cross_rewards, kind_of, make_control, make_environments
 from worker.train.plan import BlockPlan, RunPlan
@@ -55,9 +55,7 @@ class FrozenPolicy:
     def act(self, observation: Observation, masks: Masks) -> Tensor:
         """Return actions [M, H]."""
         learner = self.learner
-        features = (
-            observation.features if learner.obs_norm is None else learner.obs_norm(observation.features)
-        )
+        features = observation.features if learner.obs_norm is None else learner.obs_norm(observation.features)
         with autocast(features.device, learner.cfg.precision):
             logits, self.state = learner.net.step(features, observation.ids, self.state)
         actions, _ = choose(learner.heads, logits, masks, self._uniforms(features.device))
@@ -67,7 +65,7 @@ class FrozenPolicy:
         if self._noise is None:
             return None
         heads = len(self.learner.heads.specs)
-        return torch.from_numpy(np.stack([g.random(heads, dtype=np.float32) for g in self._noise])).to(device)
+        return bounded_uniforms(np.stack([g.random(heads, dtype=np.float32) for g in self._noise])).to(device)
 
 
 class _ControlActor:
@@ -117,9 +115,7 @@ class Evaluator:
         """Return the evaluation of every live run by run id; ``runs`` in order of issue."""
         modes = ("greedy", "sample") if self.config["mode"] == "both" else (self.config["mode"],)
         is_last = round_index + 1 == self.plan.rounds
-        results: dict[str, Evaluation] = {
-            run.plan.run_id: Evaluation() for run in runs if run.diverged is None
-        }
+        results: dict[str, Evaluation] = {run.plan.run_id: Evaluation() for run in runs if run.diverged is None}
         for position, mode in enumerate(modes):
             prefix = "eval/" if position == 0 else "eval/stochastic_"
             episodes = self._play(runs, mode)
@@ -183,9 +179,7 @@ class Evaluator:
     def _twin_accuracies(self) -> list[float]:
         """Return the test accuracies of the ungrafted host on the same streams; computed once."""
         if self._twin is None:
-            run: RunPlan = replace(
-                self.plan.runs[0], run_id="twin", arm="twin", policy="noop", static_set=None
-            )
+            run: RunPlan = replace(self.plan.runs[0], run_id="twin", arm="twin", policy="noop", static_set=None)
             envs = make_environments(
                 self.plan,
                 self.device,

@@ -61,9 +61,7 @@ def reward_metrics(sums: Mapping[str, Tensor], episodes: Sequence[EpisodeRecord]
     means = {name: float(total.double().mean()) for name, total in sums.items()}
     metrics = {f"reward/{name}_mean": value for name, value in means.items()}
     size = math.fsum(abs(v) for v in means.values())
-    metrics["reward/shaping_share"] = (
-        abs(means["shaping"]) / size if "shaping" in means and size > 0 else math.nan
-    )
+    metrics["reward/shaping_share"] = abs(means["shaping"]) / size if "shaping" in means and size > 0 else math.nan
     rows = [e.values for e in episodes if e.values.get("final_accuracy") is not None]
     metrics["reward/accuracy_return_corr"] = _correlation(
         [float(r["final_accuracy"]) for r in rows], [float(r["episode_reward"]) for r in rows]
@@ -86,9 +84,7 @@ def policy_metrics(
     open_steps = relevant & (legal >= 2)
     count = relevant.sum((0, 1)).clamp(min=1)
     valid = rollout.valid.sum().clamp(min=1)
-    ops = torch.stack(
-        [((rollout.actions[..., 0] == i) & rollout.valid).sum() / valid for i in range(len(op_names))]
-    )
+    ops = torch.stack([((rollout.actions[..., 0] == i) & rollout.valid).sum() / valid for i in range(len(op_names))])
     forced = (rollout.valid & ~open_steps.any(-1)).sum() / valid
     waits = open_steps.any(-1) & rollout.valid
     idle = ((rollout.actions[..., 0] == 0) & waits).sum() / waits.sum()

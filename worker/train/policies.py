@@ -107,9 +107,7 @@ def load_policy(path: Path, device: torch.device) -> tuple[Learner, dict[str, An
         HeadSpec(name, size, tuple(parents), None if ops is None else tuple(ops), canonical)
         for name, size, parents, ops, canonical in header["heads"]
     ]
-    layout = ObsLayout(
-        InputLayout(*header["inputs"]), saved.tensors["obs/continuous"], saved.tensors["obs/sentinel"]
-    )
+    layout = ObsLayout(InputLayout(*header["inputs"]), saved.tensors["obs/continuous"], saved.tensors["obs/sentinel"])
     cfg = LearnerConfig.parse(header["config"])
     streams = Streams(int(header["identity"]["replicate_seed"]))
     learner = build_learner(cfg, layout, list(heads), streams, num_envs=1, device=device)

@@ -118,9 +118,7 @@ class TrainedRun:
         metrics["lstm_h_rms"] = _rms(self.rollout.states[-1][0]) if self.rollout.state else math.nan
         metrics["obs_clip_frac"] = clipped
         metrics["update_seconds"] = time.perf_counter() - started
-        return {f"ppo/{name}": value for name, value in metrics.items()} | value_metrics(
-            self.prepared, self.rollout
-        )
+        return {f"ppo/{name}": value for name, value in metrics.items()} | value_metrics(self.prepared, self.rollout)
 
     def header(self) -> dict[str, Any]:
         """Return what a checkpoint keeps besides tensors."""

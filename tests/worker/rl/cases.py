@@ -94,9 +94,7 @@ def learner_config(body: str = "mlp", hidden: int = 16, **changes: Any) -> Learn
     return replace(base, **changes)
 
 
-def make_learner(
-    cfg: LearnerConfig, heads: Sequence[Head], num_features: int, num_envs: int, seed: int = 7
-) -> Learner:
+def make_learner(cfg: LearnerConfig, heads: Sequence[Head], num_features: int, num_envs: int, seed: int = 7) -> Learner:
     flags = torch.ones(num_features, dtype=torch.bool)
     layout = ObsLayout(InputLayout(num_features, 0, 0, 4), flags, torch.zeros_like(flags))
     return build_learner(cfg, layout, heads, Streams(seed), num_envs=num_envs, device=CPU)
@@ -104,9 +102,7 @@ def make_learner(
 
 def full_masks(heads: Sequence[Head], num_envs: int) -> dict[str, Tensor]:
     sizes = {h.name: h.size for h in heads}
-    return {
-        h.name: torch.ones(num_envs, *(sizes[p] for p in h.parents), h.size, dtype=torch.bool) for h in heads
-    }
+    return {h.name: torch.ones(num_envs, *(sizes[p] for p in h.parents), h.size, dtype=torch.bool) for h in heads}
 
 
 def random_masks(heads: Sequence[Head], num_envs: int, rng: np.random.Generator) -> dict[str, Tensor]:

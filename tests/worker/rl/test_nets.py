@@ -24,9 +24,7 @@ def net_of(body: str, hidden: int = 16, lstm_hidden: int = 16, ids: int = 0) -> 
 
 def inputs(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:
     rng = np.random.default_rng(seed)
-    return torch.from_numpy(rng.standard_normal((T, E, O)).astype(np.float32)), torch.zeros(
-        T, E, 0, dtype=torch.int64
-    )
+    return torch.from_numpy(rng.standard_normal((T, E, O)).astype(np.float32)), torch.zeros(T, E, 0, dtype=torch.int64)
 
 
 @pytest.mark.parametrize(("hidden", "lstm_hidden"), [(16, 16), (16, 24)])
@@ -124,9 +122,5 @@ def test_same_key_gives_same_weights_and_shapes_that_agree_are_shared() -> None:
     other = make_learner(learner_config("mlp", 16), HEADS[:1], O, E)
     assert torch.equal(small.flat.data, again.flat.data)
     ours, theirs = dict(small.net.named_parameters()), dict(other.net.named_parameters())
-    assert all(
-        torch.equal(ours[name], theirs[name]) for name in theirs if ours[name].shape == theirs[name].shape
-    )
-    assert not torch.equal(
-        small.flat.data, make_learner(learner_config("mlp", 16), HEADS, O, E, seed=8).flat.data
-    )
+    assert all(torch.equal(ours[name], theirs[name]) for name in theirs if ours[name].shape == theirs[name].shape)
+    assert not torch.equal(small.flat.data, make_learner(learner_config("mlp", 16), HEADS, O, E, seed=8).flat.data)

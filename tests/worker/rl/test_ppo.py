@@ -148,16 +148,17 @@ def test_forced_and_invalid_steps_do_not_enter_policy_loss_or_normalisation() ->
     learner, _, prepared = setup("mlp")
     batch = prepared.replay.batch
     unforced = batch.unforced.clone()
-    unforced[::2] = False
-    wild = torch.where(unforced, batch.advantage, 1e9)
+    unforced[::2] = 0.0
+    wild = torch.where(unforced > 0, batch.advantage, 1e9)
     one = replace(prepared.replay, batch=replace(batch, unforced=unforced))
     two = replace(prepared.replay, batch=replace(batch, unforced=unforced, advantage=wild))
     _, stats_one = ppo_loss(learner.net, one, prepared.rule)
     _, stats_two = ppo_loss(learner.net, two, prepared.rule)
     assert float(stats_one[0]) == float(stats_two[0])
-    a = normalise_advantages(batch.advantage, unforced.float(), 0.0)
-    b = normalise_advantages(wild.where(unforced, torch.tensor(0.0)), unforced.float(), 0.0)
-    assert torch.equal(a[unforced], b[unforced])
+    counts = unforced > 0
+    a = normalise_advantages(batch.advantage, unforced, 0.0)
+    b = normalise_advantages(wild.where(counts, torch.tensor(0.0)), unforced, 0.0)
+    assert torch.equal(a[counts], b[counts])
 
 
 def test_advantage_floor_is_the_least_divisor() -> None:
@@ -240,9 +241,7 @@ def test_non_finite_gradients_are_skipped_and_counted() -> None:
     learner, _, prepared = setup("mlp", epochs=1, minibatches=2)
     target = prepared.replay.batch.target.clone()
     target[:] = torch.nan
-    broken = replace(
-        prepared, replay=replace(prepared.replay, batch=replace(prepared.replay.batch, target=target))
-    )
+    broken = replace(prepared, replay=replace(prepared.replay, batch=replace(prepared.replay.batch, target=target)))
     before = learner.flat.data.clone()
     for dead in (1, 2, 3):
         metrics = update(learner, broken, 3e-3, order())
@@ -267,6 +266,13 @@ def test_a_non_finite_policy_raises_in_act_and_in_the_anchor() -> None:
     with pytest.raises(PolicyError):
         rollout.act(learner.net, 0, torch.rand(E, 3, generator=torch.Generator().manual_seed(0)), None)
     with pytest.raises(PolicyError):
+        prepare(learner, rollout, 0.01, None)
+
+
+def test_a_relevant_head_without_a_legal_choice_raises() -> None:
+    learner, rollout, _ = setup("mlp")
+    rollout.masks["op"][3, 2] = False
+    with pytest.raises(PolicyError, match="no legal choice"):
         prepare(learner, rollout, 0.01, None)
 
 
