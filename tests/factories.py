@@ -46,7 +46,7 @@ class SimulatedWorker:
         self.incarnation = f"{name}-1"
         self.device = p.Device(
             uid=given.pop("uid", f"cpu:host:{name}"),
-            kind=kind,  # type: ignore[arg-type]
+            kind=kind,
             device_class=device_class,
             model="test",
             memory_bytes=given.pop("memory_bytes", 2**34),
@@ -71,7 +71,7 @@ class SimulatedWorker:
             reports = [
                 p.Progress(assignment_id=self.assignment.assignment_id, lease=self.assignment.lease, **progress)
             ]
-        beat = p.HeartbeatRequest(incarnation=self.incarnation, state=state, progress=reports)  # type: ignore[arg-type]
+        beat = p.HeartbeatRequest(incarnation=self.incarnation, state=state, progress=reports)
         return worker_calls.heartbeat(self.ctx, self.worker_id, beat)
 
     def claim(self) -> p.Assignment | None:
@@ -133,7 +133,7 @@ class SimulatedWorker:
     def release(self, outcome: str = "completed", cause: str | None = None, detail: str = "") -> None:
         """End the share and pass the device check."""
         held = self.held
-        request = p.ReleaseRequest(outcome=outcome, cause=cause, detail=detail)  # type: ignore[arg-type]
+        request = p.ReleaseRequest(outcome=outcome, cause=cause, detail=detail)
         shares.release(self.ctx, held.assignment_id, held.lease, request)
         self.assignment = None
         self.beat("idle")

@@ -138,13 +138,14 @@ def record_of(plan: BlockPlan, device: torch.device) -> dict[str, Any]:
     episodes = int(config["eval"]["episodes"])
     kind = "env_reset" if config["env"]["kind"] == "gymnasium" else "host_init"
     keys = [derive(plan.replicate_seed, f"eval/{kind}", episode=index) for index in range(episodes)]
-    cuda = f", CUDA {torch.version.cuda}, cuDNN {torch.backends.cudnn.version()}" if device.type == "cuda" else ""
+    cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
+    cuda = f", CUDA {torch.version.cuda}, cuDNN {cudnn}" if device.type == "cuda" else ""
     return {
         "driver": f"torch {torch.__version__}{cuda}, Python {platform.python_version()}",
         "replicate_seed": plan.replicate_seed,
         "evaluator": "frozen-policy/1",
         "eval_seeds": hashlib.sha256(json.dumps(keys).encode()).hexdigest()[:16],
-        "code_revision": f"{metadata.version("lockstep")}{_revision()}",
+        "code_revision": metadata.version("lockstep") + _revision(),
         "deterministic": bool(config["lockstep"]["deterministic"]),
         "precision": config["precision"],
         "device_model": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),

@@ -8,6 +8,7 @@ import json
 import re
 import threading
 import time
+from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -66,6 +67,7 @@ class Share:
         self._finished = False
         self._stopped = False
         self._log_seq = 0
+        self._last_lines: deque[str] = deque(maxlen=20)
 
     @property
     def spool_bytes(self) -> int:
@@ -220,6 +222,7 @@ class Share:
                 continue
             found = _LEVELS.search(text[:40])
             self._log_seq += 1
+            self._last_lines.append(text[:500])
             level = found.group(1).lower() if found else "info"
             self._spool.append("log", {"seq": self._log_seq, "level": level, "text": text[: p.MAX_LOG_LINE_BYTES]})
 
@@ -381,7 +384,8 @@ class Share:
             return p.ReleaseRequest(outcome="error", cause=cause, detail=detail, seconds=seconds)
         text = self._exit_text()
         killed = text == "killed by SIGKILL"
-        detail = f"the training process ended without a word: {text}"
+        tail = "\n".join(self._last_lines)
+        detail = f"{tail}\nthe training process ended without a word: {text}".lstrip()
         return p.ReleaseRequest(
             outcome="error", cause="worker_lost" if killed else "bug", detail=detail, seconds=seconds
         )

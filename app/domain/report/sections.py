@@ -66,7 +66,8 @@ def secondary_rows(inputs: ReportInputs, clock: Clock) -> list[dict[str, Any]]:
     rows: list[dict[str, Any]] = []
     for choice in inputs.analysis.secondary:
         scores = metric_scores(inputs, choice.metric, clock.blocks)
-        design = replace(design_of(inputs.analysis, inputs.analysis.alpha), mode="fixed", floor=None)
+        registered = design_of(inputs.analysis, inputs.analysis.alpha)
+        design = replace(registered, mode="fixed", floor=None, equivalence=False)
         floor, _ = resolve_floor(scores.arms, None)
         for x, y in combinations(usable(scores.arms, floor, design.paired), 2):
             test = registered_test(x, y, design) if min(x.values.size, y.values.size) > 1 else None

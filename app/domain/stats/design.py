@@ -30,6 +30,7 @@ class Design:
         e_value: sign or t.
         inference: full or none.
         seed: analysis seed.
+        equivalence: whether equivalence intervals are wanted (exploratory metrics go without).
         identity_check: identical single blocks may be called identical (A/A determinism).
     """
 
@@ -46,6 +47,7 @@ class Design:
     e_value: str = "sign"
     inference: str = "full"
     seed: int = 0
+    equivalence: bool = True
     identity_check: bool = False
 
     def rng(self) -> np.random.Generator:

@@ -6,6 +6,7 @@ here depends on the outcome, except the studentised permutation, which is a rule
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from math import sqrt
 
@@ -70,23 +71,18 @@ def _paired(d: Floats, design: Design) -> PairTest:
     floor_p = min_p_paired(d.size)
     if design.mode == "anytime":
         return _anytime(d, design, se, flags)
-    a = design.level
     if design.estimand == "mean":
         flip = sign_flip(d, design.rng())
-        return PairTest(
-            "sign-flip",
-            flip.method,
-            flip.mean,
-            se,
-            flip.two_sided,
-            floor_p,
-            flip.interval(a),
-            flip.interval(2 * a),
-            flags,
-        )
+        intervals, p = _intervals(flip.interval, design), flip.two_sided
+        return PairTest("sign-flip", flip.method, flip.mean, se, p, floor_p, *intervals, flags)
+    intervals = _intervals(lambda level: walsh_interval(d, level), design)
     p = signed_rank(d).p.two_sided
-    intervals = walsh_interval(d, a), walsh_interval(d, 2 * a)
     return PairTest("signed-rank", "exact", pseudo_median(d), se, p, floor_p, *intervals, flags)
+
+
+def _intervals(at_level: Callable[[float], Interval | None], design: Design) -> tuple[Interval | None, Interval | None]:
+    """Return the superiority interval at a and, when wanted, the equivalence interval at 2a."""
+    return at_level(design.level), at_level(2 * design.level) if design.equivalence else None
 
 
 def _anytime(d: Floats, design: Design, se: float | None, flags: tuple[str, ...]) -> PairTest:
@@ -100,8 +96,7 @@ def _anytime(d: Floats, design: Design, se: float | None, flags: tuple[str, ...]
 
 def _rank_test(x: FlooredArm, y: FlooredArm, design: Design) -> PairTest:
     test = mann_whitney(x.ranked, y.ranked, design.rng())
-    a = design.level
-    intervals = shift_interval(x.values, y.values, a), shift_interval(x.values, y.values, 2 * a)
+    intervals = _intervals(lambda level: shift_interval(x.values, y.values, level), design)
     floor_p = min_p_unpaired(x.values.size, y.values.size)
     estimate = hodges_lehmann(x.values, y.values)
     return PairTest(
@@ -121,7 +116,7 @@ def _permutation(x: FlooredArm, y: FlooredArm, design: Design) -> PairTest:
     studentised = min(n, m) >= _STUDENTISE_FROM and n != m and _sd_ratio(x, y) > 2
     test = permutation_mean(x.values, y.values, design.rng(), studentised)
     name = "studentised permutation" if studentised else "permutation"
-    intervals = test.interval(design.level), test.interval(2 * design.level)
+    intervals = _intervals(test.interval, design)
     flags, floor_p = _constant_flag(x, y), min_p_unpaired(n, m)
     return PairTest(name, test.method, test.difference, _welch_se(x, y), test.p_two_sided, floor_p, *intervals, flags)
 

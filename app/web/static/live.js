@@ -1,0 +1,80 @@
+// One WebSocket with full-jitter back-off and a cursor: nothing is fetched twice, nothing is missed.
+// A closed socket never means finished; only the frame "end" does.
+
+import { base, call } from "./api.js";
+
+const BACKOFF = { least: 500, most: 30000, stable: 30000 };
+
+export class Live {
+  constructor(experimentId, onFrame, onState) {
+    this.id = experimentId;
+    this.onFrame = onFrame;
+    this.onState = onState;
+    this.cursor = null;
+    this.metrics = [];
+    this.failures = 0;
+    this.ended = false;
+    document.addEventListener("visibilitychange", () => this.onVisibility());
+  }
+
+  subscribe(metrics) {
+    this.metrics = metrics;
+    this.cursor = null;
+    if (this.socket && this.socket.readyState === WebSocket.OPEN) this.send();
+    else this.connect();
+  }
+
+  connect() {
+    clearTimeout(this.timer);
+    if (this.socket) { this.socket.onclose = null; this.socket.close(); }
+    const url = new URL(`${base}/api/v1/experiments/${this.id}/ws`, location.href);
+    url.protocol = url.protocol.replace("http", "ws");
+    this.socket = new WebSocket(url);
+    this.socket.onopen = () => { this.opened = Date.now(); this.send(); };
+    this.socket.onmessage = (event) => this.receive(JSON.parse(event.data));
+    this.socket.onclose = (event) => this.onClose(event);
+  }
+
+  send() {
+    this.socket.send(JSON.stringify({ type: "subscribe", protocol: 1, metrics: this.metrics, after: this.cursor, max_points: 1000 }));
+  }
+
+  receive(frame) {
+    if (frame.type === "ping") return this.socket.send('{"type":"pong"}');
+    if (frame.type === "hello") {
+      if (this.epoch && this.epoch !== frame.server_epoch) this.cursor = null;
+      this.epoch = frame.server_epoch;
+      return undefined;
+    }
+    if (frame.type === "resync") return this.subscribe(this.metrics);
+    if (frame.cursor) this.cursor = frame.cursor;
+    this.onState("live");
+    if (frame.type === "end") this.ended = true;
+    if (frame.type === "lagged") return this.subscribe(this.metrics);
+    return this.onFrame(frame);
+  }
+
+  onClose(event) {
+    if (document.hidden) return this.onState("paused");
+    if ([4401, 4403, 4404, 4409].includes(event.code)) return this.onState("stale", event.reason);
+    if (Date.now() - (this.opened || 0) > BACKOFF.stable) this.failures = 0;
+    this.failures += 1;
+    this.onState("reconnecting", `since ${new Date().toLocaleTimeString()}`);
+    const most = Math.min(BACKOFF.most, BACKOFF.least * 2 ** this.failures);
+    this.timer = setTimeout(() => this.connect(), BACKOFF.least + Math.random() * most);
+    return undefined;
+  }
+
+  onVisibility() {
+    if (document.hidden) {
+      this.hiddenTimer = setTimeout(() => this.socket && this.socket.close(), 60000);
+      return;
+    }
+    clearTimeout(this.hiddenTimer);
+    if (!this.socket || this.socket.readyState > WebSocket.OPEN) this.connect();
+  }
+}
+
+export async function refresh(experimentId) {
+  return call("GET", `experiments/${experimentId}`);
+}
