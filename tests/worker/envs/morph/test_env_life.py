@@ -139,6 +139,46 @@ def test_run_that_has_ended_is_skipped_and_leaves_the_other_unchanged() -> None:
     assert torch.equal(final(False), final(True))
 
 
+def test_graft_on_a_falling_ramp_is_frozen_and_pruned_on_arrival() -> None:
+    envs = make(tiny(horizon=16))
+    envs.begin_round(0)
+    for action in (germinate(envs, 0), row(envs, Op.ADVANCE, 0), row(envs), row(envs, Op.ADVANCE, 0)):
+        play(envs, action)
+    play(envs, row(envs, Op.ADVANCE, 0))
+    world = envs.runs[0].world
+    store = world.networks[0].cell(0).store
+    play(envs, row(envs))
+    kept = (store.flat.clone(), store.momentum.clone())
+    play(envs, row(envs, Op.PRUNE, 0, alpha_speed=2))
+    assert stage_of(envs, 0) is Stage.BLENDING
+    assert float(world.table.alpha.alpha[0, 0]) == 0.5
+    assert torch.equal(store.flat, kept[0])
+    assert torch.equal(store.momentum, kept[1])
+    assert not legal(envs, Op.PRUNE, 0)
+    play(envs, row(envs))
+    assert stage_of(envs, 0) is Stage.PRUNED
+    assert world.accounts[0].pruned == {"policy": 0, "ramp": 1, "governor": 0}
+
+
+def test_new_alpha_target_returns_a_held_graft_to_blending() -> None:
+    envs = make(tiny(horizon=16))
+    envs.begin_round(0)
+    start = germinate(envs, 0, alpha_target=0)
+    for action in (start, row(envs, Op.ADVANCE, 0), row(envs), row(envs, Op.ADVANCE, 0)):
+        play(envs, action)
+    play(envs, row(envs, Op.ADVANCE, 0))
+    assert stage_of(envs, 0) is Stage.HOLDING
+    alpha = envs.runs[0].world.table.alpha.alpha
+    assert float(alpha[0, 0]) == 0.5
+    assert legal(envs, Op.FOSSILIZE, 0)
+    play(envs, row(envs, Op.SET_ALPHA_TARGET, 0, alpha_target=2, alpha_speed=2))
+    assert (stage_of(envs, 0), float(alpha[0, 0])) == (Stage.BLENDING, 0.75)
+    play(envs, row(envs))
+    assert float(alpha[0, 0]) == 1.0
+    play(envs, row(envs, Op.ADVANCE, 0))
+    assert stage_of(envs, 0) is Stage.HOLDING
+
+
 def test_step_after_the_horizon_raises() -> None:
     envs = make(tiny(horizon=6))
     envs.begin_round(0)

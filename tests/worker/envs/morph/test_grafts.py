@@ -31,8 +31,10 @@ def grow(
 
 
 def feature_map(topology: Topology, channels: int, seed: int = 5) -> Tensor:
+    """Random slot input; CNN slots follow a ReLU, so their maps are not negative."""
     size = (16, channels, 4, 4) if topology == "cnn" else (4, 8, channels)
-    return torch.from_numpy(rng(seed).standard_normal(size)).float()
+    values = torch.from_numpy(rng(seed).standard_normal(size)).float()
+    return values.relu() if topology == "cnn" else values
 
 
 # defect 4
@@ -108,7 +110,7 @@ def test_multiply_factor_stays_within_alpha_of_one() -> None:
     graft, store = grow("cnn", 1, 8, Operator.MULTIPLY)
     store.flat.mul_(50.0)
     graft.gamma.data.fill_(100.0)
-    h = feature_map("cnn", 8)
+    h = feature_map("cnn", 8) + 0.1
     for alpha in (0.3, 1.0):
         factor = (graft.blend(h, torch.tensor(alpha)) / h).detach()
         assert float(factor.min()) >= 1 - alpha - 1e-5

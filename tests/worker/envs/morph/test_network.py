@@ -115,6 +115,17 @@ def test_frozen_graft_keeps_weights_and_optimiser_state_bitwise(task: str) -> No
     )
 
 
+def test_shadow_mode_normalises_by_the_batch_and_touches_no_buffer() -> None:
+    net = network(tiny())
+    x, _ = batches(net, 1)
+    buffers = net.store.buffers.clone()
+    shadow = net.host(x[0], Pass("shadow"))
+    assert torch.equal(net.store.buffers, buffers)
+    assert torch.equal(shadow, net.host(x[0], TRAIN))
+    assert not torch.equal(net.store.buffers, buffers)
+    assert not torch.equal(shadow, net.host(x[0], Pass("eval")))
+
+
 def test_host_gradient_passes_through_a_blended_graft_only_when_not_detached() -> None:
     net = network(tiny())
     net.germinate(0, 1, Operator.ADD, rng(1))
