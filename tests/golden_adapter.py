@@ -253,7 +253,7 @@ def _sd_upper(i: Inputs) -> Outputs:
 
 
 def _replicates_needed(i: Inputs) -> Outputs:
-    sd = i["s_d"] if "s_d" in i else i["s"]
+    sd = next(i[name] for name in ("s_d", "s", "sd", "s_p", "s_pooled") if name in i)
     goal = planning.Goal(i["sesoi"], i["paired"], i["estimand"], i["alpha"], i["power"])
     found = planning.replicates_needed(i["n_now"], sd, goal)
     if found is None:

@@ -38,6 +38,10 @@ def _evidence(row: Inputs) -> Evidence:
         ci_equivalence=interval("ci_equivalence"),
         estimate=row["estimate"],
         sesoi=row["sesoi"],
+        void_gate=row.get("void_gate"),
+        num_usable=row.get("n", 1_000_000),
+        identical=row.get("identical", False),
+        min_p=row.get("min_p", 0.0),
     )
 
 

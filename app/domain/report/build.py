@@ -34,7 +34,7 @@ from app.domain.report.gather import (
 from app.domain.report.inputs import ReportInputs
 from app.domain.report.methods import methods_sentences
 from app.domain.report.numbers import difference_unit, number, unit_of
-from app.domain.report.panels import profile_panel, score_panel, sequential_panel
+from app.domain.report.panels import nondeterminism, profile_panel, score_panel, sequential_panel
 from app.domain.report.sections import (
     arm_table,
     bayes_panel,
@@ -118,7 +118,7 @@ def build_report(inputs: ReportInputs) -> dict[str, Any]:
         "sensitivity": asdict(found.sensitivity),
         "leave_one_out": leave_one_out_row(found.decisive, design),
         "integrity": _integrity(found.gates),
-        "aa": _calibration(inputs),
+        "aa": _calibration(found),
         "more": _more(found.more),
         "bayes": bayes_panel(result, design, found.scores) if inputs.analysis.bayes_panel else None,
         "training": training_rows(inputs),
@@ -140,11 +140,13 @@ def _integrity(gates: Sequence[Gate]) -> list[dict[str, Any]]:
     return [{"gate": g.gate, "class": g.cls, "state": g.state, "detail": g.detail} for g in gates]
 
 
-def _calibration(inputs: ReportInputs) -> dict[str, Any]:
+def _calibration(found: _Analysis) -> dict[str, Any]:
+    inputs = found.inputs
+    spread = nondeterminism(found.result) if inputs.kind == "aa" and found.design.paired else None
     if inputs.stamp is None:
-        return {"modes": [], "stamp": None}
+        return {"modes": [], "stamp": None, "spread": spread}
     modes = list(inputs.stamp.modes)
-    return {"modes": modes, "stamp": asdict(inputs.stamp) | {"modes": modes}}
+    return {"modes": modes, "stamp": asdict(inputs.stamp) | {"modes": modes}, "spread": spread}
 
 
 def _versions(inputs: ReportInputs) -> dict[str, str]:
@@ -192,6 +194,7 @@ def _verdict(found: _Analysis) -> dict[str, Any]:
         void_detail=found.void.detail if found.void else "",
         harmed=harmed,
         kind=inputs.kind,
+        spread=nondeterminism(result) if reason == "AA_DIFFERS" else None,
     )
     shown = code not in (INVALID, NO_INFERENCE)
     return {
@@ -219,8 +222,16 @@ def _code(found: _Analysis) -> tuple[str, str | None]:
         IDENTICAL_RUNS,
         NO_INFERENCE,
     ):
-        return NO_INFERENCE, "DEMONSTRATION"
+        return NO_INFERENCE, _without_inference(found)
+    if result.reason == "DEMONSTRATION":
+        return NO_INFERENCE, _without_inference(found)
     return result.verdict, result.reason
+
+
+def _without_inference(found: _Analysis) -> str:
+    """Return why nothing is concluded although there are scores: a demonstration, or an A/A that differs."""
+    differs = found.inputs.kind == "aa" and any(not pair.evidence.identical for pair in found.result.pairs)
+    return "AA_DIFFERS" if differs else "DEMONSTRATION"
 
 
 def _flags(found: _Analysis, code: str) -> list[str]:

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import numpy as np
+import scipy
+
 from app.domain.analysis_spec import AnalysisSpec
 from app.domain.report.inputs import ReportInputs
 from app.domain.report.numbers import difference_unit, exact
@@ -42,7 +45,8 @@ def methods_sentences(inputs: ReportInputs, result: ExperimentResult, design: De
         _looks(analysis),
         f"A failed run scores {exact(analysis.failure.floor)} and is never omitted; "
         f"a block lost to infrastructure is dropped {scope}.",
-        f"Resampling starts from analysis seed {analysis.analysis_seed}.",
+        f"Resampling starts from analysis seed {analysis.analysis_seed}; lockstep {inputs.code_version}, "
+        f"scipy {scipy.__version__}, numpy {np.__version__}.",
         _registered(inputs),
     ]
 

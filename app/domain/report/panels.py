@@ -48,6 +48,15 @@ def profile_panel(result: ExperimentResult, sign: float) -> dict[str, Any] | Non
     }
 
 
+def nondeterminism(result: ExperimentResult) -> dict[str, float | None] | None:
+    """Return the SD within blocks of identical arms against the SD between replicates, None below two blocks."""
+    if min(arm.values.size for arm in result.arms) < 2:
+        return None
+    blocks = np.column_stack([arm.values for arm in result.arms])
+    within, between = float(np.sqrt(blocks.var(axis=1, ddof=1).mean())), float(blocks.mean(axis=1).std(ddof=1))
+    return {"nondeterminism_sd": number(within), "seed_sd": number(between)}
+
+
 def sequential_panel(
     pair: PairResult | None, clock: Clock, design: Design, at: tuple[int, ...]
 ) -> dict[str, Any] | None:

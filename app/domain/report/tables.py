@@ -119,6 +119,11 @@ def companions_table(report: Report) -> TextTable:
         low, high = left["p_range"]
         flips = "some single block flips p <= alpha" if left["flips"] else "no single block flips p <= alpha"
         rows.append(("leave one block out", f"p from {plain(low, 2)} to {plain(high, 2)}; {flips}"))
+    for name, p in (report["omnibus"] or {}).items():
+        shown = (
+            f"p {p_text(p)}" if not isinstance(p, Mapping) else "; ".join(f"{k}: p {p_text(v)}" for k, v in p.items())
+        )
+        rows.append((f"all arms: {name.removesuffix('_p').replace('_', '-')}", shown))
     note = "Other methods on the same scores. They are printed for robustness and never change the verdict."
     return TextTable("Robustness", ("what", "result"), tuple(rows), note)
 
@@ -297,6 +302,7 @@ def fact_items(report: Report) -> list[tuple[str, str]]:
             "Analysis as registered",
             f"{'yes' if registration['as_registered'] else 'no'} ({registration['hash'][:12]})",
         ),
+        ("Blocks for 80 % power", _needed_text(report["more"])),
         ("Code", ", ".join(facts["code_revisions"]) or "not recorded"),
     ]
 
@@ -314,6 +320,13 @@ def span(ends: Sequence[float | None] | None) -> str:
 def p_cell(p: float | None) -> str:
     """Return a p value for a table cell, without the equals sign."""
     return p_text(p).removeprefix("= ")
+
+
+def _needed_text(more: Mapping[str, Any] | None) -> str:
+    if more is None:
+        return "cannot be estimated"
+    low, high = more["more"]
+    return f"about {more['N_plugin']} to {more['N_upper80']} in all, {low} to {high} more"
 
 
 def _difference_row(c: Mapping[str, Any]) -> tuple[str, ...]:

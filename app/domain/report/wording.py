@@ -6,7 +6,7 @@ chance; always units, n, interval and test.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 from app.domain.analysis_spec import AnalysisSpec
@@ -42,6 +42,7 @@ class VerdictFacts:
     void_detail: str
     harmed: tuple[str, ...] = ()
     kind: str = "ab"
+    spread: Mapping[str, float | None] | None = None
 
 
 def verdict_sentence(facts: VerdictFacts) -> str:
@@ -225,6 +226,12 @@ def _no_inference(facts: VerdictFacts) -> str:
         return "One replicate per arm: this compares two runs, not two configurations."
     if facts.reason == "NO_COMPLETE_BLOCKS":
         return "No complete block: there is nothing to compare."
+    if facts.reason == "AA_DIFFERS":
+        spread = facts.spread or {}
+        return (
+            f"Identical arms gave different scores: SD {plain(spread.get('nondeterminism_sd'))}{_unit(facts)} within "
+            f"blocks against {plain(spread.get('seed_sd'))}{_unit(facts)} between replicates."
+        )
     if facts.reason == "DEMONSTRATION":
         return "Demonstration: no inference was registered, so no verdict is offered."
     if facts.reason == "LOOK_NOT_REACHED":

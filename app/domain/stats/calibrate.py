@@ -97,6 +97,20 @@ def rerandomised(
     return draw
 
 
+def by_device_slot(
+    values: Sequence[float | None], statuses: Sequence[str], slots: Sequence[str], direction: str = "max"
+) -> list[ArmScores]:
+    """Return replicates of one configuration (different seeds) labelled as arms by their device slot.
+
+    Mode 4: analyse them unpaired; a difference is an effect of the device.
+    """
+    arms = []
+    for slot in sorted(set(slots)):
+        own = [i for i, name in enumerate(slots) if name == slot]
+        arms.append(arm_scores(slot, [values[i] for i in own], [statuses[i] for i in own], direction))
+    return arms
+
+
 @dataclass(frozen=True)
 class Simulation:
     """Synthetic scores: unit-variance normal around arm means, correlated within blocks, some failing."""

@@ -143,9 +143,20 @@ def test_verdict_aa_identical_for_any_number_of_replicates(blocks: int) -> None:
     assert "A/A" in found["sentence"]
 
 
-def test_verdict_aa_that_differs_is_not_interpreted() -> None:
-    found = verdict({"a": BETTER, "b": WORSE}, kind="aa")
-    assert (found["code"], found["reason"], found["winner"]) == ("NO_INFERENCE", "DEMONSTRATION", None)
+def test_verdict_aa_that_differs_reports_nondeterminism_against_seed_spread() -> None:
+    found = verdict({"a": BETTER, "b": [x + 0.1 for x in BETTER if isinstance(x, float)]}, kind="aa")
+    assert (found["code"], found["reason"], found["winner"]) == ("NO_INFERENCE", "AA_DIFFERS", None)
+    assert found["sentence"] == (
+        "Identical arms gave different scores: SD 0.0707 pp within blocks against 2.01 pp between replicates."
+    )
+
+
+def test_more_replicates_never_follow_from_the_observed_effect() -> None:
+    noise = [3.0, -4.0, 2.0, -1.0, 5.0, -5.0]
+    small = build(make_inputs({"a": [60 + e for e in noise], "b": [60.0] * 6}))
+    large = build(make_inputs({"a": [63 + e for e in noise], "b": [60.0] * 6}))
+    assert small["verdict"]["code"] == large["verdict"]["code"] == "INCONCLUSIVE"
+    assert small["more"] == large["more"]
 
 
 def test_verdict_tie_at_top_names_the_tied_arms() -> None:

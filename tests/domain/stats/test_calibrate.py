@@ -10,11 +10,13 @@ from app.domain.stats.calibrate import (
     Target,
     attained_rate,
     binomial_band,
+    by_device_slot,
     calibrate,
     rerandomised,
     standard_suite,
 )
 from app.domain.stats.design import Design
+from app.domain.stats.experiment import analyse
 from app.domain.stats.scores import ArmScores, arm_scores
 
 
@@ -89,3 +91,12 @@ def test_simulation_pairs_share_their_block_and_some_fail() -> None:
     arms = Simulation((0.0, 0.0), 4_000, rho=0.5, failure_rate=0.2).draw(np.random.default_rng(0))
     assert np.corrcoef(arms[0].values, arms[1].values)[0, 1] == pytest.approx(0.5, abs=0.06) or arms[0].failed.any()
     assert arms[0].failed.mean() == pytest.approx(0.2, abs=0.03)
+
+
+def test_by_device_slot_a_device_that_shifts_scores_is_found() -> None:
+    rng = np.random.default_rng(0)
+    slots = [f"gpu{i % 2}" for i in range(16)]
+    scores: list[float | None] = [float(rng.normal() + (4 if slot == "gpu1" else 0)) for slot in slots]
+    arms = by_device_slot(scores, ["ok"] * 16, slots)
+    assert [arm.label for arm in arms] == ["gpu0", "gpu1"]
+    assert analyse(arms, Design(paired=False, sesoi=1.0, floor=-99.0)).winner == "gpu1"
