@@ -131,7 +131,7 @@ def legality(table: SlotTable, gates: Gates, rules: Rules) -> Legality:
     alpha_target[:, Op.SET_ALPHA_TARGET] = ~same
     slot = np.zeros((num_envs, _NUM_OPS, num_slots), dtype=bool)
     slot[:, Op.GERMINATE] = _may_germinate(table, rules, blueprint)
-    slot[:, Op.ADVANCE] = gates.advance
+    slot[:, Op.ADVANCE] = gates.advance(rules.config.auto_advance)
     slot[:, Op.FOSSILIZE] = gates.fossilize
     hold = table.alpha.mode == Ramp.HOLD
     prunable = table.is_in(Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)

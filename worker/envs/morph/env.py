@@ -23,6 +23,7 @@ from worker.envs.morph import config as configs
 from worker.envs.morph.config import EnvConfig
 from worker.envs.morph.data import Items, TrainingData
 from worker.envs.morph.engine import Engine, Job, Outcome
+from worker.envs.morph.episode import number_or_none
 from worker.envs.morph.hosts import Pass
 from worker.envs.morph.observe import Observer, View, obs_spec
 from worker.envs.morph.purse import Purse, RewardFunction
@@ -185,6 +186,8 @@ class MorphEnvs:
             )
 
     def _new_run(self, spec: RunEnv, reward: RewardFunction, xeval: Mapping[str, RewardFunction]) -> RunState:
+        if spec.policy == "static_matched" and not spec.static_set:
+            raise ValueError(f"run {spec.label}: policy static_matched needs static_set {{slot: blueprint}}")
         shape = static_shape(self.config, spec.static_set) if spec.policy == "static_wide" else None
         world = World(self.config, self.num_envs, self.streams, self.device, shape)
         others = {name: Purse(function) for name, function in xeval.items()}
@@ -287,8 +290,8 @@ class MorphEnvs:
             env,
             "governor_rollback",
             reason=verdict.panic,
-            loss=measured.loss,
-            threshold=verdict.threshold,
+            loss=number_or_none(measured.loss),
+            threshold=number_or_none(verdict.threshold),
             streak=world.governors[env].streak,
             op_before=turn.executed[env].name,
             death_pay=turn.run.purse.function.death_pay,

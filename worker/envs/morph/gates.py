@@ -5,6 +5,7 @@ An unmeasured gate fails. Axes: E environments, S slots.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -34,10 +35,12 @@ class Gates:
     g3: BoolArray
     fossilize: BoolArray
 
-    @property
-    def advance(self) -> BoolArray:
-        """Return where ADVANCE passes."""
-        return self.g1 | self.g2 | self.g3
+    def advance(self, automatic: Sequence[str] = ()) -> BoolArray:
+        """Return where ADVANCE passes, leaving out the gates (g1, g2, g3) that advance by themselves."""
+        by_name = {"g1": self.g1, "g2": self.g2, "g3": self.g3}
+        manual = [verdict for name, verdict in by_name.items() if name not in automatic]
+        passes: BoolArray = np.logical_or.reduce([np.zeros_like(self.g1), *manual])
+        return passes
 
 
 def evaluate(table: SlotTable, tracker: Tracker, config: EnvConfig) -> Gates:

@@ -54,6 +54,8 @@ def episode_row(run: RunState, env: int, phase: Phase, wall_seconds: float, test
         **_fossils(world, final),
     }
     penalty = float(run.purse.penalties[env]) if account.rollback else None
+    if world.device.type != "cpu":
+        row["device_seconds"] = None
     row |= account.returns(run.purse.earned(env), penalty)
     if run.xeval:
         row["xeval"] = {name: purse.total(env) for name, purse in run.xeval.items()}
@@ -92,7 +94,7 @@ def _fossils(world: World, final: Measured) -> dict[str, Any]:
     return {
         "contribution_fossils": total,
         "contribution_fossils_se": spread,
-        "positive_fossils": surely if fossils else None,
+        "positive_fossils": surely,
         "shapley": None if not plan.shapley else _shapley(world, final),
     }
 

@@ -24,7 +24,7 @@ from worker.envs.morph.blend import Operator
 from worker.envs.morph.blueprints import NAMES, blueprint_id
 from worker.envs.morph.config import EnvConfig
 from worker.envs.morph.context import SlotState
-from worker.envs.morph.episode import Account
+from worker.envs.morph.episode import Account, number_or_none
 from worker.envs.morph.governor import Governor
 from worker.envs.morph.lifecycle import SlotTable
 from worker.envs.morph.network import Network, SlotPlan, StepPlan
@@ -34,6 +34,12 @@ from worker.envs.morph.tasks import HostShape, SlotSpec, action_order
 from worker.envs.morph.tracker import Tracker
 from worker.envs.morph.validate import Validator, ValPlan
 
+#: Gate that a change of stage has passed.
+_PASSED = {
+    (Stage.GERMINATED, Stage.TRAINING): "g1",
+    (Stage.TRAINING, Stage.BLENDING): "g2",
+    (Stage.BLENDING, Stage.HOLDING): "g3",
+}
 _BLENDED = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
 #: Rows that one validation pass may hold at a time: images, or windows of a language model.
 _MAX_ROWS = {"cnn": 16_384, "lm": 256}
@@ -180,7 +186,7 @@ class World:
         """Prune a graft: slot state, measurements, module and optimiser state leave together."""
         if self.table.stage[env, slot] == Stage.TRAINING:
             self.accounts[env].dwell_training.append(int(self.table.epochs_in_stage[env, slot]))
-        self._event(env, "graft_pruned", slot, reason=cause, stage=self._stage_name(env, slot))
+        self._event(env, "graft_pruned", slot, reason=cause, **{"from": self._stage_name(env, slot)})
         self.table.prune(env, slot)
         self.tracker.forget(env, slot)
         self.networks[env].remove(slot)
@@ -257,7 +263,7 @@ class World:
         self.table.tempo[where] = self.config.pace.tempos[action.tempo]
         self.table.birth_target[where] = ALPHA_TARGETS[action.alpha_target]
         self.table.birth_curve[where] = curve
-        self._event(env, "graft_germinated", action.slot, style=STYLES[action.style][0])
+        self._event(env, "graft_germinated", action.slot, gate="g0", style=STYLES[action.style][0])
 
     def _install(self, env: int, slot: int, blueprint: int) -> None:
         """Grow a static graft: fossilised at alpha 1 from the first epoch, trained jointly."""
@@ -307,13 +313,13 @@ class World:
     def _fossilize(self, env: int, slot: int) -> None:
         self.accounts[env].time_to_fossil.append(int(self.table.age[env, slot]))
         self.table.move(env, slot, Stage.FOSSILIZED)
-        gain = float(self.tracker.accuracy_gain[env, slot])
-        self._event(env, "graft_fossilized", slot, c=gain, cf=float(self.tracker.cf[env]))
+        self._event(env, "graft_fossilized", slot, reason="policy", gate="g5")
 
     def _move(self, env: int, slot: int, to: Stage, reason: str) -> None:
-        before = self._stage_name(env, slot)
+        before = Stage(int(self.table.stage[env, slot]))
         self.table.move(env, slot, to)
-        self._event(env, "graft_stage_changed", slot, reason=reason, **{"from": before, "to": to.name})
+        change = {"from": before.name, "to": to.name, "gate": _PASSED.get((before, to))}
+        self._event(env, "graft_stage_changed", slot, reason=reason, **change)
 
     def _stage_name(self, env: int, slot: int) -> str:
         return Stage(int(self.table.stage[env, slot])).name
@@ -326,6 +332,8 @@ class World:
             slot=self.slots[slot].id,
             blueprint=NAMES[int(self.table.blueprint[where])],
             params=int(self.table.params[where]),
+            c=number_or_none(self.tracker.accuracy_gain[where]),
+            cf=number_or_none(self.tracker.cf[env]),
             **payload,
         )
 

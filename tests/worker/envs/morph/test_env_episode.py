@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from tests.worker.envs.morph.factories import (
     CPU,
@@ -256,6 +257,7 @@ def test_auto_advance_takes_the_step_at_which_advance_would_be_legal() -> None:
     stages = []
     for _ in range(4):
         assert not envs.runs[0].legal.op[0, Op.FOSSILIZE]
+        assert not envs.runs[0].legal.op[0, Op.ADVANCE]
         play(envs, row(envs))
         stages.append(int(envs.runs[0].world.table.stage[0, 0]))
     assert stages == [3, 3, 4, 6]
@@ -297,3 +299,72 @@ def test_runs_and_rewards_must_match_in_number() -> None:
     run = RunEnv("a", "a", "ppo", None, 0.995)
     with pytest.raises(ValueError, match="1 runs need as many rewards"):
         make_envs(spec(), [run], replicate_seed=1, device=CPU, num_envs=1, phase="train", rewards=[])
+
+
+def test_automatic_advance_leaves_the_other_gates_to_the_policy() -> None:
+    envs = make(tiny(horizon=10, auto_advance=("g1",)))
+    envs.begin_round(0)
+    play(envs, germinate(envs, 0))
+    assert not envs.runs[0].legal.op[0, Op.ADVANCE]
+    for _ in range(2):
+        play(envs, row(envs))
+    assert envs.runs[0].legal.slot[0, Op.ADVANCE].tolist() == [True, False]
+
+
+# defect 25
+def test_graft_without_effect_never_passes_a_strict_gate() -> None:
+    envs = make(tiny(horizon=12, gates="strict"))
+    envs.begin_round(0)
+    envs.runs[0].world.networks[0]._graft_step.lr.zero_()
+    play(envs, germinate(envs, 0))
+    play(envs, row(envs, Op.ADVANCE, 0))
+    for _ in range(8):
+        play(envs, row(envs))
+        assert float(envs.runs[0].world.tracker.prospective[0, 0]) == 0.0
+        assert not envs.runs[0].legal.op[0, Op.ADVANCE]
+
+
+def test_vetoed_fossilize_is_executed_as_wait_and_reported() -> None:
+    envs = make(tiny(horizon=10))
+    envs.begin_round(0)
+    script = [germinate(envs, 0), row(envs, Op.ADVANCE, 0), row(envs), row(envs, Op.ADVANCE, 0)]
+    for action in [*script, row(envs, Op.ADVANCE, 0)]:
+        play(envs, action)
+    envs.runs[0].world.governors[0].streak = 1
+    result = play(envs, row(envs, Op.FOSSILIZE, 0))
+    assert result.observation.features[0, 18:25].tolist() == [0.0, 1.0, *[0.0] * 5]
+    for _ in range(4):
+        play(envs, row(envs))
+    values = envs.pop_episodes(0)[0].values
+    assert (values["n_vetoed"], values["n_fossilized"], values["grafts_live"]) == (1, 0, 1)
+
+
+class _Synchronisations(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Counts the operators that read a tensor's value on the host."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.found: list[str] = []
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func.overloadpacket.__name__ in ("_local_scalar_dense", "nonzero", "is_nonzero", "equal"):
+            self.found.append(str(func))
+        return func(*args, **(kwargs or {}))
+
+
+def test_training_and_validation_read_nothing_back_before_their_one_copy() -> None:
+    envs = make(tiny(horizon=8))
+    envs.begin_round(0)
+    live(envs)
+    play(envs, germinate(envs, 1))
+    play(envs, row(envs, Op.ADVANCE, 1))
+    job = envs._job(envs.runs[0].world, 0, envs._epoch(0, 0), last=True)
+    with _Synchronisations() as seen:
+        packed = envs.engine._issue(job, envs.data.val)
+    assert seen.found == []
+    assert packed.ndim == 1
+
+
+def test_static_matched_without_a_set_is_refused() -> None:
+    with pytest.raises(ValueError, match="static_matched needs static_set"):
+        make(tiny(), policies=["static_matched"])

@@ -109,7 +109,7 @@ def state(stage: Stage, **measured: float) -> tuple[SlotTable, Tracker]:
 
 def verdict(config: EnvConfig, table: SlotTable, tracker: Tracker) -> bool:
     found = gates.evaluate(table, tracker, config)
-    return bool((found.advance | found.fossilize)[0, 0])
+    return bool((found.advance() | found.fossilize)[0, 0])
 
 
 @pytest.mark.parametrize(("measured", "passes"), [
