@@ -55,9 +55,7 @@ def block(
         for i, arm in enumerate(resolved.arms)
         if only is None or i in only
     )
-    modes = tuple(
-        (arm.reward_mode, arm.config["reward"], float(arm.config["ppo"]["gamma"])) for arm in resolved.arms
-    )
+    modes = tuple((arm.reward_mode, arm.config["reward"], float(arm.config["ppo"]["gamma"])) for arm in resolved.arms)
     return BlockPlan(
         experiment_id="exp",
         block_id="blk",

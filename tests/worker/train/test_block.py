@@ -37,9 +37,7 @@ def test_equal_arms_give_bit_equal_runs(base: dict[str, Any]) -> None:
     records = train(block(base, AA))
     assert digests(records, "run-A") == digests(records, "run-B")
     a, b = records[-1].runs
-    assert {
-        k: v for k, v in a.metrics.items() if not k.startswith("sys/") and "seconds" not in k
-    } == pytest.approx(
+    assert {k: v for k, v in a.metrics.items() if not k.startswith("sys/") and "seconds" not in k} == pytest.approx(
         {k: v for k, v in b.metrics.items() if not k.startswith("sys/") and "seconds" not in k},
         abs=0,
         nan_ok=True,
@@ -184,9 +182,7 @@ def test_a_diverged_run_ends_alone(cause: str) -> None:
     assert ends[-1] is not None
     assert ends[:-1] == [None] * (len(ends) - 1)
     assert len(ends) < 5
-    assert digests(records, "run-A") == digests(
-        train(block(GYM, arms, only=(0,), budget={"rounds": 5})), "run-A"
-    )
+    assert digests(records, "run-A") == digests(train(block(GYM, arms, only=(0,), budget={"rounds": 5})), "run-A")
 
 
 class _InfiniteReward:

@@ -48,8 +48,7 @@ def told(records: list[RoundRecord]) -> str:
         for run in record.runs:
             metrics = {k: v for k, v in run.metrics.items() if not k.startswith(_CLOCKS)}
             episodes = [
-                {k: v for k, v in row.items() if k not in _CLOCK_COLUMNS}
-                for row in run.episodes + run.eval_episodes
+                {k: v for k, v in row.items() if k not in _CLOCK_COLUMNS} for row in run.episodes + run.eval_episodes
             ]
             rows.append([record.round, run.run_id, run.digest, metrics, episodes, record.update_order])
     return json.dumps(rows, sort_keys=True, default=str)
@@ -166,9 +165,7 @@ def test_a_process_killed_while_saving_leaves_a_loadable_checkpoint(kills: int, 
 
 
 @pytest.mark.parametrize("base", [pytest.param(GYM, id="gym"), pytest.param(MORPH, id="morph")])
-def test_saved_policies_stand_alone_and_reach_the_recorded_score(
-    base: dict[str, Any], tmp_path: Path
-) -> None:
+def test_saved_policies_stand_alone_and_reach_the_recorded_score(base: dict[str, Any], tmp_path: Path) -> None:
     plan = block(base, arms_of(base), obs_norm={"enabled": True})
     held = trainer(plan)
     final = list(held.rounds(0))[-1]

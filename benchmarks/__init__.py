@@ -1,0 +1,1 @@
+"""Programs that measure: run with ``python -m benchmarks.<name>``."""

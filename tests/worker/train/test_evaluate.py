@@ -1,0 +1,86 @@
+"""Frozen evaluation: same episodes every time, nothing moves, cross-scores, twin, modes (training.md 4)."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from tests.worker.train.cases import GYM, GYM_ARMS, MORPH, MORPH_ARMS, block, policy_bits, train, trainer
+from worker.train.environments import cross_rewards
+from worker.train.evaluate import mean
+from worker.train.runs import TrainedRun
+
+
+def test_evaluating_twice_gives_the_same_and_moves_nothing() -> None:
+    held = trainer(block(GYM, GYM_ARMS, obs_norm={"enabled": True}))
+    list(held.rounds(0))
+    run = held.runs[0]
+    assert isinstance(run, TrainedRun)
+    before = {k: v.clone() for k, v in run.learner.state_dict().items()}
+    bits = policy_bits(held)
+    first, second = (held.evaluator.evaluate(held.runs, 2) for _ in range(2))
+    assert first["run-A"].metrics == second["run-A"].metrics
+    assert policy_bits(held) == bits
+    assert all(torch.equal(before[k], v) for k, v in run.learner.state_dict().items())
+
+
+def test_evaluation_happens_when_due_and_after_the_last_round() -> None:
+    records = train(block(GYM, GYM_ARMS, budget={"rounds": 5}, eval={"every_rounds": 2}))
+    evaluated = [r.round for r in records if "eval/native_return_mean" in r.runs[0].metrics]
+    assert evaluated == [1, 3, 4]
+    assert [len(r.runs[0].eval_episodes) for r in records] == [0, 2, 0, 2, 2]
+
+
+def test_both_modes_report_greedy_as_primary_and_sampling_beside_it() -> None:
+    records = train(block(GYM, GYM_ARMS, eval={"mode": "both"}))
+    last = records[-1].runs[0]
+    assert math.isfinite(last.metrics["eval/stochastic_native_return_mean"])
+    assert [row["mode"] for row in last.eval_episodes] == ["greedy", "greedy", "sample", "sample"]
+    greedy = mean([row["native_return"] for row in last.eval_episodes[:2]])
+    assert last.metrics["eval/native_return_mean"] == greedy
+
+
+def test_cross_evaluation_scores_every_arm_under_every_mode() -> None:
+    plan = block(MORPH, MORPH_ARMS, eval={"xeval_modes": ["sparse"]})
+    last = train(plan)[-1]
+    for run, own in zip(last.runs, ("shaped", "simplified"), strict=True):
+        scores = {k: v for k, v in run.metrics.items() if k.startswith("xeval/")}
+        assert set(scores) == {"xeval/return_shaped", "xeval/return_simplified", "xeval/return_sparse"}
+        assert scores[f"xeval/return_{own}"] == pytest.approx(run.metrics["eval/return_mean"], abs=1e-6)
+        for name in ("shaped", "simplified", "sparse"):
+            rows = [row["xeval"][name] for row in run.eval_episodes]
+            assert run.metrics[f"xeval/return_{name}"] == pytest.approx(sum(rows) / len(rows))
+        assert all(row["split"] == "test" for row in run.eval_episodes)
+
+
+def test_equal_reward_functions_are_scored_once_and_variants_are_told_apart() -> None:
+    arms = [{"label": "A"}, {"label": "B", "overrides": {"ppo.lr": 1e-4}}]
+    assert set(cross_rewards(block(MORPH, arms))) == {"shaped"}
+    arms = [{"label": "A"}, {"label": "B", "overrides": {"reward.rent_weight": 1.0}}]
+    names = set(cross_rewards(block(MORPH, arms)))
+    assert len(names) == 2
+    assert all(name.startswith("shaped_") for name in names)
+
+
+def test_gain_over_twin_of_a_policy_that_only_waits_is_zero() -> None:
+    last = train(block(MORPH, [{"label": "A"}, {"label": "B", "policy": "noop"}]))[-1]
+    assert last.runs[1].metrics["eval/gain_over_twin"] == 0.0
+    assert last.runs[1].metrics["eval/param_ratio"] == 1.0
+
+
+def test_evaluation_episodes_are_equal_for_all_arms_and_differ_between_replicates() -> None:
+    keys = []
+    for seed in (321, 322):
+        last = train(block(GYM, GYM_ARMS, seed=seed))[-1]
+        rows = [[row["host_seed_key"] for row in run.eval_episodes] for run in last.runs]
+        assert rows[0] == rows[1]
+        keys.append(rows[0])
+    assert not set(keys[0]) & set(keys[1])
+
+
+def test_mean_of_a_missing_value_is_not_a_number() -> None:
+    assert mean([1.0, 3.0]) == 2.0
+    assert math.isnan(mean([1.0, None]))
+    assert math.isnan(mean([]))
