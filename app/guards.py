@@ -38,6 +38,7 @@ class Envelope:
         self.app = app
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve one request or socket with an id and safe headers."""
         if scope["type"] == "lifespan":
             await self.app(scope, receive, send)
             return
@@ -72,6 +73,7 @@ class HostGuard:
         self._loopback = not settings.allowed_hosts or is_loopback(settings.bind)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve it, or refuse its Host."""
         if scope["type"] == "lifespan" or self._is_allowed(Headers(scope=scope).get("host", "")):
             await self.app(scope, receive, send)
             return
@@ -95,6 +97,7 @@ class BodyLimit:
         self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Read, bound and inflate the body, then serve."""
         if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS", "DELETE"):
             await self.app(scope, receive, send)
             return

@@ -47,7 +47,7 @@ FAST = {
 
 
 @pytest.hookimpl(hookwrapper=True)
-def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:  # noqa: ARG001
+def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) -> Iterator[None]:
     """Turn a skip into a failure where skips are forbidden."""
     outcome = yield
     report = outcome.get_result()  # type: ignore[attr-defined]
@@ -201,9 +201,7 @@ def server(make_server: Callable[..., LiveServer], database_url: str) -> LiveSer
 
 
 @pytest.fixture
-def sqlite_server(
-    make_server: Callable[..., LiveServer], sqlite_template: Path, tmp_path: Path
-) -> LiveServer:
+def sqlite_server(make_server: Callable[..., LiveServer], sqlite_template: Path, tmp_path: Path) -> LiveServer:
     """A live server on SQLite only."""
     path = tmp_path / "lockstep.db"
     shutil.copy(sqlite_template, path)

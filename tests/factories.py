@@ -40,7 +40,9 @@ def submit(ctx: Context, spec: Mapping[str, Any] | None = None, actor: Actor = L
 class SimulatedWorker:
     """A worker without a trainer: speaks the protocol through the use cases."""
 
-    def __init__(self, ctx: Context, name: str = "w0", *, kind: str = "cpu", device_class: str = "cpu", **given: Any) -> None:
+    def __init__(
+        self, ctx: Context, name: str = "w0", *, kind: Any = "cpu", device_class: str = "cpu", **given: Any
+    ) -> None:
         self.ctx = ctx
         self.name = name
         self.incarnation = f"{name}-1"
@@ -68,9 +70,7 @@ class SimulatedWorker:
         """Send a heartbeat."""
         reports = []
         if self.assignment is not None:
-            reports = [
-                p.Progress(assignment_id=self.assignment.assignment_id, lease=self.assignment.lease, **progress)
-            ]
+            reports = [p.Progress(assignment_id=self.assignment.assignment_id, lease=self.assignment.lease, **progress)]
         beat = p.HeartbeatRequest(incarnation=self.incarnation, state=state, progress=reports)
         return worker_calls.heartbeat(self.ctx, self.worker_id, beat)
 
@@ -98,9 +98,7 @@ class SimulatedWorker:
         request = p.RoundRequest(runs=runs, update_order=[0, 1], seconds=0.1)
         return shares.put_round(self.ctx, held.assignment_id, held.lease, index, request)
 
-    def _round(
-        self, run: p.AssignedRun, index: int, flavour: str, diverged: Sequence[str], **given: Any
-    ) -> p.RunRound:
+    def _round(self, run: p.AssignedRun, index: int, flavour: str, diverged: Sequence[str], **given: Any) -> p.RunRound:
         value = float(int(hashlib.sha256(f"{run.arm}{self.held.replicate}{index}".encode()).hexdigest()[:4], 16))
         metrics: dict[str, float | None] = {"eval/accuracy": value / 1000, "train/return_mean": value}
         first = (index - self.held.resume_round) * len(metrics) + 1

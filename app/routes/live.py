@@ -79,10 +79,8 @@ def _admit(socket: WebSocket, ctx: Context, experiment_id: str, ticket: str | No
     if "token" in socket.query_params:
         raise _CloseError(NOT_AUTHENTICATED, "a token in a URL is refused; use a ticket or a header")
     try:
-        if ticket is not None:
-            actor = tokens.use_ticket(ctx, ticket, experiment_id, "-")
-        else:
-            actor = authenticate(socket, ctx)
+        used = ticket is not None
+        actor = tokens.use_ticket(ctx, ticket or "", experiment_id, "-") if used else authenticate(socket, ctx)
         tokens.require(actor, "read")
         with ctx.store.read() as session:
             steering.existing(session, experiment_id)

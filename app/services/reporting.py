@@ -7,6 +7,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib.metadata import version as package_version
+from itertools import pairwise
 from statistics import fmean, pstdev, stdev
 from typing import Any
 
@@ -124,7 +125,7 @@ def _gather(session: Session, experiment: Record, analysis: AnalysisSpec, ended:
     wanted = set(ended.values())
     runs = [run for run in experiments.runs(session, experiment.id) if run.block_id in wanted]
     values: dict[tuple[str, str], dict[int, float]] = {}
-    for row in points.last_values(session, experiment.id, _metric_names(session, experiment, analysis)):
+    for row in points.last_values(session, experiment.id, _metric_names(analysis)):
         values.setdefault((row.run_id, row.name), {})[row.round] = from_column(row.value, row.kind)
     ids = {run.no for run in runs}
     return _Gathered(
@@ -137,7 +138,7 @@ def _gather(session: Session, experiment: Record, analysis: AnalysisSpec, ended:
     )
 
 
-def _metric_names(session: Session, experiment: Record, analysis: AnalysisSpec) -> list[str]:
+def _metric_names(analysis: AnalysisSpec) -> list[str]:
     names = {analysis.primary.metric, *(item.metric for item in analysis.secondary)}
     names |= {item.metric for item in analysis.guardrails}
     if analysis.curve is not None:
@@ -183,8 +184,7 @@ def score_of(curve: Mapping[int, float], aggregate: str, rounds: int) -> float |
         return None
     if len(steps) == 1:
         return curve[steps[0]]
-    pairs = zip(steps[:-1], steps[1:], strict=True)
-    area = sum((right - left) * (curve[left] + curve[right]) / 2 for left, right in pairs)
+    area = sum((right - left) * (curve[left] + curve[right]) / 2 for left, right in pairwise(steps))
     return area / (steps[-1] - steps[0])
 
 

@@ -133,7 +133,12 @@ class Simulation:
 
 
 def standard_suite(repetitions: int, seed: int = 0, scores: Sequence[float] | None = None) -> list[Calibration]:
-    """Run modes 2 and 3: re-randomisation (K = 2, n = 10; K = 4, n = 6) and the simulated designs.
+    """Run modes 2 and 3 with the same number of repetitions; see the two suites."""
+    return [*rerandomised_suite(repetitions, seed, scores), *simulated_suite(repetitions, seed)]
+
+
+def rerandomised_suite(repetitions: int, seed: int = 0, scores: Sequence[float] | None = None) -> list[Calibration]:
+    """Run mode 2: K = 2, n = 10 under three tests, and K = 4, n = 6.
 
     ``scores``: at least 24 replicates of one configuration; default: a normal sample.
     """
@@ -149,15 +154,19 @@ def standard_suite(repetitions: int, seed: int = 0, scores: Sequence[float] | No
         design = Design(paired=paired, estimand=estimand, sesoi=1.0, floor=-10.0)
         target = Target(f"re-randomised, two pseudo-arms, {name}", attained_rate(design, 10))
         found.append(calibrate(rerandomised(values[:20], ok[:20], 2), design, target, repetitions, rng))
-    # the winner rule reads no adjusted p, so the table's cheapest adjustment will do
-    design = Design(estimand="shift", sesoi=1.0, floor=-10.0, adjust="holm")
     several = Target("re-randomised, four pseudo-arms", SEVERAL_EQUAL_RATE, upper_only=True)
-    found.append(calibrate(rerandomised(values[:24], ok[:24], 4), design, several, repetitions, rng))
-    for target, simulation in _SIMULATIONS:
-        found.append(calibrate(simulation.draw, design, target, repetitions, rng))
+    found.append(calibrate(rerandomised(values[:24], ok[:24], 4), _WINNER_DESIGN, several, repetitions, rng))
     return found
 
 
+def simulated_suite(repetitions: int, seed: int = 0) -> list[Calibration]:
+    """Run mode 3: normal scores, rho = .5, 20 % failures, tied best arms."""
+    rng = np.random.Generator(np.random.Philox(key=seed + 1))
+    return [calibrate(s.draw, _WINNER_DESIGN, target, repetitions, rng) for target, s in _SIMULATIONS]
+
+
+# the winner rule reads no adjusted p, so the table's cheapest adjustment will do
+_WINNER_DESIGN = Design(estimand="shift", sesoi=1.0, floor=-10.0, adjust="holm")
 _SIGNED_RANK_10 = 0.048828125
 _SIMULATIONS = (
     (Target("normal, independent", _SIGNED_RANK_10), Simulation((0.0, 0.0), 10)),

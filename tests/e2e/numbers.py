@@ -1,0 +1,36 @@
+"""The numbers of an experiment in a form that two runs of it can be compared by, bit for bit."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from app.client import Client
+from app.services.context import Context
+from app.store import points, results
+
+#: Measured on a clock, hence never equal.
+CLOCKED = ("sys/", "ppo/update_seconds")
+
+
+def numbers_of(client: Client, ctx: Context, experiment_id: str) -> dict[tuple[str, int], Any]:
+    """Return {(arm, replicate): (digests by round, metrics by name and round)} of the rounds that count."""
+    runs = {run["id"]: (run["group_id"], run["replicate"]) for run in client.runs(experiment_id)}
+    found: dict[tuple[str, int], Any] = {key: ({}, {}) for key in runs.values()}
+    with ctx.store.read() as session:
+        for row in results.rounds(session, experiment_id):
+            digests = found[runs[row.run_id]][0]
+            assert row.round not in digests, "a round counts twice"
+            digests[row.round] = row.digest
+        names = sorted({name for run_id in runs for name in client.call("GET", f"runs/{run_id}")["metrics"]})
+        wanted = [name for name in names if not name.startswith(CLOCKED)]
+        for row in points.last_values(session, experiment_id, wanted):
+            metrics = found[runs[row.run_id]][1]
+            assert (row.name, row.round) not in metrics, "a metric counts twice"
+            metrics[row.name, row.round] = (row.value, row.kind)
+    return found
+
+
+def scores_of(client: Client, experiment_id: str, metric: str = "eval/accuracy") -> dict[tuple[str, int], float]:
+    """Return {(arm, replicate): final value of a metric}."""
+    series = client.series(experiment_id, [metric], x="round")["series"]
+    return {(item["group_id"], item["replicate"]): item["last"][-1] for item in series if item["last"]}

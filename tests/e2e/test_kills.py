@@ -1,0 +1,75 @@
+"""kill -9 in mid-block: the experiment completes and every number equals an undisturbed run's."""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from app.client import Client
+from tests.conftest import LiveServer, WorkerProcess, wait_until
+from tests.e2e.following import follow
+from tests.e2e.numbers import numbers_of
+from tests.factories import tiny_spec
+from worker.supervisor import descendants
+
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("training")]
+ROUNDS = 6
+
+
+def child_of(worker: WorkerProcess) -> int | None:
+    """Return the pid of the training child of a supervisor."""
+    for pid in descendants(worker.process.pid):
+        command = Path(f"/proc/{pid}/cmdline").read_bytes()
+        if b"worker.child" in command:
+            return pid
+    return None
+
+
+def rounds_done(client: Client, experiment_id: str) -> int:
+    return min(int(run["rounds_done"]) for run in client.runs(experiment_id))
+
+
+def test_kill_of_child_and_supervisor_loses_doubles_and_mixes_no_round(
+    sqlite_server: LiveServer, start_worker: Callable[..., WorkerProcess]
+) -> None:
+    url = sqlite_server.url
+    spec = tiny_spec(budget={"rounds": ROUNDS}, eval={"every_rounds": 3}, env={"horizon": 12})
+    with Client(url) as client:
+        worker = start_worker(url)
+        quiet = client.submit(spec)["id"]
+        follow(url, quiet)
+        disturbed = client.submit(spec)["id"]
+        wait_until(lambda: rounds_done(client, disturbed) >= 1, what="the first round")
+        pid = child_of(worker)
+        assert pid is not None
+        os.kill(pid, signal.SIGKILL)
+        wait_until(lambda: client.runs(disturbed)[0]["resumed"] == 1, what="the resume after the child's death")
+        resumed_at = rounds_done(client, disturbed)
+        assert resumed_at >= 1
+        wait_until(lambda: rounds_done(client, disturbed) > resumed_at, what="a round after the resume")
+        worker.process.send_signal(signal.SIGKILL)
+        worker.process.wait()
+        start_worker(url)
+        frames = follow(url, disturbed)
+        runs = client.runs(disturbed)
+        assert frames[-1]["status"] == "succeeded"
+        assert [run["resumed"] for run in runs] == [2, 2]
+        assert numbers_of(client, sqlite_server.ctx, disturbed) == numbers_of(client, sqlite_server.ctx, quiet)
+        digests = numbers_of(client, sqlite_server.ctx, disturbed)["A", 0][0]
+        assert sorted(digests) == list(range(ROUNDS))
+
+
+def test_no_training_process_outlives_a_killed_supervisor(
+    sqlite_server: LiveServer, start_worker: Callable[..., WorkerProcess]
+) -> None:
+    with Client(sqlite_server.url) as client:
+        worker = start_worker(sqlite_server.url)
+        client.submit(tiny_spec(budget={"rounds": 50}))
+        pid = wait_until(lambda: child_of(worker), what="the child")
+        worker.process.kill()
+        worker.process.wait()
+        wait_until(lambda: not Path(f"/proc/{pid}").exists(), timeout=10, what="the end of the child")
