@@ -20,7 +20,7 @@ from worker.envs.morph.hosts import EVAL
 from worker.envs.morph.network import Network
 from worker.envs.morph.validate import Measured, Validator, ValPlan, decode
 
-ALPHAS = (1.0, 0.5, 0.3, 0.8, 0.7)
+ALPHAS = (1.0, 0.5, 0.3, 0.8, 0.7, 0.6)
 
 
 def garden(slots: tuple[str, ...], dtype: torch.dtype, config: EnvConfig | None = None) -> Network:
@@ -199,9 +199,8 @@ def test_missing_mask_raises_instead_of_being_invented() -> None:
         ablation.contrasts(2, (0, 1, 3), False)
 
 
-def test_five_grafts_are_measured_through_the_network() -> None:
-    config = EnvConfig.for_task("digits_tiny", slots=SLOTS)
-    net = garden(SLOTS, torch.float32, config)
+def test_committed_and_shapley_are_read_from_the_same_table() -> None:
+    net = garden(SLOTS, torch.float32)
     x, y = items(torch.float32)
     plan = ValPlan(tuple(net.in_execution_order([0, 1, 2, 3])), fossils=0b0101, shapley=True)
     measured: Measured = decode(Validator(net, 10_000).run(x, y, plan).numpy(), plan)
@@ -209,6 +208,30 @@ def test_five_grafts_are_measured_through_the_network() -> None:
     assert measured.committed_loss == pytest.approx(F.cross_entropy(alone(net, x, on), y).item(), abs=1e-5)
     phi = measured.contrast[0, plan.contrasts.shapley]
     assert phi.sum() == pytest.approx(measured.contrast[0, plan.contrasts.total], abs=1e-5)
+
+
+# defects 17 and 19
+@pytest.mark.parametrize("sampled", [False, True])
+def test_five_players_and_a_prospect_equal_running_each_mask_alone(sampled: bool) -> None:
+    config = EnvConfig.for_task("cifar_multichannel", dtype=torch.float64)
+    net = garden(config.slots, torch.float64, config)
+    draw = rng(9)
+    x = torch.from_numpy(draw.standard_normal((6, 3, 32, 32)))
+    y = torch.from_numpy(draw.integers(0, 10, 6))
+    order = net.in_execution_order(range(6))
+    players, candidate = tuple(order[:2] + order[3:]), order[2]
+    orders = ablation.antithetic_orders(5, rng(4)) if sampled else ()
+    plan = ValPlan(players, fossils=0b00110, prospective=(candidate,), shapley=sampled, orders=orders)
+    table, prospect = Validator(net, 10_000).tables(x, y, plan)
+    assert len(plan.masks) == (32 if sampled else 2 * 5 + 3)
+    assert len(set(plan.masks)) == len(plan.masks)
+    for line, mask in enumerate(plan.masks):
+        on = {players[i] for i in range(5) if mask >> i & 1}
+        loss = F.cross_entropy(alone(net, x, on), y, reduction="none").detach()
+        torch.testing.assert_close(table.loss[line], loss, atol=1e-12, rtol=0)
+    net.set_blend(candidate, 1.0, active=True)
+    loss = F.cross_entropy(alone(net, x, set(range(6))), y, reduction="none").detach()
+    torch.testing.assert_close(prospect.loss[0], loss, atol=1e-12, rtol=0)
 
 
 def test_fixed_fossils_stay_on_in_every_configuration() -> None:

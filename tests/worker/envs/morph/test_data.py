@@ -5,7 +5,10 @@ from __future__ import annotations
 import hashlib
 import json
 import tarfile
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import pytest
@@ -173,6 +176,43 @@ def test_fetch_verifies_and_writes_a_manifest(tmp_path: Path, monkeypatch: pytes
     assert labels.shape == (300,)
     names = {path.name for path in target.iterdir()}
     assert names == {*cifar.MEMBERS, cifar.MANIFEST, "cifar-10-binary.tar.gz"}
+
+
+class _Ranged(BaseHTTPRequestHandler):
+    """Serves one archive and honours the Range header."""
+
+    content = b""
+    asked: ClassVar[list[int]] = []
+
+    def do_GET(self) -> None:
+        span = self.headers.get("Range")
+        start = int(span.removeprefix("bytes=").rstrip("-")) if span else 0
+        self.asked.append(start)
+        self.send_response(206 if span else 200)
+        self.send_header("Content-Length", str(len(self.content) - start))
+        self.end_headers()
+        self.wfile.write(self.content[start:])
+
+    def log_message(self, format: str, *args: object) -> None:
+        del format, args
+
+
+def test_fetch_resumes_a_broken_download(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    content = archive(tmp_path, monkeypatch).read_bytes()
+    target = tmp_path / "data"
+    target.mkdir()
+    (target / "cifar-10-binary.tar.part").write_bytes(content[:1000])
+    _Ranged.content = content
+    with ThreadingHTTPServer(("127.0.0.1", 0), _Ranged) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            cifar.fetch(target, f"http://127.0.0.1:{server.server_port}/archive")
+        finally:
+            server.shutdown()
+            thread.join()
+    assert _Ranged.asked == [1000]
+    assert (target / "cifar-10-binary.tar.gz").read_bytes() == content
 
 
 def test_fetch_without_network_says_what_to_do(tmp_path: Path) -> None:

@@ -134,6 +134,16 @@ def test_slot_shapes_of_three_blocks_match_the_specification() -> None:
     assert [slot.channels for slot in TASKS["cifar_baseline"].host.slots()] == [8, 8, 16, 16, 32, 32]
 
 
+def test_preset_slots_and_surfaces_match_the_table() -> None:
+    assert [slot.id for slot in TASKS["cifar_minimal"].host.slots()] == ["r0c0", "r0c1", "r0c2"]
+    counts = {name: len(task.slots) for name, task in TASKS.items()}
+    assert [counts[f"cifar_{name}"] for name in ("baseline", "scale", "multichannel", "postpool")] == [3, 5, 6, 3]
+    assert (counts["cifar_deep_multichannel"], counts["cifar_deep_impaired"], counts["lm_tiny"]) == (10, 10, 3)
+    assert TASKS["cifar_postpool"].slots == ("r1c0", "r1c1", "r1c2")
+    for task in TASKS.values():
+        assert set(task.slots) <= {slot.id for slot in task.host.slots()}
+
+
 @pytest.mark.parametrize("name", ["digits_tiny", "cifar_minimal", "lm_tiny"])
 def test_host_routing_through_slots_equals_the_plain_forward(name: str) -> None:
     net = network(EnvConfig.for_task(name))
