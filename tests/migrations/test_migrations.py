@@ -1,0 +1,87 @@
+"""Migrations up, check and down on both databases with rows in them; a newer database is refused."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from alembic import command
+from sqlalchemy import func, inspect, select, text
+
+from app.services.context import Bell, Context
+from app.services.files import FileStore
+from app.settings import Settings
+from app.store import migrate
+from app.store import tables as t
+from app.store.engine import StartupError, Store
+from app.store.points import MetricNames
+from tests import postgres
+from tests.factories import SimulatedWorker, submit
+
+NAME = f"lockstep_migrations_{os.environ.get('PYTEST_XDIST_WORKER', 'main')}"
+
+
+@pytest.fixture(params=["sqlite", pytest.param("postgresql", marks=pytest.mark.pg)])
+def empty(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[Store]:
+    """A store on a database without any schema."""
+    if request.param == "sqlite":
+        store = Store(f"sqlite:///{tmp_path / 'lockstep.db'}")
+        yield store
+        store.close()
+        return
+    if not postgres.is_there():
+        pytest.skip(f"no PostgreSQL server at {postgres.URL}")
+    store = Store(postgres.fresh(NAME))
+    yield store
+    store.close()
+    postgres.drop(NAME)
+
+
+def url_of(store: Store) -> str:
+    return store.url.render_as_string(hide_password=False)
+
+
+def test_upgrade_matches_the_tables_of_the_code(empty: Store) -> None:
+    migrate.upgrade(empty)
+    assert migrate.current_revision(empty) == migrate.head_revision()
+    command.check(migrate.alembic_config(url_of(empty)))
+
+
+def test_rows_survive_and_the_founding_query_runs(empty: Store, tmp_path: Path) -> None:
+    migrate.upgrade(empty)
+    settings = Settings(database_url=url_of(empty), data_dir=tmp_path)
+    ctx = Context(empty, settings, FileStore(tmp_path / "files"), MetricNames(), Bell())
+    submit(ctx)
+    worker = SimulatedWorker(ctx).register()
+    worker.claim()
+    worker.train(rounds=2)
+    assert migrate.upgrade(empty) is None
+    with empty.read() as session:
+        assert session.execute(select(func.count()).select_from(t.round_result)).scalar_one() == 4
+        rows = session.execute(
+            text(
+                "SELECT group_id, reward_mode, AVG(final_accuracy) AS avg_acc FROM episodes "
+                "GROUP BY group_id, reward_mode"
+            )
+        ).all()
+    assert sorted((row.group_id, row.reward_mode) for row in rows) == [("A", "shaped"), ("B", "simplified")]
+
+
+def test_downgrade_removes_everything_and_upgrade_returns(empty: Store) -> None:
+    migrate.upgrade(empty)
+    migrate.downgrade(empty, "base")
+    assert migrate.current_revision(empty) is None
+    assert [name for name in inspect(empty.engine).get_table_names() if name != "alembic_version"] == []
+    migrate.upgrade(empty)
+    assert migrate.check(empty)
+
+
+def test_database_newer_than_the_code_is_refused_and_not_changed(empty: Store) -> None:
+    migrate.upgrade(empty)
+    with empty.write() as session:
+        session.execute(text("UPDATE alembic_version SET version_num = '9999'"))
+    with pytest.raises(StartupError, match="newer than the code"):
+        migrate.upgrade(empty)
+    assert migrate.current_revision(empty) == "9999"

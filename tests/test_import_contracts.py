@@ -1,0 +1,65 @@
+"""The import rules hold, and each of them can be broken: a violation of every contract is planted."""
+
+from __future__ import annotations
+
+import configparser
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+#: contract -> (file of the copy, line that breaks it)
+PLANTED = {
+    "app-no-torch": ("app/domain/plan.py", "import torch"),
+    "worker-domain-only": ("worker/spool.py", "import app.services.files"),
+    "layers": ("app/store/events.py", "import app.services.files"),
+    "sqlalchemy": ("app/client.py", "import sqlalchemy"),
+    "domain-pure": ("app/domain/plan.py", "import httpx"),
+    "httpx": ("app/services/files.py", "import httpx"),
+    "rl": ("worker/rl/gae.py", "import worker.envs.protocol"),
+    "envs": ("worker/envs/protocol.py", "import worker.rl.gae"),
+    "gymnasium": ("worker/rl/gae.py", "import gymnasium"),
+    "supervisor-light": ("worker/spool.py", "import torch"),
+}
+
+
+def check(root: Path, contract: str) -> subprocess.CompletedProcess[str]:
+    command = [str(Path(sys.executable).parent / "lint-imports"), "--no-cache", "--contract", contract]
+    environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(root)}
+    return subprocess.run(command, cwd=root, env=environment, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    root = tmp_path_factory.mktemp("tree")
+    for name in ("app", "worker"):
+        shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / ".importlinter", root)
+    return root
+
+
+def test_every_contract_has_a_planted_violation() -> None:
+    config = configparser.ConfigParser()
+    config.read(ROOT / ".importlinter")
+    contracts = {name.rpartition(":")[2] for name in config.sections() if ":contract:" in name}
+    assert contracts == set(PLANTED)
+
+
+@pytest.mark.parametrize("contract", list(PLANTED))
+def test_contract_holds_and_a_planted_violation_breaks_it(copy: Path, contract: str) -> None:
+    file, line = PLANTED[contract]
+    assert check(copy, contract).returncode == 0
+    path = copy / file
+    before = path.read_text()
+    path.write_text(
+        before.replace("from __future__ import annotations\n", f"from __future__ import annotations\n{line}\n")
+    )
+    try:
+        broken = check(copy, contract)
+    finally:
+        path.write_text(before)
+    assert broken.returncode == 1, broken.stdout
+    assert "BROKEN" in broken.stdout
