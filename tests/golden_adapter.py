@@ -134,7 +134,7 @@ def _brunner_munzel(i: Inputs) -> Outputs:
 
 
 def _effect_size(i: Inputs) -> Outputs:
-    e = effect_sizes(i["x"], i["y"], _rng())
+    e = effect_sizes(i["x"], i["y"])
     return {"cohen_d": e.cohen_d, "J": e.j, "g": e.g, "A12": e.a12, "cliffs_delta": e.cliffs_delta}
 
 

@@ -13,7 +13,7 @@ from app.domain.stats.design import Design
 from app.domain.stats.effect import effect_sizes
 from app.domain.stats.experiment import PairResult
 from app.domain.stats.permutation import permutation_mean
-from app.domain.stats.ranks import mann_whitney
+from app.domain.stats.ranks import a12, mann_whitney
 from app.domain.stats.registered import paired_differences
 from app.domain.stats.scores import FlooredArm
 from app.domain.stats.sign_flip import sign_flip
@@ -50,7 +50,7 @@ def comparison(pair: PairResult, design: Design, sign: float, blocks: dict[str, 
         "flags": sorted({*pair.verdict.flags, *(test.flags if test else ())}),
         "e_value": number(test.e_value) if test else None,
         "companions": companions(pair.a, pair.b, design),
-        "effect": _effect(pair.a, pair.b, design),
+        "effect": _effect(pair.a, pair.b),
     }
 
 
@@ -90,14 +90,12 @@ def _t_companions(test: TTest, design: Design) -> dict[str, Any]:
     return {"t_p": number(test.p), "t_ci": ends(test.interval(design.level)), "tost_p": number(tost)}
 
 
-def _effect(x: FlooredArm, y: FlooredArm, design: Design) -> dict[str, Any]:
+def _effect(x: FlooredArm, y: FlooredArm) -> dict[str, Any]:
     if min(x.values.size, y.values.size) == 0:
         return {"A12": None, "cliffs_delta": None, "g": None}
-    sizes, ranks = (
-        effect_sizes(x.values, y.values, design.rng()),
-        mann_whitney(x.ranked, y.ranked, design.rng()),
-    )
-    return {"A12": number(ranks.a12), "cliffs_delta": number(ranks.cliffs_delta), "g": number(sizes.g)}
+    share = a12(x.ranked, y.ranked)
+    g = effect_sizes(x.values, y.values).g
+    return {"A12": number(share), "cliffs_delta": number(2 * share - 1), "g": number(g)}
 
 
 def _pairs(pair: PairResult, design: Design, sign: float, blocks: dict[str, tuple[int, ...]]) -> list[dict[str, Any]]:

@@ -30,6 +30,8 @@ from app.domain.stats.t_tests import paired_t as one_sample_t
 from app.domain.stats.tolerance import normal_factor
 
 BH_RATE = 0.1
+#: Most blocks for leave-one-out; beyond, a single block carries little and n tests take seconds.
+_LEAVE_OUT_UP_TO = {"sign_flip": 30, "signed_rank": 100}
 
 
 def arm_table(result: ExperimentResult, scores: MetricScores, design: Design, sign: float) -> list[dict[str, Any]]:
@@ -104,9 +106,9 @@ def failure_rows(arms: Sequence[ArmScores]) -> list[dict[str, Any]]:
 
 def leave_one_out_row(pair: PairResult | None, design: Design) -> dict[str, Any] | None:
     """Return the range of p without each block in turn, for the deciding paired comparison."""
-    if pair is None or not design.paired or pair.a.values.size < 3:
-        return None
     test = "sign_flip" if design.estimand == "mean" else "signed_rank"
+    if pair is None or not design.paired or not 3 <= pair.a.values.size <= _LEAVE_OUT_UP_TO[test]:
+        return None
     found = leave_one_out(paired_differences(pair.a, pair.b), test, design.level, design.rng())
     return {
         "a": pair.a.label,

@@ -60,6 +60,14 @@ def mann_whitney(x: ArrayLike, y: ArrayLike, rng: np.random.Generator | None = N
     return RankTest(u, tails, u / (n * m), method)
 
 
+def a12(x: ArrayLike, y: ArrayLike) -> float:
+    """Return U / (nm), the share of pairs that x wins with half of ties (Vargha & Delaney 2000)."""
+    first, second = as_floats(x, "x", True), as_floats(y, "y", True)
+    n = first.size
+    doubled = int(doubled_midranks(np.concatenate([first, second]))[:n].sum()) - n * (n + 1)
+    return doubled / (2 * n * second.size)
+
+
 def hodges_lehmann(x: ArrayLike, y: ArrayLike) -> float:
     """Return the median of all differences x_i - y_j (raw units)."""
     return float(np.median(np.subtract.outer(as_floats(x, "x"), as_floats(y, "y"))))

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import ArrayLike
 
-from app.domain.stats.ranks import mann_whitney
+from app.domain.stats.ranks import a12
 from app.domain.stats.ties import Floats, as_floats
 
 
@@ -25,7 +25,7 @@ def probability_of_improvement(x_tasks: Sequence[ArrayLike], y_tasks: Sequence[A
     """Return the mean over tasks of U/(nm); it is not the probability of winning a pair."""
     if len(x_tasks) != len(y_tasks) or not x_tasks:
         raise ValueError(f"both arms need the same tasks, got {len(x_tasks)} and {len(y_tasks)}")
-    wins = [_win_share(x, y) for x, y in zip(x_tasks, y_tasks, strict=True)]
+    wins = [a12(x, y) for x, y in zip(x_tasks, y_tasks, strict=True)]
     return float(np.mean(wins))
 
 
@@ -33,11 +33,3 @@ def profile(values: ArrayLike, thresholds: ArrayLike) -> Floats:
     """Return the share of replicates with score > tau for each tau of a common grid."""
     scores = as_floats(values, "values")
     return np.asarray((scores[:, None] > np.asarray(thresholds, dtype=np.float64)[None, :]).mean(axis=0))
-
-
-def _win_share(x: ArrayLike, y: ArrayLike) -> float:
-    first, second = as_floats(x, "x", True), as_floats(y, "y", True)
-    if first.size + second.size <= 200:
-        return mann_whitney(first, second).a12
-    differences = np.subtract.outer(first, second)
-    return float((differences > 0).mean() + 0.5 * (differences == 0).mean())
