@@ -28,7 +28,7 @@ class _Pair(gymnasium.Env[Any, Any]):
         return np.ones((2, 2), dtype=np.float32), float(action[0] == action[1]), False, False, {}
 
 
-gymnasium.register("Pair-v0", entry_point=_Pair, max_episode_steps=6)
+gymnasium.register("Pair-v0", entry_point=lambda **_: _Pair(), max_episode_steps=6)
 
 
 def config(name: str = "CartPole-v1", **env: Any) -> dict[str, Any]:
@@ -53,7 +53,7 @@ def test_truncation_delivers_the_true_final_observation_and_the_reset_one() -> N
     for t in range(4):
         expected, *_ = plain.step(t % 2)
         [result] = envs.step([torch.full((1, 1), t % 2)])
-        assert result is not None
+    assert result is not None
     assert bool(result.truncated[0])
     assert not bool(result.terminated[0])
     assert result.final_observation is not None

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,7 +31,7 @@ MORPH: dict[str, Any] = {
     "eval": {"every_rounds": 2, "episodes": 2},
 }
 
-Arms = list[dict[str, Any]]
+Arms = Sequence[Mapping[str, Any]]
 #: Two arms that differ in something that any environment has.
 GYM_ARMS: Arms = [{"label": "A"}, {"label": "B", "overrides": {"ppo.lr": 1e-3, "ppo.clip": 0.1}}]
 MORPH_ARMS: Arms = [{"label": "A", "reward": "shaped"}, {"label": "B", "reward": "simplified"}]
@@ -44,9 +44,9 @@ def block(
     replicate: int = 0,
     seed: int = 321,
     only: tuple[int, ...] | None = None,
-    **changes: Any,
+    **changes: Mapping[str, Any],
 ) -> BlockPlan:
-    """Plan one block; ``changes`` are laid over the base, ``only`` keeps some arms of it."""
+    """Plan one block; ``changes`` are sections laid over the base, ``only`` keeps some arms of it."""
     kind = "ab" if any(a.get("reward") or a.get("overrides") or a.get("policy") for a in arms) else "aa"
     raw = merge(base, {"experiment": {"name": "t", "kind": kind, "replicates": 1}, "arms": arms})
     resolved = parse(merge(raw, changes))

@@ -14,6 +14,7 @@ from tests.worker.train.cases import (
     GYM_LSTM,
     MORPH,
     MORPH_ARMS,
+    Arms,
     block,
     digests,
     policy_bits,
@@ -24,11 +25,11 @@ from worker.train.block import BlockPlan, BlockTrainer, ConfigRefused, update_or
 from worker.train.environments import ordered_runs
 from worker.train.runs import TrainedRun
 
-AA = [{"label": "A"}, {"label": "B"}]
+AA: Arms = [{"label": "A"}, {"label": "B"}]
 BASES = [pytest.param(GYM, id="gym"), pytest.param(GYM_LSTM, id="gym_lstm"), pytest.param(MORPH, id="morph")]
 
 
-def arms_of(base: dict[str, Any]) -> list[dict[str, Any]]:
+def arms_of(base: dict[str, Any]) -> Arms:
     return MORPH_ARMS if base is MORPH else GYM_ARMS
 
 
@@ -83,7 +84,7 @@ def test_update_order_is_keyed_and_varies_over_rounds() -> None:
 
 @pytest.mark.parametrize(("num_arms", "replicate"), [(k, r) for k in (2, 3) for r in range(6)])
 def test_batch_position_rotates_with_the_replicate(num_arms: int, replicate: int) -> None:
-    arms = [{"label": f"a{i}", "overrides": {"ppo.lr": 1e-3 * (i + 1)}} for i in range(num_arms)]
+    arms: Arms = [{"label": f"a{i}", "overrides": {"ppo.lr": 1e-3 * (i + 1)}} for i in range(num_arms)]
     plan = block(GYM, arms, replicate=replicate)
     positions = {plan.runs[i].arm_index: p for p, i in enumerate(ordered_runs(plan))}
     assert positions == {k: (k + replicate) % num_arms for k in range(num_arms)}
@@ -170,7 +171,7 @@ def test_graft_churn_in_another_arm_leaves_this_arm_unchanged() -> None:
 @pytest.mark.parametrize("cause", ["huge rate", "dead updates"])
 def test_a_diverged_run_ends_alone(cause: str) -> None:
     rate = 1e30 if cause == "huge rate" else 1e-3
-    arms = [{"label": "A"}, {"label": "B", "overrides": {"ppo.lr": rate}}]
+    arms: Arms = [{"label": "A"}, {"label": "B", "overrides": {"ppo.lr": rate}}]
     plan = block(GYM, arms, budget={"rounds": 5})
     held = trainer(plan)
     if cause == "dead updates":
@@ -210,8 +211,8 @@ def test_rounds_can_be_taken_from_any_start() -> None:
 
 
 def test_shared_frozen_statistics_are_equal_in_all_arms_and_never_move() -> None:
-    change = {"obs_norm": {"enabled": True, "sharing": "shared_frozen", "calibration_episodes": 2}}
-    held = trainer(block(MORPH, MORPH_ARMS, **change))
+    norm = {"enabled": True, "sharing": "shared_frozen", "calibration_episodes": 2}
+    held = trainer(block(MORPH, MORPH_ARMS, obs_norm=norm))
     iterator = held.rounds(0)
     next(iterator)
     states = [run.learner.obs_norm.state_dict() for run in held.runs]  # type: ignore[union-attr]
@@ -221,8 +222,8 @@ def test_shared_frozen_statistics_are_equal_in_all_arms_and_never_move() -> None
     list(iterator)
     after = held.runs[0].learner.obs_norm.state_dict()  # type: ignore[union-attr]
     assert all(torch.equal(before[k], after[k]) for k in before)
-    alone = train(block(MORPH, MORPH_ARMS, only=(0,), **change))
-    assert digests(alone, "run-A") == digests(train(block(MORPH, MORPH_ARMS, **change)), "run-A")
+    alone = train(block(MORPH, MORPH_ARMS, only=(0,), obs_norm=norm))
+    assert digests(alone, "run-A") == digests(train(block(MORPH, MORPH_ARMS, obs_norm=norm)), "run-A")
 
 
 def test_metrics_of_every_group_are_present() -> None:
@@ -255,7 +256,7 @@ def test_metrics_of_every_group_are_present() -> None:
 
 @pytest.mark.parametrize("policy", ["noop", "random", "heuristic", "fixed_schedule"])
 def test_controls_run_in_the_same_loop_without_ppo_metrics_or_anomalies(policy: str) -> None:
-    arms = [{"label": "A"}, {"label": "B", "policy": policy}]
+    arms: Arms = [{"label": "A"}, {"label": "B", "policy": policy}]
     records = train(block(MORPH, arms))
     control = records[-1].runs[1]
     assert not any(name.startswith("ppo/") for name in control.metrics)

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from tests.worker.train.cases import GYM, GYM_ARMS, MORPH, MORPH_ARMS, block, policy_bits, train, trainer
+from tests.worker.train.cases import GYM, GYM_ARMS, MORPH, MORPH_ARMS, Arms, block, policy_bits, train, trainer
 from worker.train.environments import cross_rewards
 from worker.train.evaluate import mean
 from worker.train.runs import TrainedRun
@@ -56,7 +56,7 @@ def test_cross_evaluation_scores_every_arm_under_every_mode() -> None:
 
 
 def test_equal_reward_functions_are_scored_once_and_variants_are_told_apart() -> None:
-    arms = [{"label": "A"}, {"label": "B", "overrides": {"ppo.lr": 1e-4}}]
+    arms: Arms = [{"label": "A"}, {"label": "B", "overrides": {"ppo.lr": 1e-4}}]
     assert set(cross_rewards(block(MORPH, arms))) == {"shaped"}
     arms = [{"label": "A"}, {"label": "B", "overrides": {"reward.rent_weight": 1.0}}]
     names = set(cross_rewards(block(MORPH, arms)))

@@ -20,6 +20,7 @@ from tests.worker.train.cases import (
     GYM_LSTM,
     MORPH,
     MORPH_ARMS,
+    Arms,
     block,
     policy_bits,
     train,
@@ -37,7 +38,7 @@ _CLOCKS = ("sys/", "ppo/update_seconds")
 _CLOCK_COLUMNS = ("started_at", "wall_seconds", "device_seconds")
 
 
-def arms_of(base: dict[str, Any]) -> list[dict[str, Any]]:
+def arms_of(base: dict[str, Any]) -> Arms:
     return MORPH_ARMS if base is MORPH else GYM_ARMS
 
 
@@ -180,7 +181,8 @@ def test_saved_policies_stand_alone_and_reach_the_recorded_score(base: dict[str,
         assert header["identity"]["run_id"] == run.run_id
         arm = [p for p in plan.runs if p.run_id == run.run_id]
         envs: LockstepEnvs = make_environments(plan, CPU, phase="eval", num_envs=2, runs=arm)
-        [episodes] = play(envs, lambda _, learner=learner: FrozenPolicy(learner, 2), 1)
+        policy = FrozenPolicy(learner, 2)
+        [episodes] = play(envs, [policy].__getitem__, 1)
         assert mean([e.values[column] for e in episodes]) == run.metrics[metric]
 
 
