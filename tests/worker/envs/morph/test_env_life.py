@@ -160,6 +160,28 @@ def test_graft_on_a_falling_ramp_is_frozen_and_pruned_on_arrival() -> None:
     assert world.accounts[0].pruned == {"policy": 0, "ramp": 1, "governor": 0}
 
 
+def test_input_is_isolated_only_while_a_cnn_graft_blends_upwards() -> None:
+    envs = make(tiny(horizon=20))
+    envs.begin_round(0)
+    world = envs.runs[0].world
+
+    def detached() -> list[bool]:
+        return [item.detach for item in world.step_plan(0)]
+
+    start = germinate(envs, 0, tempo=1)
+    seen = []
+    for action in (start, row(envs, Op.ADVANCE, 0), row(envs), row(envs, Op.ADVANCE, 0), row(envs)):
+        play(envs, action)
+        seen.append(detached())
+    play(envs, row(envs, Op.ADVANCE, 0))
+    seen.append(detached())
+    # GERMINATED takes no part, TRAINING is shadowed, BLENDING is isolated, HOLDING is not
+    assert seen == [[], [True], [True], [True], [True], [False]]
+    play(envs, row(envs, Op.PRUNE, 0, alpha_speed=3))
+    assert stage_of(envs, 0) is Stage.BLENDING
+    assert detached() == [False]
+
+
 def test_new_alpha_target_returns_a_held_graft_to_blending() -> None:
     envs = make(tiny(horizon=16))
     envs.begin_round(0)
