@@ -205,6 +205,7 @@ def snapshot(ctx: Context, experiment_id: str, interest: Interest) -> tuple[dict
         states = experiments.blocks(session, experiment_id)
         runs = experiments.runs(session, experiment_id)
         status = experiments.derived_status(row, states)
+        latest = events.newest_by_block(session, experiment_id, "round_completed")
     chosen = [run.id for run in runs if not interest.runs or run.id in interest.runs]
     series = _snapshot_series(ctx, experiment_id, chosen, interest)
     frame = {
@@ -213,6 +214,7 @@ def snapshot(ctx: Context, experiment_id: str, interest: Interest) -> tuple[dict
         "blocks": [_block_state(block) for block in states],
         "runs": [run_document(run) for run in runs],
         "series": series,
+        "comparisons": {item.block_id: item.payload for item in latest},
         "cursor": position.cursor(),
     }
     return frame, position

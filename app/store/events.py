@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import insert, select, update
+from sqlalchemy import func, insert, select, update
 from sqlalchemy.orm import Session
 
 from app.domain.nonfinite import jsonable
@@ -88,6 +88,18 @@ def newest(session: Session, experiment_id: str, kind: str) -> Record | None:
     """Return the newest event of a type, or None."""
     query = select(t.event).where(t.event.c.experiment_id == experiment_id, t.event.c.type == kind)
     return session.execute(query.order_by(t.event.c.seq.desc()).limit(1)).one_or_none()
+
+
+def newest_by_block(session: Session, experiment_id: str, kind: str) -> Sequence[Record]:
+    """Return the newest event of a type of each block."""
+    last = (
+        select(func.max(t.event.c.seq).label("seq"))
+        .where(t.event.c.experiment_id == experiment_id, t.event.c.type == kind)
+        .group_by(t.event.c.block_id)
+        .subquery()
+    )
+    query = select(t.event).join(last, last.c.seq == t.event.c.seq).where(t.event.c.experiment_id == experiment_id)
+    return session.execute(query.order_by(t.event.c.seq)).all()
 
 
 def event_document(row: Record) -> dict[str, Any]:

@@ -3,7 +3,7 @@
 export const base = document.querySelector('meta[name="lockstep-base"]').content;
 
 // One colour per arm for life, by its position in the spec: the same on every page and in the report.
-export const COLOURS = ["#2a78d6", "#eb6834", "#1a9e77", "#9b59b6", "#c99a00", "#d6457f", "#0f9fb8", "#7a6a58"];
+export const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#a5538a", "#6b5b00", "#3a86c8", "#7a7a7a", "#8c3b2f"];
 
 export async function call(method, path, body, headers = {}) {
   const options = { method, headers: { ...headers } };

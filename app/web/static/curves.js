@@ -2,6 +2,9 @@
 
 import { COLOURS } from "./api.js";
 
+// Rounds and env steps are whole numbers, so are their ticks.
+const WHOLE = [1, 2, 5].flatMap((digit) => [...Array(9).keys()].map((power) => digit * 10 ** power)).sort((a, b) => a - b);
+
 export class Curves {
   constructor(box) {
     this.box = box;
@@ -91,7 +94,7 @@ export class Curves {
     this.shape = shape;
     const style = getComputedStyle(document.body);
     const axis = { stroke: style.color, grid: { stroke: style.getPropertyValue("--line"), width: 1 } };
-    this.plot = new uPlot({ width: this.box.clientWidth || 800, height: 340, series, scales: { x: { time: this.axis === "time" } }, axes: [axis, axis], legend: { live: false }, cursor: { sync: { key: "lockstep" } } }, data, this.box);
+    this.plot = new uPlot({ width: this.box.clientWidth || 800, height: 340, series, scales: { x: { time: this.axis === "time" } }, axes: [this.axis === "time" ? axis : { ...axis, incrs: WHOLE }, axis], legend: { live: false }, cursor: { sync: { key: "lockstep" } } }, data, this.box);
   }
 
   resize() {

@@ -84,7 +84,7 @@ async function showMetrics(runId) {
 
 async function showTimeline() {
   const { items } = await call("GET", `experiments/${id}/events?limit=2000`);
-  const kept = items.filter((event) => !["round_completed", "checkpoint_saved"].includes(event.type) && !event.env_id);
+  const kept = items.filter((event) => !["round_completed", "checkpoint_saved"].includes(event.type) && event.env_id === null);
   node("timeline").replaceChildren(...kept.slice(-300).reverse().map(timelineItem));
 }
 
@@ -105,7 +105,7 @@ function onFrame(frame) {
   if (frame.type === "truncate") return curves.truncate(frame.run, frame.from_round);
   if (frame.type === "end") return onEnd(frame);
   if (frame.event) {
-    node("timeline").prepend(timelineItem(frame.event));
+    if (frame.event.env_id === null && frame.event.type !== "checkpoint_saved") node("timeline").prepend(timelineItem(frame.event));
     if (frame.type === "status" && frame.event.type === "block_status") return onBlock(frame.event);
   }
   return undefined;
@@ -118,6 +118,8 @@ function onSnapshot(frame) {
     curves.points.clear();
     for (const series of frame.series) curves.add(series.run_id, series.x, series.x, series.mean);
   }
+  state.comparisons = new Map(Object.entries(frame.comparisons));
+  showComparison();
   const total = frame.series.reduce((sum, series) => sum + series.total, 0);
   const shown = frame.series.reduce((sum, series) => sum + series.shown, 0);
   node("shown").textContent = total > shown ? `${shown} of ${total} points shown (buckets).` : "";
@@ -163,6 +165,12 @@ async function onEnd(frame) {
   node("verdict").hidden = false;
   node("report").src = `${base}/api/v1/experiments/${id}/report?format=html`;
   node("report-section").hidden = false;
+  node("report").addEventListener("load", fitReport);
+}
+
+function fitReport() {
+  const inside = node("report").contentDocument;
+  if (inside) node("report").style.height = `${inside.documentElement.scrollHeight + 20}px`;
 }
 
 function choose(metric) {
