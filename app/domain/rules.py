@@ -13,6 +13,7 @@ from typing import Any
 from app.domain import catalog
 from app.domain.analysis import validate_analysis
 from app.domain.problems import Problem, nearest, pointer
+from app.domain.rewards import Reward
 from app.domain.spec import ResolvedArm, ResolvedSpec
 
 
@@ -210,10 +211,23 @@ def _reward_rules(resolved: ResolvedSpec, registered: Registered) -> Iterator[Pr
             yield Problem(at, "unknown_reward", message, nearest(arm.reward_mode, known))
         elif not gymnasium and arm.reward_mode in builtin:
             yield from _mode_rules(index, arm, resolved)
+        yield from _reward_keys(index, arm, registered)
     for index, name in enumerate(spec.eval.xeval_modes):
         if name not in known:
             at = pointer("eval", "xeval_modes", index)
             yield Problem(at, "unknown_reward", f"unknown reward mode {name!r}", nearest(name, known))
+
+
+def _reward_keys(index: int, arm: ResolvedArm, registered: Registered) -> Iterator[Problem]:
+    """Keys beyond the built-in constants must be in the schema of the registered mode."""
+    properties = registered.rewards.get(arm.reward_mode, {}).get("schema", {}).get("properties", {})
+    known = {*Reward.model_fields, *properties}
+    own = {difference.path for difference in arm.diff}
+    for key in arm.config["reward"]:
+        if key not in known:
+            path = f"reward.{key}"
+            at = pointer("arms", index, "overrides", path) if path in own else pointer("reward", key)
+            yield Problem(at, "unknown_key", f"unknown key {key!r}", nearest(key, known))
 
 
 def _serves(schema: Mapping[str, Any], kind: str) -> bool:

@@ -127,14 +127,6 @@ class Optimiser(Section):
     grad_clip: Positive = Field(1.0, description="Norm, separate for host and each graft")
 
 
-class Reward(Section):
-    """Reward mode and its constants (training.md 2.4 to 2.11)."""
-
-    model_config = ConfigDict(extra="allow", frozen=True, strict=True)
-
-    mode: str = Field("shaped", description="Registered reward mode")
-
-
 class Ppo(Section):
     """Proximal policy optimisation (training.md 1)."""
 

@@ -25,6 +25,7 @@ from app.domain.analysis import (
 )
 from app.domain.presets import PRESETS, merge
 from app.domain.problems import InvalidSpecError, Problem, nearest, pointer
+from app.domain.rewards import Reward
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -41,7 +42,7 @@ class Config(sections.Section):
     env: sections.Env = Field(default_factory=sections.Env)
     host: sections.Optimiser = Field(default_factory=sections.Optimiser)
     graft: sections.Optimiser = Field(default_factory=sections.Optimiser)
-    reward: sections.Reward = Field(default_factory=sections.Reward)
+    reward: Reward = Field(default_factory=Reward)
     ppo: sections.Ppo = Field(default_factory=sections.Ppo)
     net: sections.Net = Field(default_factory=sections.Net)
     obs_norm: sections.ObsNorm = Field(default_factory=sections.ObsNorm)
@@ -313,7 +314,16 @@ def _resolve_arm(index: int, arm: sections.Arm, base: Mapping[str, Any]) -> Reso
     config = _validate(Config, merged, "arms", index, "overrides").model_dump(mode="json", by_alias=True)
     mode = str(config["reward"]["mode"])
     diff = tuple(diff_paths(base, config))
+    config["reward"] = _reward_of(mode, config["reward"])
     return ResolvedArm(arm.label, arm.policy, mode, arm.static_set, config, diff)
+
+
+def _reward_of(mode: str, section: Mapping[str, Any]) -> dict[str, Any]:
+    """A registered or native mode gets its own fields only, not the constants of the built-in ones."""
+    if mode in catalog.REWARD_MODES:
+        return dict(section)
+    constants = set(Reward.model_fields) - {"mode"}
+    return {name: value for name, value in section.items() if name not in constants}
 
 
 def _overrides(index: int, arm: sections.Arm) -> dict[str, Any]:

@@ -1,0 +1,36 @@
+"""The facts that the API validates by equal what the worker's side computes."""
+
+from __future__ import annotations
+
+from dataclasses import fields
+
+import pytest
+
+from app.domain import catalog
+from app.domain.rewards import Reward
+from worker.envs.morph.rewards.config import RewardConfig
+from worker.envs.morph.rewards.registry import registered_modes
+from worker.envs.morph.tasks import TASKS
+
+
+def test_reward_constants_have_the_same_names_and_defaults() -> None:
+    ours = {name: info.default for name, info in Reward.model_fields.items() if name != "mode"}
+    theirs = {item.name: item.default for item in fields(RewardConfig)}
+    assert ours == theirs
+
+
+def test_reward_modes_are_those_of_the_worker() -> None:
+    assert set(catalog.REWARD_MODES) <= set(registered_modes())
+
+
+@pytest.mark.parametrize("name", list(catalog.TASKS))
+def test_task_facts_equal_those_of_the_hosts(name: str) -> None:
+    stated, actual = catalog.TASKS[name], TASKS[name]
+    assert stated.host_params == actual.host.params()
+    assert list(stated.slots) == list(actual.slots)
+    assert stated.horizon == actual.horizon
+    assert stated.batch_size == actual.batch_size
+    assert stated.batches_per_step == actual.batches_per_step
+    assert stated.pace == actual.pace
+    assert stated.augment == actual.augment
+    assert (stated.host["lr"], stated.graft["lr"]) == (actual.host_optim.lr, actual.graft_optim.lr)
