@@ -2,5 +2,14 @@
 
 from worker.envs.morph.rewards.config import RewardConfig
 from worker.envs.morph.rewards.registry import RewardFunction, make_reward, registered_modes
+from worker.envs.morph.rewards.selfcheck import RewardDefect, check_modes, describe_modes
 
-__all__ = ["RewardConfig", "RewardFunction", "make_reward", "registered_modes"]
+__all__ = [
+    "RewardConfig",
+    "RewardDefect",
+    "RewardFunction",
+    "check_modes",
+    "describe_modes",
+    "make_reward",
+    "registered_modes",
+]

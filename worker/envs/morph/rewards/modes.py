@@ -84,9 +84,7 @@ def loss(ctx: RewardContext, cfg: RewardConfig, gamma: float) -> tuple[Component
     baseline, target, sigma = cfg.loss_baseline, cfg.loss_target, cfg.loss_sigma
     weight = cfg.loss_rent_weight
     if baseline is None or target is None or sigma is None or weight is None:
-        raise ValueError(
-            "reward.mode loss: give reward.loss_baseline, loss_target, loss_sigma, loss_rent_weight"
-        )
+        raise ValueError("reward.mode loss: give reward.loss_baseline, loss_target, loss_sigma, loss_rent_weight")
 
     def psi(value: Tensor) -> Tensor:
         return value.clamp(max=2 * baseline) / sigma
@@ -115,9 +113,7 @@ MODES: Mapping[str, Mode] = {
 }
 
 
-def _shaped_without_attribution(
-    ctx: RewardContext, cfg: RewardConfig, gamma: float
-) -> tuple[Components, Ledgers]:
+def _shaped_without_attribution(ctx: RewardContext, cfg: RewardConfig, gamma: float) -> tuple[Components, Ledgers]:
     hindsight, ledgers = _hindsight(ctx, cfg, gamma)
     components = {
         "shaping": terms.shaping(ctx, cfg, gamma, cfg.pbrs_weight),
@@ -148,11 +144,7 @@ def _hindsight(ctx: RewardContext, cfg: RewardConfig, gamma: float) -> tuple[Ten
     delay = ctx.t.to(now.dtype).view(-1, 1, 1) - step
     value = cfg.hindsight_weight * torch.tanh(cfg.hindsight_scale * boost * c) * gamma**delay
     commits = _committed(ctx)
-    pay = (
-        terms.measured(torch.where((boost > 0) & commits, value, 0.0))
-        .sum((1, 2))
-        .clamp(max=cfg.hindsight_cap)
-    )
+    pay = terms.measured(torch.where((boost > 0) & commits, value, 0.0)).sum((1, 2)).clamp(max=cfg.hindsight_cap)
     present = terms.is_live(ctx.post) | terms.is_fossil(ctx.post)
     both = present.unsqueeze(1) & present.unsqueeze(2)
     fresh = both & (boost == 0) & (now > 0)
@@ -184,9 +176,7 @@ def _escrow(ctx: RewardContext, cfg: RewardConfig) -> tuple[Tensor, Ledgers]:
     stable = torch.where(stable.isinf(), torch.nan, stable)
     positive = terms.measured(stable).clamp(min=0)
     split = positive / positive.sum(1, keepdim=True).clamp(min=1e-12)
-    credit = (
-        positive * terms.credit_share(positive, post.cf) + terms.ratio_penalty(ctx, cfg).unsqueeze(1) * split
-    )
+    credit = positive * terms.credit_share(positive, post.cf) + terms.ratio_penalty(ctx, cfg).unsqueeze(1) * split
     change = (credit.clamp(min=0) - held).clamp(-cfg.escrow_step, cfg.escrow_step)
     harm = seen & (stable < 0)
     level = torch.where(harm, 0.0, held + change)
@@ -225,9 +215,7 @@ def _basic_commit(ctx: RewardContext, cfg: RewardConfig) -> Tensor:
 def _release(ctx: RewardContext, cfg: RewardConfig, commit: Tensor) -> tuple[Tensor, Ledgers]:
     """Release pools [E] per step; ledgers ``pool``, ``pool_rate``, ``pool_paid``, ``pool_base`` [E, S]."""
     zero = torch.zeros_like(commit)
-    pool, rate, paid, base = (
-        ctx.ledgers.get(name, zero) for name in ("pool", "pool_rate", "pool_paid", "pool_base")
-    )
+    pool, rate, paid, base = (ctx.ledgers.get(name, zero) for name in ("pool", "pool_rate", "pool_paid", "pool_base"))
     now = terms.measured(ctx.post.contribution)
     # clamp(pool / max(R_left, 5) * c_now / max(c_at_commit, 1), -0.05, +0.1)
     wanted = (rate * now / base.clamp(min=1.0)).clamp(cfg.basic_plus_low, cfg.basic_plus_high)

@@ -176,11 +176,7 @@ def op_pay(ctx: RewardContext, cfg: RewardConfig) -> Tensor:
     germinate = (ctx.executed_op == Op.GERMINATE).to(dtype)
     retarget = (ctx.executed_op == Op.SET_ALPHA_TARGET).to(dtype)
     advance = (targeted(ctx, Op.ADVANCE) & is_stage(ctx.pre, Stage.TRAINING)).any(1).to(dtype)
-    costs = (
-        cfg.germinate_cost * germinate
-        + cfg.alpha_target_cost * retarget
-        + cfg.advance_training_cost * advance
-    )
+    costs = cfg.germinate_cost * germinate + cfg.alpha_target_cost * retarget + cfg.advance_training_cost * advance
     prune = torch.where(targeted(ctx, Op.PRUNE), _prune_pay(ctx, cfg), 0.0).sum(1)
     commit = torch.where(targeted(ctx, Op.FOSSILIZE), _commit_pay(ctx, cfg), 0.0).sum(1)
     return prune + commit - costs
