@@ -27,7 +27,7 @@ def episode_row(run: RunState, env: int, phase: Phase, wall_seconds: float, test
         test: the final network on the test split, in evaluation.
     """
     world = run.world
-    account, tracker = world.accounts[env], world.tracker
+    account = world.accounts[env]
     final = account.final
     if final is None:
         raise RuntimeError(f"env {env} has finished no step")
@@ -38,14 +38,7 @@ def episode_row(run: RunState, env: int, phase: Phase, wall_seconds: float, test
         "env_id": env,
         "episode_idx": env if phase == "eval" else world.episode,
         "host_seed_key": world.streams.key("host_init", env, world.episode),
-        "final_accuracy": number_or_none(final.accuracy),
-        "final_loss": number_or_none(final.loss),
-        "committed_accuracy": number_or_none(final.committed_accuracy),
-        "best_accuracy": number_or_none(tracker.best_accuracy[env]),
-        "initial_accuracy": number_or_none(tracker.initial_accuracy[env]),
-        "accuracy_auc": mean_or_none(account.accuracies),
-        "test_accuracy": None if test is None else number_or_none(test.accuracy),
-        "test_loss": None if test is None else number_or_none(test.loss),
+        **_scores(world, env, final, test),
         "outcome": "rolled_back" if account.rollback else "horizon",
         "val_rows": world.validators[env].forward_rows - account.rows_before,
         "wall_seconds": wall_seconds,
@@ -60,6 +53,21 @@ def episode_row(run: RunState, env: int, phase: Phase, wall_seconds: float, test
     if run.xeval:
         row["xeval"] = {name: purse.total(env) for name, purse in run.xeval.items()}
     return row
+
+
+def _scores(world: World, env: int, final: Measured, test: Measured | None) -> dict[str, Any]:
+    """Return accuracies and losses, pp and nats."""
+    account, tracker = world.accounts[env], world.tracker
+    return {
+        "final_accuracy": number_or_none(final.accuracy),
+        "final_loss": number_or_none(final.loss),
+        "committed_accuracy": number_or_none(final.committed_accuracy),
+        "best_accuracy": number_or_none(tracker.best_accuracy[env]),
+        "initial_accuracy": number_or_none(tracker.initial_accuracy[env]),
+        "accuracy_auc": mean_or_none(account.accuracies),
+        "test_accuracy": None if test is None else number_or_none(test.accuracy),
+        "test_loss": None if test is None else number_or_none(test.loss),
+    }
 
 
 def _topology(world: World, env: int) -> dict[str, Any]:

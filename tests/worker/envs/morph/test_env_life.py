@@ -201,6 +201,18 @@ def test_new_alpha_target_returns_a_held_graft_to_blending() -> None:
     assert stage_of(envs, 0) is Stage.HOLDING
 
 
+def test_ramp_to_a_lower_target_keeps_the_graft() -> None:
+    envs = make(tiny(horizon=16))
+    envs.begin_round(0)
+    for action in (germinate(envs, 0), row(envs, Op.ADVANCE, 0), row(envs), row(envs, Op.ADVANCE, 0)):
+        play(envs, action)
+    play(envs, row(envs, Op.ADVANCE, 0))
+    play(envs, row(envs, Op.SET_ALPHA_TARGET, 0, alpha_target=0, alpha_speed=1))
+    assert stage_of(envs, 0) is Stage.BLENDING
+    assert float(envs.runs[0].world.table.alpha.alpha[0, 0]) == 0.5
+    assert envs.runs[0].world.networks[0].live[0] is not None
+
+
 def test_step_after_the_horizon_raises() -> None:
     envs = make(tiny(horizon=6))
     envs.begin_round(0)
