@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
@@ -80,11 +79,10 @@ def _is_free(bind: str, port: int) -> bool:
 @contextlib.contextmanager
 def _process(arguments: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     """Run a command of ours; end it (and say why it failed) at the end of the block."""
-    program = shutil.which("lockstep", path=str(Path(sys.executable).parent)) or "lockstep"
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603 - our own command
-            [program, *arguments], stdout=output, stderr=subprocess.STDOUT, env=environment
+            [sys.executable, "-m", "app.cli", *arguments], stdout=output, stderr=subprocess.STDOUT, env=environment
         )
         try:
             yield process

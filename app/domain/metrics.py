@@ -52,6 +52,7 @@ _ROWS = (
     ("committed_accuracy", "%", "max", _PERCENT, False, _MORPH, "test accuracy with committed grafts only"),
     ("gain_over_twin", "pp", "max", _POINTS, False, _MORPH, "accuracy minus that of an ungrafted host"),
     ("loss", "nats", "min", _POSITIVE, False, _MORPH, "test loss of the network as it stands"),
+    ("fossils", "count", "max", _POSITIVE, False, _MORPH, "grafts committed at the end of an episode"),
     ("param_ratio", "ratio", "min", _RATIO, False, _MORPH, "total parameters per host parameter"),
     ("native_return_mean", "return", "max", _FREE, False, _GYM, "return in the environment's own reward"),
     ("return_mean", "reward", "max", _FREE, True, _BOTH, "return in the arm's own reward"),

@@ -29,6 +29,8 @@ from worker.train.runs import Control, Run, TrainedRun
 _MORPH_METRICS: Mapping[str, str] = {
     "accuracy": "test_accuracy",
     "committed_accuracy": "committed_accuracy",
+    "loss": "test_loss",
+    "fossils": "grafts_fossilized",
     "param_ratio": "param_ratio",
     "return_mean": "episode_reward",
 }
