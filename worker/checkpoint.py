@@ -117,9 +117,7 @@ def decode(data: bytes) -> Snapshot:
     return Snapshot(load_tensors(data), header)
 
 
-def differing_paths(
-    ours: Mapping[str, Any], theirs: Mapping[str, Any], free: tuple[str, ...] = ()
-) -> list[str]:
+def differing_paths(ours: Mapping[str, Any], theirs: Mapping[str, Any], free: tuple[str, ...] = ()) -> list[str]:
     """Return the dot paths at which two nested mappings differ, but for those under ``free`` sections."""
     return [p for p in _differences(ours, theirs, "") if p.split(".")[0] not in free]
 
@@ -156,9 +154,7 @@ def _read(directory: Path) -> tuple[CheckpointInfo, dict[str, Snapshot]]:
         if actual != expected:
             others = [other for other, digest in manifest["files"].items() if digest == actual]
             if others:
-                raise CheckpointRefused(
-                    f"{directory.name}/{name} holds the content of {others[0]}: files were swapped"
-                )
+                raise CheckpointRefused(f"{directory.name}/{name} holds the content of {others[0]}: files were swapped")
             raise ValueError(f"{name} does not match its hash")
         runs[name.removesuffix(".safetensors")] = decode(data)
         size += len(data)

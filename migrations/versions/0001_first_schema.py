@@ -434,9 +434,7 @@ def upgrade() -> None:
             "status IN ('pending', 'running', 'paused', 'succeeded', 'failed', 'cancelled')",
             name=op.f("ck_run_status"),
         ),
-        sa.ForeignKeyConstraint(
-            ["block_id"], ["block.id"], name=op.f("fk_run_block_id_block"), ondelete="CASCADE"
-        ),
+        sa.ForeignKeyConstraint(["block_id"], ["block.id"], name=op.f("fk_run_block_id_block"), ondelete="CASCADE"),
         sa.ForeignKeyConstraint(
             ["experiment_id"],
             ["experiment.id"],
@@ -463,9 +461,7 @@ def upgrade() -> None:
             ondelete="CASCADE",
         ),
         sa.PrimaryKeyConstraint("assignment_id", "run_id", name=op.f("pk_assignment_run")),
-        sa.UniqueConstraint(
-            "block_id", "attempt", "run_id", name=op.f("uq_assignment_run_block_id_attempt_run_id")
-        ),
+        sa.UniqueConstraint("block_id", "attempt", "run_id", name=op.f("uq_assignment_run_block_id_attempt_run_id")),
     )
     op.create_table(
         "episode",
@@ -495,9 +491,7 @@ def upgrade() -> None:
         sa.Column("outcome", sa.String(length=32), nullable=True),
         sa.Column("started_at", sa.DateTime(timezone=True), nullable=False),
         sa.Column("values", JSON, nullable=False),
-        sa.ForeignKeyConstraint(
-            ["run_no"], ["run.no"], name=op.f("fk_episode_run_no_run"), ondelete="CASCADE"
-        ),
+        sa.ForeignKeyConstraint(["run_no"], ["run.no"], name=op.f("fk_episode_run_no_run"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_episode")),
     )
     with op.batch_alter_table("episode", schema=None) as batch_op:
@@ -535,9 +529,7 @@ def upgrade() -> None:
         sa.Column("mode", sa.String(length=16), nullable=False),
         sa.Column("split", sa.String(length=16), nullable=False),
         sa.Column("test_accuracy", sa.Float(), nullable=True),
-        sa.ForeignKeyConstraint(
-            ["run_no"], ["run.no"], name=op.f("fk_eval_episode_run_no_run"), ondelete="CASCADE"
-        ),
+        sa.ForeignKeyConstraint(["run_no"], ["run.no"], name=op.f("fk_eval_episode_run_no_run"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("id", name=op.f("pk_eval_episode")),
     )
     with op.batch_alter_table("eval_episode", schema=None) as batch_op:
@@ -554,9 +546,7 @@ def upgrade() -> None:
         sa.Column("seconds", sa.Float(), nullable=False),
         sa.Column("update_order", JSON, nullable=False),
         sa.Column("received_at", sa.DateTime(timezone=True), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["run_no"], ["run.no"], name=op.f("fk_round_result_run_no_run"), ondelete="CASCADE"
-        ),
+        sa.ForeignKeyConstraint(["run_no"], ["run.no"], name=op.f("fk_round_result_run_no_run"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("run_no", "attempt", "round", name=op.f("pk_round_result")),
     )
     op.create_table(
@@ -568,9 +558,7 @@ def upgrade() -> None:
         sa.Column("last_seq", sa.Integer(), nullable=False),
         sa.Column("device_uid", sa.String(length=200), nullable=True),
         sa.Column("started_at", sa.DateTime(timezone=True), nullable=False),
-        sa.ForeignKeyConstraint(
-            ["run_no"], ["run.no"], name=op.f("fk_run_attempt_run_no_run"), ondelete="CASCADE"
-        ),
+        sa.ForeignKeyConstraint(["run_no"], ["run.no"], name=op.f("fk_run_attempt_run_no_run"), ondelete="CASCADE"),
         sa.PrimaryKeyConstraint("run_no", "attempt", name=op.f("pk_run_attempt")),
     )
     op.execute(EPISODES_VIEW)

@@ -6,6 +6,7 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import schemathesis
@@ -32,7 +33,11 @@ OPERATIONS = {operation.label: operation for operation in (found.ok() for found 
 def url(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("fuzz")
     shutil.copy(sqlite_template, folder / "lockstep.db")
-    given_settings = {**FAST, "database_url": f"sqlite:///{folder / 'lockstep.db'}", "data_dir": folder / "data"}
+    given_settings: dict[str, Any] = {
+        **FAST,
+        "database_url": f"sqlite:///{folder / 'lockstep.db'}",
+        "data_dir": folder / "data",
+    }
     server = start_server(Settings(**given_settings))
     yield server.url
     server.stop()
@@ -41,11 +46,11 @@ def url(sqlite_template: Path, tmp_path_factory: pytest.TempPathFactory) -> Iter
 @pytest.mark.parametrize("label", list(OPERATIONS))
 def test_api_answers_every_case_as_documented(url: str, label: str) -> None:
     operation = OPERATIONS[label]
-    checks = [check for check in CHECKS.get_all() if check.__name__ not in LEFT_OUT]
+    checks: list[Any] = [check for check in CHECKS.get_all() if check.__name__ not in LEFT_OUT]
 
     @given(case=operation.as_strategy())
     @settings(max_examples=CASES, deadline=None, suppress_health_check=list(HealthCheck), derandomize=True)
-    def every_case(case: schemathesis.Case) -> None:
+    def every_case(case: schemathesis.Case[Any]) -> None:
         if label.endswith(("/claim", "/barrier")):
             case.query = {**(case.query or {}), "wait": 0}
         response = case.call(base_url=url, timeout=20)

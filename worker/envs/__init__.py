@@ -1,0 +1,1 @@
+"""Environments. They know torch, numpy and the keyed generators only."""

@@ -57,9 +57,7 @@ def make(
     names = list(policies) or ["ppo"] * runs
     specs = [RunEnv(f"run{i}", f"arm{i}", name, static_set, 0.995) for i, name in enumerate(names)]
     others = {"other": AccuracyGain(name="other")} if phase == "eval" else {}
-    return MorphEnvs(
-        Setup(config, seed, CPU, num_envs, phase), specs, [AccuracyGain() for _ in specs], others
-    )
+    return MorphEnvs(Setup(config, seed, CPU, num_envs, phase), specs, [AccuracyGain() for _ in specs], others)
 
 
 def row(envs: MorphEnvs, op: Op = Op.WAIT, slot: int = 0, **heads: int) -> list[int]:

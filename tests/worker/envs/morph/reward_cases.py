@@ -35,18 +35,14 @@ def slots(stages: list[int], *, dtype: torch.dtype = torch.float64, **values: An
         germinated_at=row("germinated_at", 10, torch.int64),
         contribution=row("c", NAN, dtype),
         cf=scalar("cf", NAN),
-        interactions=torch.full((1, n, n), NAN, dtype=dtype)
-        if pairs is None
-        else torch.tensor([pairs], dtype=dtype),
+        interactions=torch.full((1, n, n), NAN, dtype=dtype) if pairs is None else torch.tensor([pairs], dtype=dtype),
         accuracy=scalar("accuracy", 50.0),
         committed_accuracy=scalar("committed", 40.0),
         loss=scalar("loss", 2.0),
     )
 
 
-def transition(
-    pre: SlotState, post: SlotState, op: int = Op.WAIT, slot: int = -1, **values: Any
-) -> RewardContext:
+def transition(pre: SlotState, post: SlotState, op: int = Op.WAIT, slot: int = -1, **values: Any) -> RewardContext:
     """One transition of one environment."""
     dtype = post.accuracy.dtype
 

@@ -69,9 +69,7 @@ def test_shaping_over_a_full_life_telescopes_to_zero() -> None:
 def test_rent_and_shock_match_golden() -> None:
     held = slots([BLEND], alpha=[0.5], params=[592.0])
     assert float(terms.rent(transition(held, held), CFG)) == pytest.approx(0.0244047, abs=1e-7)
-    moved = transition(
-        slots([BLEND], alpha=[0.4], params=[592.0]), slots([BLEND], alpha=[0.6], params=[592.0])
-    )
+    moved = transition(slots([BLEND], alpha=[0.4], params=[592.0]), slots([BLEND], alpha=[0.6], params=[592.0]))
     assert float(terms.shock(moved, CFG)) == pytest.approx(0.000722428, abs=1e-9)
 
 
@@ -101,9 +99,7 @@ def test_escrow_changes_match_golden() -> None:
         # the window minimum equals the wanted c~ when its older entries are not smaller
         ledgers["escrow_window"] = torch.full((1, 1, 3), 9.0, dtype=torch.float64)
         state = slots([HOLD], c=[stable], cf=max(stable, 0.0))
-        result = make_reward("escrow", {}, gamma=GAMMA, task="digits_tiny")(
-            transition(state, state, ledgers=ledgers)
-        )
+        result = make_reward("escrow", {}, gamma=GAMMA, task="digits_tiny")(transition(state, state, ledgers=ledgers))
         ledgers = result.ledgers
         paid.append(float(result.components["escrow"]))
     assert paid == pytest.approx([1.0, 2.0, 1.0, -5.0])
