@@ -7,6 +7,7 @@ the initial value of every tensor whose shape agrees.
 from __future__ import annotations
 
 import hashlib
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -23,6 +24,7 @@ from worker.rl.nets import FlatParameters, InputLayout, PolicyNet, State, build_
 from worker.rl.normalize import ObsNormalizer, PopArt, RewardScaler
 
 _VALUE_GAIN = 1.0
+_ADAM_BETAS = (0.9, 0.999)
 _VALUE_GAIN_POPART = 0.1
 
 
@@ -194,6 +196,17 @@ def build_learner(
         carry=net.initial_state(num_envs),
         num_envs=num_envs,
     )
+
+
+def adam_step(flat: FlatParameters, adam: Adam, lr: float, eps: float, scale: float) -> None:
+    """One Adam step (Kingma & Ba 2015, algorithm 1) on the flat vector with the gradient times ``scale``."""
+    beta1, beta2 = _ADAM_BETAS
+    adam.steps += 1
+    grad = flat.grad if scale == 1.0 else flat.grad.mul_(scale)
+    adam.m.lerp_(grad, 1.0 - beta1)
+    adam.v.mul_(beta2).addcmul_(grad, grad, value=1.0 - beta2)
+    spread = adam.v.sqrt().div_(math.sqrt(1.0 - beta2**adam.steps)).add_(eps)
+    flat.data.addcdiv_(adam.m, spread, value=-lr / (1.0 - beta1**adam.steps))
 
 
 def bounded_uniforms(draws: np.ndarray[Any, Any]) -> Tensor:

@@ -20,14 +20,13 @@ from torch import Tensor
 from worker.rl.config import LearnerConfig
 from worker.rl.gae import gae
 from worker.rl.heads import Floors, Heads, evaluate
-from worker.rl.learner import Adam, Learner
-from worker.rl.nets import FlatParameters, PolicyNet, State
+from worker.rl.learner import Learner, adam_step
+from worker.rl.nets import PolicyNet, State
 from worker.rl.precision import anchor_limit, autocast
 from worker.rl.rollout import PolicyError, Rollout
 
 _LOG_RATIO_CLAMP = 20.0
 _KL_STOP_FACTOR = 1.5
-_ADAM_BETAS = (0.9, 0.999)
 _NORM_EPS = 1e-6
 _ADV_EPS = 1e-8
 #: Order of the statistics vector returned by ``ppo_loss``; with per-head ratios two more per head follow.
@@ -314,17 +313,6 @@ def refresh_observations(learner: Learner, rollout: Rollout) -> None:
     if learner.obs_norm is not None and not learner.obs_norm_frozen:
         raw = rollout.raw[: rollout.num_steps]
         learner.obs_norm.update(raw.flatten(0, 1), rollout.valid.flatten())
-
-
-def adam_step(flat: FlatParameters, adam: Adam, lr: float, eps: float, scale: float) -> None:
-    """One Adam step (Kingma & Ba 2015, algorithm 1) on the flat vector with the gradient times ``scale``."""
-    beta1, beta2 = _ADAM_BETAS
-    adam.steps += 1
-    grad = flat.grad if scale == 1.0 else flat.grad.mul_(scale)
-    adam.m.lerp_(grad, 1.0 - beta1)
-    adam.v.mul_(beta2).addcmul_(grad, grad, value=1.0 - beta2)
-    spread = adam.v.sqrt().div_(math.sqrt(1.0 - beta2**adam.steps)).add_(eps)
-    flat.data.addcdiv_(adam.m, spread, value=-lr / (1.0 - beta1**adam.steps))
 
 
 def _summary(history: Tensor, head_names: list[str]) -> dict[str, float]:

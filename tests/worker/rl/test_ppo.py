@@ -12,14 +12,13 @@ import torch
 
 from tests.worker.rl.cases import HEADS, Head, learner_config, make_learner, random_rollout
 from worker.rl.config import entropy_coefficient, floor_scale, learning_rate
-from worker.rl.learner import Adam, Learner
+from worker.rl.learner import Adam, Learner, adam_step
 from worker.rl.nets import FlatParameters
 from worker.rl.ppo import (
     AnchorMismatch,
     Prepared,
     Replay,
     _next_values,
-    adam_step,
     normalise_advantages,
     ppo_loss,
     prepare,
