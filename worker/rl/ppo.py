@@ -78,7 +78,7 @@ class LossRule:
     """The numbers of the loss in force in one update.
 
     Attributes:
-        learner: static settings and layout.
+        cfg, heads: static settings and layout.
         entropy_coef: c_H of the round.
         floors: probability floors in force, as in the rollout.
         adv_floor: least divisor of the advantages, reward units.
@@ -270,8 +270,7 @@ def update(learner: Learner, prepared: Prepared, lr: float, order: np.random.Gen
     history: list[Tensor] = []
     norms: list[float] = []
     done = skipped = non_finite = 0
-    stop_epoch: float = math.nan
-    stopped = False
+    stopped, stop_epoch = False, math.nan
     for epoch in range(cfg.epochs):
         for replay in _minibatches(learner, prepared.replay, order):
             if stopped:
