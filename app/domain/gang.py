@@ -76,14 +76,8 @@ def fit(need: Need, workers: Sequence[WorkerView], held: frozenset[str] = frozen
     able = [worker for worker in workers if worker.healthy and _has_data(need, worker)]
     if not able:
         return _nobody(need, workers)
-    roomy = [worker for worker in able if worker.memory_bytes > need.min_memory_bytes]
-    if not roomy:
-        largest = max(worker.memory_bytes for worker in able)
-        return Wait(
-            "insufficient_memory",
-            f"needs a device with more than {_gib(need.min_memory_bytes)} GiB; the largest has {_gib(largest)} GiB",
-            {"needed_bytes": need.min_memory_bytes, "largest_bytes": largest},
-        )
+    # after an out-of-memory a larger device is taken if one exists; else the same size is tried once more
+    roomy = [worker for worker in able if worker.memory_bytes > need.min_memory_bytes] or able
     idle = [worker for worker in roomy if worker.idle and worker.device_class not in held]
     chosen = _choose(need, idle)
     return chosen or _waiting(need, roomy, held)

@@ -134,7 +134,8 @@ BLOCK_TRANSITIONS: Mapping[BlockStatus, frozenset[BlockStatus]] = {
     BlockStatus.RESERVED: frozenset({BlockStatus.RUNNING, BlockStatus.STOPPING}),
     BlockStatus.RUNNING: frozenset({BlockStatus.STOPPING, BlockStatus.SUCCEEDED}),
     BlockStatus.STOPPING: frozenset(
-        {BlockStatus.CANCELLED, BlockStatus.PAUSED, BlockStatus.QUEUED, BlockStatus.FAILED}
+        # succeeded: every run had finished before the stop took effect
+        {BlockStatus.SUCCEEDED, BlockStatus.CANCELLED, BlockStatus.PAUSED, BlockStatus.QUEUED, BlockStatus.FAILED}
     ),
     BlockStatus.PAUSED: frozenset({BlockStatus.QUEUED, BlockStatus.CANCELLED}),
     BlockStatus.SUCCEEDED: frozenset(),

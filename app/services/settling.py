@@ -16,7 +16,7 @@ from app.domain.status import (
     WorkerStatus,
 )
 from app.services.context import Context
-from app.store import blocks, leases
+from app.store import blocks, experiments, leases, scheduling
 from app.store.blocks import Why
 from app.store.tables import Record
 
@@ -29,6 +29,9 @@ def settle(ctx: Context, session: Session, now: float, block: Record) -> bool:
     why = Why("system", cause, block.cause_text or "")
     if block.desired == Desired.CANCEL:
         return _end(session, now, block, BlockStatus.CANCELLED, RunStatus.CANCELLED, Why("system", Cause.USER))
+    if not blocks.live_runs(session, block.id):  # the last results came in while it was stopping
+        done = Why("system", None, "every run had finished when it stopped")
+        return blocks.move(session, now, block, BlockStatus.SUCCEEDED, done, cause=None, cause_text=None)
     if block.desired == Desired.PAUSE:
         moved = blocks.move(session, now, block, BlockStatus.PAUSED, why)
         blocks.move_runs(session, now, block, RunStatus.PAUSED, Why("system"))
@@ -71,6 +74,20 @@ def finish_if_complete(session: Session, now: float, block_id: str) -> bool:
     if not blocks.move(session, now, block, BlockStatus.SUCCEEDED, Why("system")):
         return False
     for assignment in leases.of_block(session, block_id, block.attempt):
-        if leases.move(session, now, assignment.id, AssignmentState.RELEASED, outcome="completed"):
+        if end_assignment(session, now, assignment, AssignmentState.RELEASED, outcome="completed"):
             leases.move_worker(session, now, assignment.worker_id, WorkerStatus.CLEANING, "its block has ended")
+    return True
+
+
+def end_assignment(session: Session, now: float, row: Record, target: AssignmentState, **values: Any) -> bool:
+    """End a live assignment; its device time, by the database clock, counts for owner and runs, once."""
+    if not leases.move(session, now, row.id, target, **values):
+        return False
+    block = blocks.get(session, row.block_id)
+    experiment = experiments.get(session, block.experiment_id) if block is not None else None
+    seconds = max(0.0, now - row.offered_at.timestamp())
+    if experiment is not None:
+        scheduling.add_usage(session, now, experiment.owner, seconds)
+    mine = leases.run_ids(session, row.id)
+    experiments.add_device_seconds(session, mine, seconds / max(1, len(mine)))
     return True

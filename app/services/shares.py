@@ -32,8 +32,8 @@ from app.services.comparison import compare_block, log_line
 from app.services.context import Context
 from app.services.fencing import fenced, grace
 from app.services.scheduling import resume_round
-from app.services.settling import finish_if_complete, settle
-from app.store import blocks, experiments, leases, results, scheduling, workers
+from app.services.settling import end_assignment, finish_if_complete, settle
+from app.store import blocks, experiments, leases, results, workers
 from app.store.blocks import Why
 from app.store.engine import utc
 from app.store.events import NewEvent, add_events
@@ -80,7 +80,7 @@ def _mismatch(ctx: Context, session: Session, now: float, row: Record, block: Re
         grace_seconds=grace(ctx, session, block),
         counts=False,
     )
-    leases.move(session, now, row.id, AssignmentState.RELEASED, outcome="error", detail=text)
+    end_assignment(session, now, row, AssignmentState.RELEASED, outcome="error", detail=text)
     leases.move_worker(session, now, row.worker_id, WorkerStatus.CLEANING, text)
     leases.move_worker(session, now, row.worker_id, WorkerStatus.QUARANTINED, text)
 
@@ -133,7 +133,7 @@ def put_round(ctx: Context, assignment_id: str, token: str, index: int, request:
             text = f"round {index} of run {conflict} was handed in twice with different results"
             blocks.stop(session, now, block, Why("worker", Cause.BUG, text), grace_seconds=grace(ctx, session, block))
         else:
-            _check_open(block, index, bool(new))
+            _check_open(session, block, index, [run for _, run in new])
             for result, run in new:
                 ingest.store_round(ctx, session, now, ingest.RoundOf(row, run, index, request, result))
                 _apply_outcome(session, now, block, run, index, result)
@@ -169,12 +169,23 @@ def _sort_out(
     return new, None
 
 
-def _check_open(block: Record, index: int, has_new: bool) -> None:
-    if has_new and (index != block.open_round or block.status not in (BlockStatus.RUNNING, BlockStatus.STOPPING)):
+def _check_open(session: Session, block: Record, index: int, runs: Sequence[Record]) -> None:
+    """A round is open when it is the block's next one; without a barrier, when it is the run's next one."""
+    if not runs:
+        return
+    free = _lockstep(session, block)["barrier"] == "none"
+    expected = {run.rounds_done for run in runs} if free else {block.open_round}
+    if expected != {index} or block.status not in (BlockStatus.RUNNING, BlockStatus.STOPPING):
         raise ConflictError(
             f"round {index} is not open; the open round of this block is {block.open_round}",
             code="round_not_open",
         )
+
+
+def _lockstep(session: Session, block: Record) -> dict[str, Any]:
+    experiment = experiments.get(session, block.experiment_id)
+    section: dict[str, Any] = experiment.spec["lockstep"] if experiment is not None else {"barrier": "round"}
+    return section
 
 
 def _apply_outcome(session: Session, now: float, block: Record, run: Record, index: int, result: RunRound) -> None:
@@ -187,12 +198,18 @@ def _apply_outcome(session: Session, now: float, block: Record, run: Record, ind
 
 
 def _close_round(session: Session, now: float, row: Record, block: Record, index: int) -> RoundReply:
-    if index < block.open_round:
-        return RoundReply(complete=True)
-    have = results.runs_with_round(session, block.id, row.attempt, index)
-    missing = [run.id for run in blocks.live_runs(session, block.id) if run.id not in have]
-    if missing:
-        return RoundReply(complete=False, missing=missing)
+    live = blocks.live_runs(session, block.id)
+    for opened in range(block.open_round, max(index, block.open_round) + 1):
+        have = results.runs_with_round(session, block.id, row.attempt, opened)
+        missing = [run.id for run in live if run.id not in have]
+        if missing or not have:
+            return RoundReply(complete=index < opened, missing=missing if index >= opened else [])
+        _complete(session, now, row, block, opened)
+    finish_if_complete(session, now, block.id)
+    return RoundReply(complete=True)
+
+
+def _complete(session: Session, now: float, row: Record, block: Record, index: int) -> None:
     blocks.change(session, block.id, open_round=index + 1, round_opened_epoch=now)
     comparison = compare_block(session, block, index)
     event = NewEvent(
@@ -205,8 +222,6 @@ def _close_round(session: Session, now: float, row: Record, block: Record, index
         payload={"attempt": row.attempt, **comparison},
     )
     add_events(session, now, block.experiment_id, [event])
-    finish_if_complete(session, now, block.id)
-    return RoundReply(complete=True)
 
 
 def barrier(ctx: Context, block_id: str, attempt: int, index: int) -> BarrierReply:
@@ -240,12 +255,11 @@ def release(ctx: Context, assignment_id: str, token: str, request: ReleaseReques
             return
         row, block = fenced(session, assignment_id, token)
         now = ctx.store.now(session)
-        _account(session, now, row, block, request)
         _stop_for_release(ctx, session, now, row, block, request)
-        leases.move(
+        end_assignment(
             session,
             now,
-            row.id,
+            row,
             AssignmentState.RELEASED,
             outcome=request.outcome,
             cause=request.cause,
@@ -259,26 +273,23 @@ def release(ctx: Context, assignment_id: str, token: str, request: ReleaseReques
     ctx.bell.ring()
 
 
-def _account(session: Session, now: float, row: Record, block: Record, request: ReleaseRequest) -> None:
-    experiment = experiments.get(session, block.experiment_id)
-    if experiment is not None:
-        scheduling.add_usage(session, now, experiment.owner, max(0.0, request.seconds))
-    mine = leases.run_ids(session, row.id)
-    experiments.add_device_seconds(session, mine, max(0.0, request.seconds) / max(1, len(mine)))
-
-
 def _stop_for_release(
     ctx: Context, session: Session, now: float, row: Record, block: Record, request: ReleaseRequest
 ) -> None:
     """A share that ends while its block goes on stops the block, with the cause as observed."""
     if block.status not in (BlockStatus.RESERVED, BlockStatus.RUNNING):
         return
+    mine = set(leases.run_ids(session, row.id))
+    if not mine & {run.id for run in blocks.live_runs(session, block.id)}:
+        return  # its runs have ended; the peers of a gang go on
     cause = Cause(request.cause) if request.cause else Cause.PREEMPTED
-    if cause is Cause.OOM and request.pinned_run and _oom_before(block):
-        why = Why("worker", Cause.DIVERGED, "out of memory twice, pinned on this arm")
-        blocks.move_runs(session, now, block, RunStatus.FAILED, why, run_ids=[request.pinned_run])
     worker = workers.get(session, row.worker_id)
     counts = not (worker is not None and worker.fast_failures >= 1 and _is_fast(row, now, cause))
+    if cause is Cause.OOM and request.pinned_run in mine and _oom_before(block):
+        counts = False  # the repeat is an outcome of this arm; the others go on
+        why = Why("worker", Cause.DIVERGED, "out of memory twice, pinned on this arm")
+        moved = blocks.move_runs(session, now, block, RunStatus.FAILED, why, run_ids=[request.pinned_run])
+        blocks.change(session, block.id, num_diverged=block.num_diverged + len(moved))
     detail = request.detail.strip().splitlines()
     text = detail[-1][:500] if detail else ""
     if cause is Cause.OOM and worker is not None:

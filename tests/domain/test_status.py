@@ -17,6 +17,7 @@ ALLOWED_BLOCK = {
     ("reserved", "stopping"),
     ("running", "stopping"),
     ("running", "succeeded"),
+    ("stopping", "succeeded"),
     ("stopping", "cancelled"),
     ("stopping", "paused"),
     ("stopping", "queued"),

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache
 from itertools import combinations
 
@@ -99,6 +99,13 @@ class Contrasts:
     total: int
     shapley: slice
     sampled: bool
+    _placed: dict[torch.device, Tensor] = field(default_factory=dict, repr=False, compare=False)
+
+    def matrix_on(self, device: torch.device) -> Tensor:
+        """Return ``matrix`` on a device; it is copied there once, so a captured step copies nothing."""
+        if device not in self._placed:
+            self._placed[device] = self.matrix.to(device)
+        return self._placed[device]
 
     @property
     def num_players(self) -> int:
@@ -249,7 +256,7 @@ def measure(table: Table, wanted: Contrasts) -> Tensor:
     Losses in nats with sd over N - 1; accuracies in pp with the population variance, which for right or
     wrong items is ((b + w) - (b - w)^2 / N) / N, b / w the items only right with / without.
     """
-    matrix = wanted.matrix.to(table.loss.device)
+    matrix = wanted.matrix_on(table.loss.device)
     loss = item_stats(-(matrix @ table.loss), 1)
     correct = item_stats(100.0 * (matrix @ table.correct), 0)
     return torch.cat([loss, correct])

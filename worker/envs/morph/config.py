@@ -16,6 +16,7 @@ import torch
 from worker.envs.morph.tasks import PACES, Optim, Pace, TaskSpec, get_task
 
 Choice = Literal["g1", "g2", "g3"]
+Path = Literal["auto", "eager", "captured", "fused"]
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class EnvConfig:
     governor: GovernorConfig = field(default_factory=GovernorConfig)
     precision: Literal["auto", "fp32", "bf16"] = "fp32"
     tf32: bool = False
+    path: Path = "auto"
     dtype: torch.dtype = torch.float32
 
     @classmethod
@@ -131,6 +133,7 @@ def parse(config: Mapping[str, Any]) -> EnvConfig:
     precision: Mapping[str, Any] = config.get("precision") or {}
     overrides["precision"] = precision.get("host", "auto")
     overrides["tf32"] = bool(precision.get("tf32", False))
+    overrides["path"] = (config.get("engine") or {}).get("path", "auto")
     return EnvConfig.for_task(env["task"], **overrides)
 
 
@@ -174,6 +177,15 @@ def resolve_precision(config: EnvConfig, device: torch.device) -> Literal["fp32"
     if config.precision == "bf16" and not capable:
         raise ValueError(f"precision.host bf16 is not supported by {device}; use fp32")
     return "bf16" if capable else "fp32"
+
+
+def resolve_path(config: EnvConfig, device: torch.device) -> Literal["eager", "captured", "fused"]:
+    """Return how training steps are executed: auto = captured on CUDA, else eager."""
+    if config.path == "auto":
+        return "captured" if device.type == "cuda" else "eager"
+    if config.path != "eager" and device.type != "cuda":
+        raise ValueError(f"engine.path {config.path!r} needs a CUDA device, this is {device}; use auto or eager")
+    return config.path
 
 
 def _check_slots(config: EnvConfig) -> None:

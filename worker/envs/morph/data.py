@@ -168,6 +168,7 @@ class TrainingData:
         if self.block_len:
             start, stop = _checked_span(arrays, "train", self.block_len)
             self._corpus = torch.from_numpy(arrays.images[start:stop].astype(np.int64)).to(device)
+            self._window = torch.arange(self.block_len + 1, device=device)
             self.train_size = stop - start - self.block_len
         else:
             chosen = arrays.splits["train"]
@@ -185,17 +186,35 @@ class TrainingData:
 
     def epoch(self, order: np.random.Generator, augment: np.random.Generator | None) -> tuple[Tensor, Tensor]:
         """Return one epoch of batches x [n, B, ..], y [n, B, ..] from keyed generators."""
+        return self.gather(self.draw(order, augment).to(self.device))
+
+    @property
+    def draw_width(self) -> int:
+        """Return W: choices per item of a batch, its index and, with augmentation, top, left and flip."""
+        return 4 if self.config.augment and not self.block_len else 1
+
+    def draw(self, order: np.random.Generator, augment: np.random.Generator | None) -> Tensor:
+        """Return the choices of one epoch, [n, B, W] int64 on the CPU."""
         batches, size = self.config.batches_per_step, self.config.batch_size
         if self.block_len:
-            offsets = order.integers(0, self.train_size, size=(batches, size))
-            index = torch.from_numpy(offsets).to(self.device)[..., None]
-            window = self._corpus[index + torch.arange(self.block_len + 1, device=self.device)]
+            chosen = order.integers(0, self.train_size, size=(batches, size))
+        else:
+            chosen = order.permutation(self.train_size)[: batches * size].reshape(batches, size)
+        index = chosen[..., None]
+        if augment is None or self.draw_width == 1:
+            return torch.from_numpy(index)
+        crops = augment.integers(0, [2 * _PAD + 1, 2 * _PAD + 1, 2], size=(batches, size, 3))
+        return torch.from_numpy(np.concatenate([index, crops], axis=2))
+
+    def gather(self, draws: Tensor) -> tuple[Tensor, Tensor]:
+        """Return x [.., B, ..] and y [.., B, ..] for choices [.., B, W] on the device."""
+        index = draws[..., 0]
+        if self.block_len:
+            window = self._corpus[index[..., None] + self._window]
             return window[..., :-1], window[..., 1:]
-        chosen = order.permutation(self.train_size)[: batches * size].reshape(batches, size)
-        index = torch.from_numpy(chosen).to(self.device)
-        if augment is None or not self.config.augment:
+        if draws.shape[-1] == 1:
             return self._images[index], self._labels[index]
-        return self._augmented(index, augment), self._labels[index]
+        return self._augmented(index, draws[..., 1:]), self._labels[index]
 
     def _prepare(self, images: Tensor) -> Tensor:
         """Return what an epoch gathers from: normalised images, or raw ones padded for the crop."""
@@ -207,11 +226,10 @@ class TrainingData:
         padded[..., _PAD : _PAD + edge, _PAD : _PAD + edge] = images
         return padded
 
-    def _augmented(self, index: Tensor, generator: np.random.Generator) -> Tensor:
+    def _augmented(self, index: Tensor, crops: Tensor) -> Tensor:
         """Return crops (padding 4) with random flips, gathered in one indexing expression."""
         edge = self._images.shape[-1] - 2 * _PAD
-        draws = generator.integers(0, [2 * _PAD + 1, 2 * _PAD + 1, 2], size=(*index.shape, 3))
-        top, left, flip = torch.from_numpy(draws).to(self.device).unbind(-1)
+        top, left, flip = crops.unbind(-1)
         along = torch.arange(edge, device=self.device)
         rows = top[..., None] + along
         columns = left[..., None] + torch.where(flip[..., None] == 1, edge - 1 - along, along)

@@ -1,25 +1,28 @@
 """Issues the training and validation of every environment of every run of a step.
 
 Jobs arrive in the order A0 B0 A1 B1 .. and are issued in it; nothing is read back until all are
-issued, then everything returns in one copy. This is the eager path.
+issued, then everything returns in one copy. ``Engine`` is the plain sequential path: the path of the CPU
+and the oracle of ``captured.CapturedEngine``. Axes: n batches, B items, W choices per item.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, Protocol
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker.envs.morph.data import Items
+from worker.envs.morph import config as configs
+from worker.envs.morph.config import EnvConfig
+from worker.envs.morph.data import Items, TrainingData
 from worker.envs.morph.hosts import Pass
-from worker.envs.morph.network import Network, StepPlan
+from worker.envs.morph.network import EpochStats, Network, StepPlan
 from worker.envs.morph.validate import Measured, Validator, ValPlan, decode
 
 
@@ -29,7 +32,7 @@ class Job:
 
     Attributes:
         network, validator: what is trained and validated.
-        batches: x [n, B, ..] and y [n, B, ..], or None to validate only.
+        draws: choices of the epoch [n, B, W] on the CPU, or None to validate only.
         step_plan: which grafts take part in training, and how.
         how: training pass with the dropout generator.
         val_plan: configurations to validate.
@@ -37,7 +40,7 @@ class Job:
 
     network: Network
     validator: Validator
-    batches: tuple[Tensor, Tensor] | None
+    draws: Tensor | None
     step_plan: StepPlan
     how: Pass
     val_plan: ValPlan
@@ -60,50 +63,143 @@ class Outcome:
     issue_seconds: float
 
 
-class Engine:
-    """Eager engine.
+@dataclass
+class Counters:
+    """Work done since the start, for reports: never read by training.
 
-    Args:
-        precision: precision of the training pass; validation is float32.
-        device: where the networks live.
+    Attributes:
+        host_steps, train_items: batches trained, and items in them.
+        val_asked: validation items times configurations asked for.
+        val_forwarded: items run through segments in validation, in units of whole networks.
+        copies: device-to-host copies of results.
+        captures, hits, replays, evictions: of graphs.
+        capture_seconds, graph_bytes: cost of capture.
+        issue_seconds, wait_seconds: CPU time to issue a step, and to wait for its results.
+        train_seconds, validate_seconds: device time between events, mean over environments that ran side by
+            side; measured on the captured path only.
     """
 
-    def __init__(self, precision: Literal["fp32", "bf16"], device: torch.device) -> None:
-        self.precision, self.device = precision, device
+    host_steps: int = 0
+    train_items: int = 0
+    val_asked: int = 0
+    val_forwarded: float = 0.0
+    copies: int = 0
+    captures: int = 0
+    hits: int = 0
+    replays: int = 0
+    evictions: int = 0
+    capture_seconds: float = 0.0
+    graph_bytes: int = 0
+    issue_seconds: float = 0.0
+    wait_seconds: float = 0.0
+    train_seconds: float = 0.0
+    validate_seconds: float = 0.0
 
-    def run(self, jobs: Sequence[Job], val: Items) -> list[Outcome]:
+    def count(self, job: Job, val: Items, rows: int) -> None:
+        """Add one job; ``rows`` items went through segments in its validation."""
+        if job.draws is not None:
+            self.host_steps += job.draws.shape[0]
+            self.train_items += job.draws.shape[0] * job.draws.shape[1]
+        plan = job.val_plan
+        self.val_asked += val.x.shape[0] * (len(plan.masks) + len(plan.prospective))
+        self.val_forwarded += rows / job.network.host.num_segments
+
+
+class StepEngine(Protocol):
+    """What the environments ask of an engine."""
+
+    counters: Counters
+
+    def run(self, jobs: Sequence[Job], val: Items, meanwhile: Callable[[], None] | None = None) -> list[Outcome]:
+        """Train and validate every job, in order; ``meanwhile`` is called while the device works."""
+        ...
+
+
+@dataclass
+class Engine:
+    """Plain sequential engine.
+
+    Attributes:
+        precision: precision of the training pass; validation is float32.
+        data: where batches are gathered from.
+        device: where the networks live.
+        counters: work done.
+    """
+
+    precision: Literal["fp32", "bf16"]
+    data: TrainingData
+    device: torch.device
+    counters: Counters = field(default_factory=Counters)
+
+    def run(self, jobs: Sequence[Job], val: Items, meanwhile: Callable[[], None] | None = None) -> list[Outcome]:  # noqa: ARG002 - nothing to do meanwhile: the CPU is the device
         """Train and validate every job, in order, and read all results in one copy."""
-        packed, seconds = [], []
+        packed: list[Tensor] = []
+        seconds: list[float] = []
+        drawn: Tensor | None = None
+        batches: tuple[Tensor, Tensor] | None = None
         for job in jobs:
             start = time.perf_counter()
-            packed.append(self._issue(job, val))
+            if job.draws is not None and job.draws is not drawn:
+                # runs of one environment share its batches
+                drawn, batches = job.draws, self.data.gather(job.draws.to(self.device))
+            packed.append(self._issue(job, batches, val))
             seconds.append(time.perf_counter() - start)
         if not packed:
             return []
-        sizes = [part.numel() for part in packed]
+        self.counters.issue_seconds += sum(seconds)
         # the one device-to-host copy of the step
         flat = torch.cat(packed).cpu().numpy()
-        parts = np.split(flat, np.cumsum(sizes)[:-1])
-        return [_outcome(*item) for item in zip(jobs, parts, seconds, strict=True)]
+        self.counters.copies += 1
+        return outcomes(jobs, [part.numel() for part in packed], flat, seconds)
 
-    def _issue(self, job: Job, val: Items) -> Tensor:
+    def _issue(self, job: Job, batches: tuple[Tensor, Tensor] | None, val: Items) -> Tensor:
+        before = job.validator.forward_rows
         parts: list[Tensor] = []
-        if job.batches is not None:
-            with self._autocast():
-                stats = job.network.train_epoch(*job.batches, job.step_plan, job.how)
+        if job.draws is not None and batches is not None:
+            stats = self._train(job, *batches)
             parts.append(stats.packed(len(job.network.slots)))
         parts.append(job.network.magnitude())
         parts.append(job.validator.run(val.x, val.y, job.val_plan))
+        self.counters.count(job, val, job.validator.forward_rows - before)
         return torch.cat(parts)
 
-    def _autocast(self) -> AbstractContextManager[object]:
-        if self.precision == "fp32":
-            return nullcontext()
-        return torch.autocast(self.device.type, torch.bfloat16)
+    def _train(self, job: Job, x: Tensor, y: Tensor) -> EpochStats:
+        stats = EpochStats()
+        last = x.shape[0] - 1
+        for batch in range(x.shape[0]):
+            # entered anew for every batch: autocast keeps its casts of weights until it is left
+            with autocast(self.precision, self.device):
+                job.network.train_batch(x[batch], y[batch], job.step_plan, job.how, stats, measure=batch == last)
+        return stats
+
+
+def make_engine(config: EnvConfig, data: TrainingData, device: torch.device) -> StepEngine:
+    """Return the engine that ``engine.path`` names; a path which cannot run here raises ValueError."""
+    precision, path = configs.resolve_precision(config, device), configs.resolve_path(config, device)
+    if path == "eager":
+        return Engine(precision, data, device)
+    from worker.envs.morph.captured import CapturedEngine
+
+    return CapturedEngine(precision, data, device)
+
+
+def autocast(precision: Literal["fp32", "bf16"], device: torch.device) -> AbstractContextManager[object]:
+    """Return the context of the training pass."""
+    if precision == "fp32":
+        return nullcontext()
+    return torch.autocast(device.type, torch.bfloat16)
+
+
+def outcomes(
+    jobs: Sequence[Job], sizes: Sequence[int], flat: NDArray[np.float64], seconds: Sequence[float]
+) -> list[Outcome]:
+    """Return the results of all jobs from the one vector that came back."""
+    parts = np.split(flat, np.cumsum(sizes)[:-1])
+    return [_outcome(*item) for item in zip(jobs, parts, seconds, strict=True)]
 
 
 def _outcome(job: Job, packed: NDArray[np.float64], seconds: float) -> Outcome:
-    split = 0 if job.batches is None else 2 + 3 * len(job.network.slots)
+    split = 0 if job.draws is None else 2 + 3 * len(job.network.slots)
     return Outcome(
         training=packed[:split],
         finite=bool(np.isfinite(packed[split])),

@@ -22,7 +22,7 @@ from worker.envs.morph import actions, data, report, settle
 from worker.envs.morph import config as configs
 from worker.envs.morph.config import EnvConfig
 from worker.envs.morph.data import Items, TrainingData
-from worker.envs.morph.engine import Engine, Job, Outcome
+from worker.envs.morph.engine import Job, Outcome, make_engine
 from worker.envs.morph.episode import number_or_none
 from worker.envs.morph.hosts import Pass
 from worker.envs.morph.observe import Observer, View, obs_spec
@@ -105,7 +105,8 @@ class MorphEnvs:
         self.data = TrainingData(config, arrays, device, setup.replicate_seed)
         self._test = self._load_test(arrays)
         self.streams = Streams(setup.replicate_seed, setup.phase)
-        self.engine = Engine(configs.resolve_precision(config, device), device)
+        self.engine = make_engine(config, self.data, device)
+        self._drawn: dict[tuple[int, int, int], Tensor] = {}
         self.runs = [self._new_run(run, reward, xeval) for run, reward in zip(runs, rewards, strict=True)]
         slots = self.runs[0].world.slots
         self.heads = actions.head_specs(len(slots))
@@ -228,27 +229,39 @@ class MorphEnvs:
             takers = [turn for turn in turns if turn is not None and turn.ran[env]]
             if not takers:
                 continue
-            batches = self._epoch(env, takers[0].run.world.episode)
-            jobs += [self._job(turn.run.world, env, batches, last=last) for turn in takers]
+            draws = self._draws(env, takers[0].run.world.episode, self._step)
+            jobs += [self._job(turn.run.world, env, draws, last=last) for turn in takers]
             places += [(turn, env) for turn in takers]
-        for (turn, env), outcome in zip(places, self.engine.run(jobs, self.data.val), strict=True):
+        outcomes = self.engine.run(jobs, self.data.val, meanwhile=self._draw_ahead)
+        for (turn, env), outcome in zip(places, outcomes, strict=True):
             self._record(turn, env, outcome)
         for taken in turns:
             if taken is not None:
                 taken.run.world.table.end_step(taken.ran)
                 taken.run.world.steps += taken.ran
 
-    def _epoch(self, env: int, episode: int) -> tuple[Tensor, Tensor]:
-        order = self.streams.generator("data_order", env, episode, epoch=self._step)
-        if not self.config.augment:
-            return self.data.epoch(order, None)
-        return self.data.epoch(order, self.streams.generator("augment", env, episode, epoch=self._step))
+    def _draws(self, env: int, episode: int, epoch: int) -> Tensor:
+        """Return the choices of an epoch; whether they were drawn ahead changes nothing."""
+        drawn = self._drawn.pop((env, episode, epoch), None)
+        if drawn is not None:
+            return drawn
+        order = self.streams.generator("data_order", env, episode, epoch=epoch)
+        augment = self.streams.generator("augment", env, episode, epoch=epoch) if self.config.augment else None
+        return self.data.draw(order, augment)
 
-    def _job(self, world: World, env: int, batches: tuple[Tensor, Tensor] | None, *, last: bool) -> Job:
+    def _draw_ahead(self) -> None:
+        """Draw the next epoch on the CPU while the device works."""
+        epoch, episode = self._step + 1, self.runs[0].world.episode
+        self._drawn.clear()
+        if epoch < self.config.horizon:
+            for env in range(self.num_envs):
+                self._drawn[env, episode, epoch] = self._draws(env, episode, epoch)
+
+    def _job(self, world: World, env: int, draws: Tensor | None, *, last: bool) -> Job:
         return Job(
             network=world.networks[env],
             validator=world.validators[env],
-            batches=batches,
+            draws=draws,
             step_plan=world.step_plan(env),
             how=Pass("train", self._dropout(env, world.episode)),
             val_plan=world.val_plan(env, last=last),

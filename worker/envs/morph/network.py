@@ -179,6 +179,12 @@ class Network:
             self.train_batch(x[batch], y[batch], plan, how, stats, measure=batch == last)
         return stats
 
+    def stores(self, plan: StepPlan) -> list[ParamStore]:
+        """Return what a training step updates: host, grafts of the main forward, shadowed grafts."""
+        shadowed = [item.slot for item in plan if item.how == "shadow"]
+        main = [item.slot for item in plan if item.how != "shadow"]
+        return [self.store, *(self.cell(slot).store for slot in (*main, *shadowed))]
+
     def train_batch(
         self, x: Tensor, y: Tensor, plan: StepPlan, how: Pass, stats: EpochStats, *, measure: bool = False
     ) -> None:
@@ -211,7 +217,7 @@ class Network:
         return F.cross_entropy(logits.flatten(0, -2).to(self.config.dtype), y.flatten())
 
     def _update(self, slot: int, store: ParamStore, parts: Sequence[Tensor]) -> Tensor:
-        flat = torch.cat([part.reshape(-1) for part in parts]).to(self.config.dtype)
+        flat = torch.cat([part.reshape(-1) for part in parts], out=store.grad)
         if slot < 0:
             return self._host_step.step(store, flat, self._true)
         return self._graft_step.step(store, flat, self.cell(slot).active)

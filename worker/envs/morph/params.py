@@ -50,6 +50,7 @@ class ParamStore:
         flat: [P] parameters; every module parameter is a view of it.
         momentum: [P] SGD momentum, or first moment of AdamW.
         second: [P] second moment, empty for SGD.
+        grad: [P] gradient of the last step, before clipping.
         steps: scalar, optimiser steps taken.
         decays: [P] bool, elements of tensors with more than one dimension.
         buffers: flat running statistics, or empty.
@@ -72,6 +73,7 @@ class ParamStore:
         self.flat = torch.zeros(self.size, dtype=dtype, device=device)
         self.momentum = torch.zeros_like(self.flat)
         self.second = torch.zeros_like(self.flat) if adam else self.flat.new_zeros(0)
+        self.grad = torch.zeros_like(self.flat)
         self.steps = torch.zeros((), dtype=dtype, device=device)
         self.decays = torch.zeros(self.size, dtype=torch.bool, device=device)
         self.names: list[str] = []
@@ -97,6 +99,10 @@ class ParamStore:
         self.momentum.zero_()
         self.second.zero_()
         self.steps.zero_()
+
+    def state(self) -> list[Tensor]:
+        """Return every tensor that a training step writes."""
+        return [self.flat, self.momentum, self.second, self.steps, self.grad, self.buffers]
 
     def snapshot(self) -> tuple[Tensor, Tensor]:
         """Return copies of parameters and buffers."""

@@ -161,9 +161,10 @@ class Validator:
         every = tuple(range(rows - tail))
         if step.off == every and step.on == every:
             return torch.cat([stack[: len(every) * items], cell.graft.blend(stack, cell.alpha)])
-        view = stack.view(rows, items, *stack.shape[1:])
-        on = view[[*step.on, *range(rows - tail, rows)]].flatten(0, 1)
-        return torch.cat([view[list(step.off)].flatten(0, 1), cell.graft.blend(on, cell.alpha)])
+        # slices, not an index list: under capture nothing may come up from the host
+        part = torch.split(stack, items)
+        on = torch.cat([part[row] for row in (*step.on, *range(rows - tail, rows))])
+        return torch.cat([*(part[row] for row in step.off), cell.graft.blend(on, cell.alpha)])
 
     def _segments(self, stack: Tensor, start: int, stop: int) -> Tensor:
         self.forward_rows += (stop - start) * stack.shape[0]

@@ -27,6 +27,7 @@ from tests.worker.envs.morph.test_config import spec
 from worker import keys
 from worker.envs.morph import data
 from worker.envs.morph.controls import make_control
+from worker.envs.morph.engine import Engine
 from worker.envs.morph.env import MorphEnvs, make_envs
 from worker.envs.morph.runs import RunEnv
 from worker.envs.morph.stages import Op
