@@ -14,7 +14,7 @@ from app.domain.status import TERMINAL_BLOCK, BlockStatus, Cause
 from app.services.context import Context
 from app.services.reporting import build, has_analysis, store_report
 from app.services.steering import cancel_decided
-from app.store import experiments, reports
+from app.store import blocks, experiments, reports
 from app.store.engine import utc
 from app.store.events import NewEvent, add_events
 from app.store.tables import Record
@@ -61,6 +61,7 @@ def _look(ctx: Context, experiment: Record, look: tuple[int, int]) -> int:
     number, num_blocks = look
     content, scores = build(ctx, experiment.id, look=number, num_blocks=num_blocks)
     with ctx.store.write() as session:
+        blocks.lock_all(session, experiment.id)
         locked = experiments.get(session, experiment.id, lock=True)
         if locked is None or number in reports.looks_taken(session, experiment.id):
             return 0

@@ -238,7 +238,8 @@ def commit(ctx: Context, assignment_id: str, token: str, request: CommitRequest)
             if item.run_id not in mine or stored is None:
                 raise NotFoundError(f"no uploaded checkpoint of run {item.run_id}", code="unknown_checkpoint")
             found.append(stored)
-        if request.next_round > block.open_round:
+        done = {run.id: run.rounds_done for run in experiments.runs(session, block.experiment_id, block_id=block.id)}
+        if any(request.next_round > done[item.run_id] for item in request.runs):
             raise InvalidError(
                 f"round {request.next_round - 1} has not been handed in by this share", code="round_not_open"
             )

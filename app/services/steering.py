@@ -57,6 +57,7 @@ def set_desired(ctx: Context, experiment_id: str, desired: Desired, reason: str,
         ConflictError: ``terminal`` when the experiment has ended.
     """
     with ctx.store.write() as session:
+        blocks.lock_all(session, experiment_id)
         experiment = owned(session, experiment_id, actor)
         rows = experiments.blocks(session, experiment_id)
         status = experiments.derived_status(experiment, rows)

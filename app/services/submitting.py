@@ -305,7 +305,9 @@ def retry(ctx: Context, experiment_id: str, actor: Actor) -> list[str]:
             raise ConflictError("no block of this experiment has failed", code="nothing_to_retry")
         new = [NewBlock(row.replicate, row.generation + 1, experiment.num_arms) for row in failed]
         ids = experiments.insert_blocks(ctx.store, session, now, experiment_id, new)
-        experiments.change(session, experiment_id, finished_at=None, desired=Desired.RUN)
+        # a paused experiment stays paused: its blocks wait for the resume
+        desired = Desired.RUN if experiment.desired == Desired.CANCEL else experiment.desired
+        experiments.change(session, experiment_id, finished_at=None, desired=desired)
         text = f"retry of {len(failed)} failed blocks"
         add_events(session, now, experiment_id, [NewEvent("retried", text, actor=actor.name)])
         record(ctx, session, actor, "experiment.retry", experiment_id, None, {"blocks": ids})

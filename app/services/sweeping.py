@@ -1,21 +1,27 @@
 """The orphan sweep: what nobody reports any more leaves its state by the server's own clock.
 
-Idempotent: each step moves rows by guarded statements, so any number of sweepers yields one event
-for each expiry. Time in which the control plane could not receive heartbeats expires nothing.
+Each thing that is due is done in a transaction of its own that locks its block first and looks again,
+so that any number of sweepers yields one event for each expiry and none waits for a lock while it
+holds another. Time in which the control plane could not receive heartbeats expires nothing.
 """
 
 from __future__ import annotations
+
+from collections.abc import Callable
+from functools import partial
 
 from sqlalchemy.orm import Session
 
 from app.domain.status import AssignmentState, BlockStatus, Cause, WorkerStatus
 from app.services.context import Context
 from app.services.fencing import grace
-from app.services.settling import finish_if_complete, settle
+from app.services.settling import end_assignment, finish_if_complete, settle
 from app.services.worker_calls import stop_for_loss
-from app.store import blocks, experiments, leases, results, scheduling
+from app.store import blocks, experiments, leases, results, scheduling, workers
 from app.store.blocks import Why
 from app.store.tables import Record
+
+_Step = Callable[[Session, float], int]
 
 
 def sweep(ctx: Context) -> int:
@@ -25,55 +31,94 @@ def sweep(ctx: Context) -> int:
             return 0
         now = ctx.store.now(session)
         _forgive_absence(ctx, session, now)
-        changed = _expire(ctx, session, now)
-        changed += _lose_workers(ctx, session, now)
-        changed += _deadlines(ctx, session, now)
-        changed += _stalls(ctx, session, now)
-        for block in leases.stopping_blocks_without_lease(session):
-            changed += settle(ctx, session, now, block)
         scheduling.set_meta(session, "swept_epoch", repr(now))
+    changed = sum(_done(ctx, step) for step in _due(ctx))
+    with ctx.store.read() as session:
+        settled = [row.id for row in leases.stopping_blocks_without_lease(session)]
+    changed += sum(_done(ctx, partial(_settle, ctx, block_id=block_id)) for block_id in settled)
     if changed:
         ctx.bell.ring()
     return changed
 
 
+def _done(ctx: Context, step: _Step) -> int:
+    with ctx.store.write() as session:
+        return int(step(session, ctx.store.now(session)))
+
+
+def _due(ctx: Context) -> list[_Step]:
+    """Return what may be due, as steps that look again under their locks."""
+    settings = ctx.settings
+    with ctx.store.read() as session:
+        now = ctx.store.now(session)
+        silent_since = now - settings.lease_ttl_seconds - settings.heartbeat_seconds
+        overdue = leases.overdue(session, now - settings.heartbeat_seconds)
+        silent = leases.silent_workers(session, silent_since)
+        active = blocks.in_states(session, [BlockStatus.RESERVED, BlockStatus.RUNNING, BlockStatus.STOPPING])
+        due = [row.id for row in active if _may_be_due(session, now, row)]
+        ages = [row for row in leases.live(session) if _stall_matters(ctx, session, row)]
+    return [
+        *(partial(_expire, ctx, row=row) for row in overdue),
+        *(partial(_lose_worker, ctx, worker_id=row.id) for row in silent),
+        *(partial(_deadline, ctx, block_id=block_id) for block_id in due),
+        *(partial(_stall, ctx, row=row) for row in ages),
+    ]
+
+
+def _may_be_due(session: Session, now: float, block: Record) -> bool:
+    if block.status == BlockStatus.RUNNING:
+        return _late_runs(session, now, block)[0] != [] or not blocks.live_runs(session, block.id)
+    if block.status == BlockStatus.STOPPING:
+        return block.stop_deadline_epoch is not None and block.stop_deadline_epoch < now
+    deadlines = (block.reserve_deadline_epoch, block.ready_deadline_epoch)
+    return any(deadline is not None and deadline < now for deadline in deadlines)
+
+
 def _forgive_absence(ctx: Context, session: Session, now: float) -> None:
-    """After a gap between sweeps (restart, database away, clock jump) every lease gets a new term."""
-    last = float(scheduling.get_meta(session, "swept_epoch") or now)
-    if now - last > 3 * ctx.settings.sweep_seconds + ctx.settings.heartbeat_seconds:
-        leases.postpone_all(session, now + ctx.settings.lease_ttl_seconds)
-        leases.see_all(session, now)
+    """After a gap between sweeps (restart, database away, clock jump) every term begins anew."""
+    gap = now - float(scheduling.get_meta(session, "swept_epoch") or now)
+    normal = 3 * ctx.settings.sweep_seconds + ctx.settings.heartbeat_seconds
+    if not -ctx.settings.heartbeat_seconds <= gap <= normal:
+        leases.shift_clocks(session, now, gap, ctx.settings.lease_ttl_seconds)
 
 
-def _expire(ctx: Context, session: Session, now: float) -> int:
-    expired = leases.expire(session, now, now - ctx.settings.heartbeat_seconds)
-    for row in sorted(expired, key=lambda row: str(row.block_id)):
-        text = f"the lease on {row.device_uid} expired"
-        leases.move_worker(session, now, row.worker_id, WorkerStatus.LOST, text)
-        block = blocks.get(session, row.block_id, lock=True)
-        if block is not None and block.attempt == row.attempt:
-            stop_for_loss(ctx, session, now, block, text)
-    return len(expired)
+def _settle(ctx: Context, session: Session, now: float, block_id: str) -> int:
+    block = blocks.get(session, block_id, lock=True)
+    return int(block is not None and settle(ctx, session, now, block))
 
 
-def _lose_workers(ctx: Context, session: Session, now: float) -> int:
+def _expire(ctx: Context, session: Session, now: float, row: Record) -> int:
+    block = blocks.get(session, row.block_id, lock=True)
+    if block is None or not leases.is_overdue(session, row.id, now - ctx.settings.heartbeat_seconds):
+        return 0
+    end_assignment(session, now, row, AssignmentState.EXPIRED)
+    text = f"the lease on {row.device_uid} expired"
+    worker = workers.get(session, row.worker_id)
+    heard = worker is not None and worker.seen_epoch > now - ctx.settings.lease_ttl_seconds
+    target = WorkerStatus.CLEANING if heard else WorkerStatus.LOST
+    leases.move_worker(session, now, row.worker_id, target, text)
+    if block.attempt == row.attempt:
+        stop_for_loss(ctx, session, now, block, text)
+    return 1
+
+
+def _lose_worker(ctx: Context, session: Session, now: float, worker_id: str) -> int:
+    worker = workers.get(session, worker_id)
     before = now - ctx.settings.lease_ttl_seconds - ctx.settings.heartbeat_seconds
-    lost = 0
-    for worker in leases.silent_workers(session, before):
-        lost += leases.move_worker(session, now, worker.id, WorkerStatus.LOST, "no heartbeat within its time")
-    return lost
+    if worker is None or worker.seen_epoch >= before:
+        return 0
+    return int(leases.move_worker(session, now, worker_id, WorkerStatus.LOST, "no heartbeat within its time"))
 
 
-def _deadlines(ctx: Context, session: Session, now: float) -> int:
-    changed = 0
-    for block in blocks.in_states(session, [BlockStatus.RESERVED]):
-        changed += _reservation(ctx, session, now, block)
-    for block in blocks.in_states(session, [BlockStatus.STOPPING]):
-        if block.stop_deadline_epoch is not None and block.stop_deadline_epoch < now:
-            changed += _revoke(session, now, block)
-    for block in blocks.in_states(session, [BlockStatus.RUNNING]):
-        changed += finish_if_complete(session, now, block.id) or _late_round(ctx, session, now, block)
-    return changed
+def _deadline(ctx: Context, session: Session, now: float, block_id: str) -> int:
+    block = blocks.get(session, block_id, lock=True)
+    if block is None or not _may_be_due(session, now, block):
+        return 0
+    if block.status == BlockStatus.RESERVED:
+        return _reservation(ctx, session, now, block)
+    if block.status == BlockStatus.STOPPING:
+        return _revoke(ctx, session, now, block)
+    return int(finish_if_complete(session, now, block.id)) or _late_round(ctx, session, now, block)
 
 
 def _reservation(ctx: Context, session: Session, now: float, block: Record) -> int:
@@ -90,41 +135,62 @@ def _reservation(ctx: Context, session: Session, now: float, block: Record) -> i
     return int(blocks.stop(session, now, block, why, grace_seconds=grace(ctx, session, block), counts=False))
 
 
-def _revoke(session: Session, now: float, block: Record) -> int:
+def _revoke(ctx: Context, session: Session, now: float, block: Record) -> int:
+    """Take the leases of workers that heard of the stop and do not obey; who is silent expires instead.
+
+    A worker that has not been heard since may train until it fences itself, which its lease outlasts.
+    """
+    asked = block.stop_deadline_epoch - grace(ctx, session, block)
     revoked = 0
     for row in leases.of_block(session, block.id, block.attempt):
-        if leases.move(session, now, row.id, AssignmentState.REVOKED, detail="stop deadline passed"):
+        heard = row.expires_epoch - ctx.settings.lease_ttl_seconds > asked
+        if not (heard or not row.collected):
+            continue
+        if end_assignment(session, now, row, AssignmentState.REVOKED, detail="stop deadline passed"):
             leases.move_worker(session, now, row.worker_id, WorkerStatus.CLEANING, "its lease was revoked")
             revoked += 1
     return revoked
 
 
-def _late_round(ctx: Context, session: Session, now: float, block: Record) -> int:
-    """A gang whose barrier waits too long stops; the sentence names the late runs."""
+def _late_runs(session: Session, now: float, block: Record) -> tuple[list[str], float]:
+    """Return the runs that the barrier has waited for longer than the spec allows, and that limit."""
     experiment = experiments.get(session, block.experiment_id)
     if experiment is None or block.round_opened_epoch is None:
-        return 0
+        return [], 0.0
+    section = experiment.spec["lockstep"]
+    limit = float(section["barrier_timeout_seconds"])
+    if section["barrier"] == "none" or now - block.round_opened_epoch < limit:
+        return [], limit
     have = results.runs_with_round(session, block.id, block.attempt, block.open_round)
     late = [run.id for run in blocks.live_runs(session, block.id) if run.id not in have]
-    limit = float(experiment.spec["lockstep"]["barrier_timeout_seconds"])
-    if not have or not late or now - block.round_opened_epoch < limit:
+    return (late if have else []), limit
+
+
+def _late_round(ctx: Context, session: Session, now: float, block: Record) -> int:
+    """A gang whose barrier waits too long stops; the sentence names the late runs."""
+    late, limit = _late_runs(session, now, block)
+    if not late:
         return 0
     text = f"round {block.open_round} waited over {limit:g} s for {', '.join(late)}"
     why = Why("system", Cause.TIMEOUT, text)
     return int(blocks.stop(session, now, block, why, grace_seconds=grace(ctx, session, block)))
 
 
-def _stalls(ctx: Context, session: Session, now: float) -> int:
-    changed = 0
-    for row in leases.live(session):
-        if row.block_status != BlockStatus.RUNNING:
-            continue
-        stalled = row.frame_age_seconds >= ctx.settings.stall_after_seconds
-        changed += experiments.mark_stalled(session, leases.run_ids(session, row.id), stalled)
-        if row.frame_age_seconds >= ctx.settings.stall_kill_seconds:
-            block = blocks.get(session, row.block_id, lock=True)
-            text = f"no sign of progress from the child on {row.device_uid} for {row.frame_age_seconds:.0f} s"
-            if block is not None:
-                why = Why("system", Cause.TIMEOUT, text)
-                changed += blocks.stop(session, now, block, why, grace_seconds=grace(ctx, session, block))
+def _stall_matters(ctx: Context, session: Session, row: Record) -> bool:
+    if row.block_status != BlockStatus.RUNNING:
+        return False
+    stalled = row.frame_age_seconds >= ctx.settings.stall_after_seconds
+    return stalled or experiments.any_stalled(session, leases.run_ids(session, row.id))
+
+
+def _stall(ctx: Context, session: Session, now: float, row: Record) -> int:
+    block = blocks.get(session, row.block_id, lock=True)
+    if block is None or block.status != BlockStatus.RUNNING or block.attempt != row.attempt:
+        return 0
+    stalled = row.frame_age_seconds >= ctx.settings.stall_after_seconds
+    changed = experiments.mark_stalled(session, leases.run_ids(session, row.id), stalled)
+    if row.frame_age_seconds >= ctx.settings.stall_kill_seconds:
+        text = f"no sign of progress from the child on {row.device_uid} for {row.frame_age_seconds:.0f} s"
+        why = Why("system", Cause.TIMEOUT, text)
+        changed += blocks.stop(session, now, block, why, grace_seconds=grace(ctx, session, block))
     return changed

@@ -21,7 +21,7 @@ from app.errors import ConflictError, GoneError, NotFoundError, UpgradeError
 from app.services.auditing import record
 from app.services.context import Actor, Context
 from app.services.fencing import grace
-from app.services.settling import settle
+from app.services.settling import end_assignment, settle
 from app.store import blocks, leases, scheduling, workers
 from app.store.blocks import Why
 from app.store.tables import Record
@@ -63,15 +63,20 @@ def _enter(ctx: Context, session: Session, request: RegisterRequest) -> str:
     known = workers.same_incarnation(session, request.device.uid, request.incarnation)
     if known is not None and known.status not in (WorkerStatus.LOST, WorkerStatus.RETIRED):
         return str(known.id)
+    quarantined = False
     holder = workers.live_on_device(session, request.device.uid)
     if holder is not None:
         if holder.name != request.name or holder.host != request.host:
             raise _in_use(request.device.uid, f"worker {holder.name} on {holder.host}")
         _supersede(ctx, session, now, holder)
+        quarantined = holder.status == WorkerStatus.QUARANTINED
     for lost in workers.lost_on_device(session, request.device.uid):
         leases.move_worker(session, now, lost.id, WorkerStatus.RETIRED, "superseded by a new incarnation")
     worker_id = ctx.store.new_id("wrk")
     workers.insert_worker(session, now, {"id": worker_id, **_columns(request)})
+    if quarantined and holder is not None:  # a restart does not clear a quarantine; an operator does
+        text = f"in quarantine since before its restart: {holder.status_text or ''}"
+        leases.move_worker(session, now, worker_id, WorkerStatus.QUARANTINED, text)
     return worker_id
 
 
@@ -107,7 +112,7 @@ def _supersede(ctx: Context, session: Session, now: float, holder: Record) -> No
 def lose_assignment(ctx: Context, session: Session, now: float, row: Record, text: str) -> None:
     """End a live assignment whose worker is gone and stop its block (cause worker_lost)."""
     block = blocks.get(session, row.block_id, lock=True)
-    if not leases.move(session, now, row.id, AssignmentState.EXPIRED) or block is None:
+    if not end_assignment(session, now, row, AssignmentState.EXPIRED) or block is None:
         return
     stop_for_loss(ctx, session, now, block, text)
 
@@ -141,8 +146,9 @@ def heartbeat(ctx: Context, worker_id: str, request: HeartbeatRequest) -> Heartb
         if worker.incarnation != request.incarnation or worker.status == WorkerStatus.RETIRED:
             raise GoneError(f"worker {worker_id} is retired; register again", code="worker_gone")
         now = ctx.store.now(session)
-        workers.change(session, worker_id, seen_epoch=now, health=request.health.model_dump())
         states = [_renew(ctx, session, now, worker, item) for item in request.progress]
+        leases.keep_uncollected(session, worker.id, worker.incarnation, now + ctx.settings.lease_ttl_seconds)
+        workers.change(session, worker_id, seen_epoch=now, health=request.health.model_dump())
         _follow(session, now, worker, request)
         fresh = workers.get(session, worker_id)
     status = str(fresh.status) if fresh is not None else "retired"
@@ -152,6 +158,8 @@ def heartbeat(ctx: Context, worker_id: str, request: HeartbeatRequest) -> Heartb
 
 
 def _renew(ctx: Context, session: Session, now: float, worker: Record, item: Progress) -> LeaseState:
+    if worker.drain_now:
+        _lock_block_of(session, item.assignment_id)
     renewed = leases.renew(
         session,
         item.assignment_id,
@@ -171,6 +179,13 @@ def _renew(ctx: Context, session: Session, now: float, worker: Record, item: Pro
     return LeaseState(
         assignment_id=item.assignment_id, valid=True, desired=desired_of(block), stop_within_seconds=within
     )
+
+
+def _lock_block_of(session: Session, assignment_id: str) -> None:
+    """Block before assignment, as everywhere, because a drain stops the block after the renewal."""
+    known = leases.get(session, assignment_id)
+    if known is not None:
+        blocks.get(session, known.block_id, lock=True)
 
 
 def _follow(session: Session, now: float, worker: Record, request: HeartbeatRequest) -> None:

@@ -203,6 +203,12 @@ def live_runs(session: Session, block_id: str) -> list[Record]:
     return list(session.execute(query.order_by(t.run.c.arm_index)).all())
 
 
+def lock_all(session: Session, experiment_id: str) -> None:
+    """Lock the blocks of an experiment before the experiment itself, the order of every round."""
+    query = select(t.block.c.id).where(t.block.c.experiment_id == experiment_id)
+    session.execute(query.order_by(t.block.c.id).with_for_update()).all()
+
+
 def in_states(session: Session, states: Sequence[BlockStatus]) -> Sequence[Record]:
     """Return the blocks in some states, by id."""
     query = select(t.block).where(t.block.c.status.in_(states)).order_by(t.block.c.id)

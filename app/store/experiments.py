@@ -303,6 +303,12 @@ def mark_stalled(session: Session, run_ids: Sequence[str], stalled: bool) -> int
     return len(changed.all())
 
 
+def any_stalled(session: Session, run_ids: Sequence[str]) -> bool:
+    """Return whether any of some runs has the flag ``stalled``."""
+    query = select(t.run.c.id).where(t.run.c.id.in_(run_ids), t.run.c.stalled)
+    return session.execute(query.limit(1)).first() is not None
+
+
 def edge_rank(session: Session, rank: float | None, *, below: bool, skip: str = "") -> float:
     """Return the next rank below (or above) ``rank``; without ``rank`` the lowest (or highest) of all."""
     column = t.experiment.c.rank

@@ -14,6 +14,7 @@ from sqlalchemy import select, update
 from sqlalchemy.orm import Session
 
 from app.domain.status import (
+    ACTIVE_BLOCK,
     LIVE_ASSIGNMENT,
     AssignmentState,
     BlockStatus,
@@ -25,6 +26,8 @@ from app.store import tables as t
 from app.store.engine import utc
 from app.store.events import add_worker_event
 from app.store.tables import Record
+
+_GONE = (WorkerStatus.LOST, WorkerStatus.RETIRED)
 
 
 def token_hash(token: str) -> str:
@@ -105,23 +108,54 @@ def renew(session: Session, assignment_id: str, token: str, expires: float, **va
     ).one_or_none()
 
 
-def expire(session: Session, now: float, before: float) -> Sequence[Record]:
-    """Expire every lease whose expiry lies before ``before``, in one statement."""
-    return session.execute(
-        update(t.assignment)
-        .where(t.assignment.c.state.in_(LIVE_ASSIGNMENT), t.assignment.c.expires_epoch < before)
-        .values(state=AssignmentState.EXPIRED, ended_at=utc(now))
-        .returning(t.assignment)
-    ).all()
-
-
-def postpone_all(session: Session, until: float) -> None:
-    """After time in which heartbeats could not be received: no live lease expires before ``until``."""
+def keep_uncollected(session: Session, worker_id: str, incarnation: str, until: float) -> None:
+    """A worker that beats keeps what it has been offered; the reservation's deadline limits that."""
     session.execute(
         update(t.assignment)
-        .where(t.assignment.c.state.in_(LIVE_ASSIGNMENT), t.assignment.c.expires_epoch < until)
+        .where(
+            t.assignment.c.worker_id == worker_id,
+            t.assignment.c.incarnation == incarnation,
+            t.assignment.c.state == AssignmentState.OFFERED,
+            t.assignment.c.collected.is_(False),
+        )
         .values(expires_epoch=until)
     )
+
+
+def overdue(session: Session, before: float) -> Sequence[Record]:
+    """Return every live lease whose expiry lies before ``before``, by block."""
+    query = select(t.assignment).where(t.assignment.c.state.in_(LIVE_ASSIGNMENT), t.assignment.c.expires_epoch < before)
+    return session.execute(query.order_by(t.assignment.c.block_id, t.assignment.c.id)).all()
+
+
+def is_overdue(session: Session, assignment_id: str, before: float) -> bool:
+    """Return whether a lease is live and past its expiry, and lock it to the end of the transaction."""
+    query = select(t.assignment.c.id).where(
+        t.assignment.c.id == assignment_id,
+        t.assignment.c.state.in_(LIVE_ASSIGNMENT),
+        t.assignment.c.expires_epoch < before,
+    )
+    return session.execute(query.with_for_update()).one_or_none() is not None
+
+
+def shift_clocks(session: Session, now: float, gap: float, ttl: float) -> None:
+    """Move every term by time that must not count: the control plane was away, or its clock jumped."""
+    live = t.assignment.c.state.in_(LIVE_ASSIGNMENT)
+    session.execute(update(t.assignment).where(live).values(expires_epoch=now + ttl))
+    session.execute(update(t.worker).where(t.worker.c.status.not_in(_GONE)).values(seen_epoch=now))
+    columns = ("reserve_deadline_epoch", "ready_deadline_epoch", "stop_deadline_epoch", "round_opened_epoch")
+    session.execute(
+        update(t.block)
+        .where(t.block.c.status.in_(ACTIVE_BLOCK))
+        .values({name: t.block.c[name] + gap for name in columns})
+    )
+    if gap < 0:
+        waits = ("not_before_epoch", "waiting_since_epoch")
+        session.execute(
+            update(t.block)
+            .where(t.block.c.status == BlockStatus.QUEUED)
+            .values({name: t.block.c[name] + gap for name in waits})
+        )
 
 
 def live(session: Session) -> Sequence[Record]:
@@ -185,8 +219,3 @@ def stopping_blocks_without_lease(session: Session) -> Sequence[Record]:
     )
     query = select(t.block).where(t.block.c.status == BlockStatus.STOPPING, ~live_of_block)
     return session.execute(query.order_by(t.block.c.id)).all()
-
-
-def see_all(session: Session, now: float) -> None:
-    """After time in which heartbeats could not be received: every worker counts as seen now."""
-    session.execute(update(t.worker).where(t.worker.c.seen_epoch < now).values(seen_epoch=now))
