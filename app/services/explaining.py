@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import Any, cast
 
 from sqlalchemy.orm import Session
 
-from app.domain.gang import Fit, WorkerView, fit
+from app.domain.gang import Fit, Wait, WorkerView
 from app.domain.status import BlockStatus, Desired, WorkerStatus
 from app.services.context import Context
-from app.services.scheduling import need_of, worker_view
-from app.store import blocks, scheduling
+from app.services.scheduling import explain_in_order, worker_view
+from app.store import scheduling
 from app.store.tables import Record
 
 
@@ -43,48 +43,30 @@ def explain_queue(ctx: Context, session: Session, *, limit: int = 500) -> list[d
         worker_view(row, idle=row.status == WorkerStatus.IDLE and not row.drain and row.seen_epoch > now - ttl)
         for row in scheduling.registered_workers(session)
     ]
-    shares = scheduling.owner_shares(session, now)
-    in_use = scheduling.devices_in_use(session)
     paused = scheduling.queue_paused(session)
-    items = []
-    free = sum(view.idle for view in views)
-    for position, block in enumerate(scheduling.eligible_blocks(session, now, shares, limit=limit)):
-        reason = _reason(ctx, session, block, views, paused, in_use, position, free)
-        items.append(
-            {
-                "position": position + 1,
-                "block_id": block.id,
-                "experiment_id": block.experiment_id,
-                "replicate": block.replicate,
-                "owner": block.owner,
-                "priority": block.priority,
-                "why_waiting": reason,
-            }
-        )
-    return items
+    decided = explain_in_order(ctx, session, now, {view.id: view for view in views}, limit)
+    return [
+        {
+            "position": position + 1,
+            "block_id": block.id,
+            "experiment_id": block.experiment_id,
+            "replicate": block.replicate,
+            "owner": block.owner,
+            "priority": block.priority,
+            "why_waiting": _reason(choice, views, paused, position),
+        }
+        for position, (block, choice) in enumerate(decided)
+    ]
 
 
-def _reason(
-    ctx: Context,
-    session: Session,
-    block: Record,
-    views: Sequence[WorkerView],
-    paused: bool,
-    in_use: Mapping[str, int],
-    position: int,
-    free: int,
-) -> dict[str, Any]:
+def _reason(choice: Fit | Wait, views: Sequence[WorkerView], paused: bool, position: int) -> dict[str, Any]:
     if paused:
         return _why("paused", "the queue is paused by an operator")
-    if in_use.get(block.owner, 0) >= ctx.settings.owner_device_limit:
-        limit = ctx.settings.owner_device_limit
-        return _why("owner_limit", f"{block.owner} already uses {limit} devices, the limit", limit=limit)
-    num_live = len(blocks.live_runs(session, block.id)) if position < 50 else 1
-    choice = fit(need_of(block, block.placement_resolved or block.placement, num_live), views)
     if isinstance(choice, Fit):
-        if position < free:
-            return _why("starting", "a device is free; it is assigned at the next tick")
-        return _why("behind_in_order", f"{position} blocks are ahead in the queue", ahead=position)
+        return _why("starting", "a device is free; it is assigned at the next tick")
+    if choice.code == "needs_devices" and position and any(view.idle for view in views):
+        text = f"{position} blocks are ahead in the queue and take the idle devices; it {choice.text}"
+        return {"code": "behind_in_order", "text": text, "numbers": {**choice.numbers, "ahead": position}}
     ahead = f"; {position} blocks ahead" if position else ""
     return {
         "code": choice.code,

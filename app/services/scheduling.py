@@ -14,6 +14,7 @@ from app.domain.protocol import AssignedRun, Assignment, CheckpointRef, RewardRe
 from app.domain.status import BlockStatus, RunStatus, WorkerStatus
 from app.errors import GoneError, NotFoundError
 from app.services.context import Context
+from app.settings import Settings
 from app.store import blocks, experiments, leases, results, scheduling, workers
 from app.store.blocks import Why
 from app.store.events import NewEvent, add_events
@@ -21,6 +22,7 @@ from app.store.scheduling import Share
 from app.store.tables import Record
 
 _BATCH = 200
+_MAX_BLOCKS = 2_000  # looked at in one tick while devices are idle
 _HEALTHY = (
     WorkerStatus.STARTING,
     WorkerStatus.IDLE,
@@ -48,37 +50,70 @@ def _assign_all(ctx: Context, session: Session, now: float) -> int:
     if not idle:
         return 0
     views = {row.id: worker_view(row, idle=row.id in idle) for row in scheduling.registered_workers(session)}
+    round_ = _Tick(ctx.settings, now, views, scheduling.devices_in_use(session))
     shares = scheduling.owner_shares(session, now)
-    in_use = scheduling.devices_in_use(session)
-    held: frozenset[str] = frozenset()
-    assigned = 0
-    for block in scheduling.eligible_blocks(session, now, shares, limit=_BATCH, lock=True):
-        if not any(view.idle for view in views.values()):
+    assigned = seen = 0
+    while seen < _MAX_BLOCKS and any(view.idle for view in views.values()):
+        full = [owner for owner, count in round_.in_use.items() if count >= ctx.settings.owner_device_limit]
+        # blocks assigned in this transaction have left the queue, hence the offset without them
+        page = scheduling.eligible_blocks(session, now, shares, limit=_BATCH, skip=seen - assigned, without=full)
+        for block in page:
+            choice = round_.choose(block, _need_now(session, block))
+            if isinstance(choice, Fit) and _assign(ctx, session, now, block, choice, idle):
+                assigned += 1
+        seen += len(page)
+        if len(page) < _BATCH:
             break
-        if in_use.get(block.owner, 0) >= ctx.settings.owner_device_limit:
-            continue
-        fresh = experiments.placement_of(session, block.experiment_id) or block.placement
-        need = need_of(block, fresh, len(blocks.live_runs(session, block.id)))
-        choice = fit(need, list(views.values()), held)
-        if isinstance(choice, Wait):
-            held |= _hold(ctx, now, block, need, views, held)
-            continue
-        _assign(ctx, session, now, block, choice, idle)
-        assigned += 1
-        in_use[block.owner] = in_use.get(block.owner, 0) + len(choice.workers)
-        for worker in choice.workers:
-            views[worker.id] = replace(views[worker.id], idle=False)
     return assigned
 
 
-def _hold(
-    ctx: Context, now: float, block: Record, need: Need, views: Mapping[str, WorkerView], held: frozenset[str]
-) -> frozenset[str]:
-    """The first gang in order that has waited long enough keeps its class from later blocks."""
-    if now - block.waiting_since_epoch < ctx.settings.gang_patience_seconds:
-        return frozenset()
-    name = gang_class(need, list(views.values()))
-    return frozenset({name}) - held if name else frozenset()
+def _need_now(session: Session, block: Record) -> Need:
+    placement = experiments.placement_of(session, block.experiment_id) or block.placement
+    return need_of(block, placement, len(blocks.live_runs(session, block.id)))
+
+
+@dataclass
+class _Tick:
+    """What one pass over the queue has given away and holds back; the explanation makes the same pass."""
+
+    settings: Settings
+    now: float
+    views: dict[str, WorkerView]
+    in_use: dict[str, int]
+    held: frozenset[str] = frozenset()
+
+    def choose(self, block: Record, need: Need) -> Fit | Wait:
+        """Return the workers of a block and count them as given, or why it waits."""
+        limit = self.settings.owner_device_limit
+        if self.in_use.get(block.owner, 0) >= limit:
+            return Wait("owner_limit", f"{block.owner} already uses {limit} devices, the limit", {"limit": limit})
+        choice = fit(need, list(self.views.values()), self.held)
+        if isinstance(choice, Wait):
+            self._hold(block, need)
+            return choice
+        self.in_use[block.owner] = self.in_use.get(block.owner, 0) + len(choice.workers)
+        for worker in choice.workers:
+            self.views[worker.id] = replace(self.views[worker.id], idle=False)
+        return choice
+
+    def _hold(self, block: Record, need: Need) -> None:
+        """The first gang in order that has waited long enough keeps its class from later blocks."""
+        if self.now - block.waiting_since_epoch >= self.settings.gang_patience_seconds:
+            name = gang_class(need, list(self.views.values()))
+            self.held |= {name} if name else frozenset()
+
+
+def explain_in_order(
+    ctx: Context, session: Session, now: float, views: Mapping[str, WorkerView], limit: int
+) -> list[tuple[Record, Fit | Wait]]:
+    """Return the eligible blocks in order with what the next tick would decide; writes nothing."""
+    round_ = _Tick(ctx.settings, now, dict(views), scheduling.devices_in_use(session))
+    rows = scheduling.eligible_blocks(session, now, scheduling.owner_shares(session, now), limit=limit)
+    live = blocks.count_live_runs(session, [row.id for row in rows])
+    return [
+        (row, round_.choose(row, need_of(row, row.placement_resolved or row.placement, live.get(row.id, 1))))
+        for row in rows
+    ]
 
 
 def worker_view(row: Record, *, idle: bool) -> WorkerView:
@@ -114,8 +149,9 @@ def need_of(block: Record, placement: str, num_live: int) -> Need:
     )
 
 
-def _assign(ctx: Context, session: Session, now: float, block: Record, choice: Fit, idle: Mapping[str, Record]) -> None:
+def _assign(ctx: Context, session: Session, now: float, block: Record, choice: Fit, idle: Mapping[str, Record]) -> bool:
     settings = ctx.settings
+    blocks.get(session, block.id, lock=True)
     live = blocks.live_runs(session, block.id)
     resume = resume_round(session, [run.id for run in live])
     attempt = block.attempt + 1
@@ -133,7 +169,7 @@ def _assign(ctx: Context, session: Session, now: float, block: Record, choice: F
         ready_deadline_epoch=now + settings.warmup_seconds,
     )
     if not moved:
-        return
+        return False
     shares = _shares(block, choice, live, idle)
     scheduling.insert_assignments(ctx.store, session, now, block.id, attempt, settings.lease_ttl_seconds, shares)
     for share in shares:
@@ -147,6 +183,7 @@ def _assign(ctx: Context, session: Session, now: float, block: Record, choice: F
         )
     _open_attempts(session, now, block, attempt, resume, live, shares)
     _freeze(session, block, choice)
+    return True
 
 
 def _freeze(session: Session, block: Record, choice: Fit) -> None:

@@ -209,6 +209,15 @@ def lock_all(session: Session, experiment_id: str) -> None:
     session.execute(query.order_by(t.block.c.id).with_for_update()).all()
 
 
+def count_live_runs(session: Session, block_ids: Sequence[str]) -> dict[str, int]:
+    """Return for each block how many of its runs still train."""
+    live = (RunStatus.PENDING, RunStatus.RUNNING, RunStatus.PAUSED)
+    query = select(t.run.c.block_id, func.count().label("number")).where(
+        t.run.c.block_id.in_(block_ids), t.run.c.status.in_(live)
+    )
+    return {row.block_id: int(row.number) for row in session.execute(query.group_by(t.run.c.block_id))}
+
+
 def in_states(session: Session, states: Sequence[BlockStatus]) -> Sequence[Record]:
     """Return the blocks in some states, by id."""
     query = select(t.block).where(t.block.c.status.in_(states)).order_by(t.block.c.id)

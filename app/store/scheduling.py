@@ -83,9 +83,15 @@ def add_usage(session: Session, now: float, owner: str, device_seconds: float) -
 
 
 def eligible_blocks(
-    session: Session, now: float, shares: Mapping[str, float], *, limit: int, lock: bool = False
+    session: Session,
+    now: float,
+    shares: Mapping[str, float],
+    *,
+    limit: int,
+    skip: int = 0,
+    without: Sequence[str] = (),
 ) -> Sequence[Record]:
-    """Return queued blocks in the order in which they are served (control-plane.md 4.1)."""
+    """Return queued blocks, but for some owners', in the order in which they are served (control-plane.md 4.1)."""
     query = (
         select(
             t.block,
@@ -103,6 +109,7 @@ def eligible_blocks(
             t.block.c.not_before_epoch <= now,
             t.experiment.c.desired == Desired.RUN,
             t.experiment.c.deleted_at.is_(None),
+            t.experiment.c.owner.not_in(without),
         )
         .order_by(
             t.experiment.c.priority.desc(),
@@ -112,9 +119,8 @@ def eligible_blocks(
             t.block.c.id,
         )
         .limit(limit)
+        .offset(skip)
     )
-    if lock:
-        query = query.with_for_update(of=t.block, skip_locked=True)
     return session.execute(query).all()
 
 
