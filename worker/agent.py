@@ -183,7 +183,10 @@ class Agent:
             interval = self._terms.heartbeat_seconds if self._terms is not None else 1.0
             self._beat_now.wait(interval)
             self._beat_now.clear()
-            self._beat()
+            try:
+                self._beat()
+            except Exception as error:  # the heart must not stop: the next beat tries again
+                sys.stderr.write(f"a heartbeat failed: {error!r}\n")
 
     def _beat(self) -> None:
         share = self._share

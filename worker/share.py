@@ -143,6 +143,9 @@ class Share:
             self._relay(self._child)
         except LeaseLost:
             self._lost.set()
+        except Refused as error:
+            cause = "worker_lost" if error.code == "corrupt_checkpoint" else "bug"
+            self._failure = {"cause": cause, "detail": f"the server refused: {error}"}
         finally:
             self._end_child()
             self._release()
@@ -218,7 +221,10 @@ class Share:
             text = raw.rpartition("\r")[2] if "\r" in raw.rstrip("\r") else raw.rstrip("\r")
             now = int(time.monotonic())
             second, count = (second, count + 1) if now == second else (now, 1)
-            if not text.strip() or count > _LINES_PER_SECOND:
+            if not text.strip():
+                continue
+            if count > _LINES_PER_SECOND:
+                self._spool.dropped_logs += 1
                 continue
             found = _LEVELS.search(text[:40])
             self._log_seq += 1
@@ -227,8 +233,9 @@ class Share:
             self._spool.append("log", {"seq": self._log_seq, "level": level, "text": text[: p.MAX_LOG_LINE_BYTES]})
 
     def _watch(self, child: Child) -> None:
-        """The stop ladder: past the grace the whole tree is killed."""
+        """The stop ladder: past the grace the whole tree is killed. The fence needs no answer of a heartbeat."""
         while child.is_alive():
+            self.unheard()
             if self._kill_at is not None and time.monotonic() > self._kill_at:
                 child.thaw()
                 child.kill()
@@ -381,7 +388,8 @@ class Share:
         if self._failure is not None:
             cause = self._failure["cause"]
             detail = str(self._failure.get("detail", ""))[:20_000]
-            return p.ReleaseRequest(outcome="error", cause=cause, detail=detail, seconds=seconds)
+            alone = self._lease.runs[0].run_id if cause == "oom" and len(self._lease.runs) == 1 else None
+            return p.ReleaseRequest(outcome="error", cause=cause, detail=detail, seconds=seconds, pinned_run=alone)
         text = self._exit_text()
         killed = text == "killed by SIGKILL"
         tail = "\n".join(self._last_lines)

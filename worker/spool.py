@@ -98,13 +98,25 @@ class Spool:
     def acknowledge(self, count: int = 1) -> None:
         """Remove the oldest records."""
         with self._changed:
+            if self._closed:
+                return  # the lease was lost meanwhile: everything has been dropped
             for _ in range(count):
                 self._size -= self._places.popleft().length
-            if not self._places:
-                self._file.seek(0)
-                self._file.truncate()
-                self._end = 0
+            start = self._places[0].offset if self._places else self._end
+            if start == self._end or start > self._max:
+                self._compact(start)
             self._changed.notify_all()
+
+    def _compact(self, start: int) -> None:
+        """Move what waits to the beginning of the file, so that a spool never empty stays bounded."""
+        self._file.seek(start)
+        rest = self._file.read(self._end - start)
+        self._file.seek(0)
+        self._file.write(rest)
+        self._file.truncate()
+        self._file.flush()
+        self._places = deque(Place(place.kind, place.offset - start, place.length) for place in self._places)
+        self._end = len(rest)
 
     def close(self) -> None:
         """Drop everything and wake who waits."""

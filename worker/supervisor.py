@@ -22,6 +22,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 #: What a child may inherit; device variables and secrets are not among it.
 _ALLOWED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH", "LD_LIBRARY_PATH")
 FRAMES_FD, COMMANDS_FD = 3, 4
+_KILL_SECONDS = 10.0
 
 
 def become_subreaper() -> None:
@@ -108,10 +109,14 @@ class Child:
         if self.is_alive():
             self.killed_by_us = True
         self._signal(signal.SIGKILL)
-        for pid in descendants(os.getpid()):
-            if pid != self.process.pid:
+        deadline = time.monotonic() + _KILL_SECONDS
+        while left := [pid for pid in descendants(os.getpid()) if pid != self.process.pid]:
+            for pid in left:  # again until none is left: one may have forked meanwhile
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
+            if time.monotonic() > deadline:
+                break
+            time.sleep(0.01)
         self.process.wait()
         reap()
 

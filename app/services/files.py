@@ -63,6 +63,14 @@ class FileStore:
             raise ValueError("not a SHA-256 in hex")
         return self.root / sha256[:2] / sha256
 
+    def read(self, sha256: str) -> bytes | None:
+        """Return an object whole, or None when it is missing or does not match its hash."""
+        try:
+            content = self.path(sha256).read_bytes()
+        except FileNotFoundError:
+            return None
+        return content if hashlib.sha256(content).hexdigest() == sha256 else None
+
     def remove(self, sha256: str) -> None:
         """Remove an object that no row names any more."""
         self.path(sha256).unlink(missing_ok=True)

@@ -56,8 +56,8 @@ def store_round(ctx: Context, session: Session, now: float, item: RoundOf) -> No
     run, result, attempt = item.run, item.result, item.assignment.attempt
     _store_metrics(ctx, session, now, item)
     device = item.assignment.device_uid
-    results.insert_episodes(session, now, run, attempt, device, result.episodes)
-    results.insert_eval_episodes(session, now, run, attempt, device, result.eval_episodes)
+    results.insert_episodes(session, now, run, attempt, device, storable(result.episodes))
+    results.insert_eval_episodes(session, now, run, attempt, device, storable(result.eval_episodes))
     results.insert_round(
         session,
         now,
@@ -71,7 +71,7 @@ def store_round(ctx: Context, session: Session, now: float, item: RoundOf) -> No
             "update_order": list(item.request.update_order),
         },
     )
-    add_events(session, now, run.experiment_id, [_training_event(item, event) for event in result.events])
+    add_events(session, now, run.experiment_id, [_training_event(item, storable(event)) for event in result.events])
 
 
 def _store_metrics(ctx: Context, session: Session, now: float, item: RoundOf) -> None:
@@ -171,8 +171,19 @@ def post_logs(ctx: Context, assignment_id: str, token: str, request: LogsRequest
     with ctx.store.write() as session:
         row, _ = fenced(session, assignment_id, token)
         now = ctx.store.now(session)
-        lines = [(line.seq, line.level, _cut(line.text)) for line in request.lines]
+        lines = [(line.seq, line.level, _cut(storable(line.text))) for line in request.lines]
         logs.insert_lines(session, now, row, lines)
+
+
+def storable(value: Any) -> Any:
+    """Return a value whose texts both databases can hold: without NUL and lone surrogates."""
+    if isinstance(value, str):
+        return value.replace("\x00", "\ufffd").encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {storable(key): storable(item) for key, item in value.items()}
+    if isinstance(value, list):
+        return [storable(item) for item in value]
+    return value
 
 
 def _cut(text: str) -> str:
@@ -291,6 +302,15 @@ def read_file(ctx: Context, assignment_id: str, token: str, sha256: str) -> byte
             raise NotFoundError(f"no assignment {assignment_id}", code="unknown_assignment")
         if row.token != leases.token_hash(token):
             raise LeaseLostError("the lease does not hold any more")
-        if not results.file_of_runs(session, leases.run_ids(session, assignment_id), sha256):
+        mine = leases.run_ids(session, assignment_id)
+        if not results.file_of_runs(session, mine, sha256):
             raise NotFoundError("no such checkpoint of these runs", code="unknown_checkpoint")
-    return ctx.files.path(sha256).read_bytes()
+    content = ctx.files.read(sha256)
+    if content is None:
+        with ctx.store.write() as session:
+            results.withdraw_file(session, sha256)
+        raise NotFoundError(
+            f"checkpoint {sha256[:12]} is damaged on the server; the next attempt resumes from the one before",
+            code="corrupt_checkpoint",
+        )
+    return content

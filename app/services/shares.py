@@ -49,7 +49,8 @@ def ready(ctx: Context, assignment_id: str, token: str, request: ReadyRequest) -
         row, block = fenced(session, assignment_id, token)
         now = ctx.store.now(session)
         if request.refused is not None:
-            text = f"{request.refused.field}: {request.refused.message}. {request.refused.remedy}".strip()
+            refused = ingest.storable(request.refused.model_dump())
+            text = f"{refused['field']}: {refused['message']}. {refused['remedy']}".strip()
             why = Why("worker", Cause.CONFIG, text)
             blocks.stop(session, now, block, why, grace_seconds=grace(ctx, session, block))
             return ReadyReply(start=False)
@@ -263,8 +264,8 @@ def release(ctx: Context, assignment_id: str, token: str, request: ReleaseReques
             AssignmentState.RELEASED,
             outcome=request.outcome,
             cause=request.cause,
-            detail=request.detail,
-            cleanup_status=request.cleanup,
+            detail=ingest.storable(request.detail),
+            cleanup_status=ingest.storable(request.cleanup),
         )
         _clean_worker(session, now, row, block, request)
         fresh = blocks.get(session, block.id)
@@ -290,7 +291,7 @@ def _stop_for_release(
         why = Why("worker", Cause.DIVERGED, "out of memory twice, pinned on this arm")
         moved = blocks.move_runs(session, now, block, RunStatus.FAILED, why, run_ids=[request.pinned_run])
         blocks.change(session, block.id, num_diverged=block.num_diverged + len(moved))
-    detail = request.detail.strip().splitlines()
+    detail = ingest.storable(request.detail).strip().splitlines()
     text = detail[-1][:500] if detail else ""
     if cause is Cause.OOM and worker is not None:
         blocks.change(session, block.id, min_memory_bytes=worker.memory_bytes)

@@ -236,6 +236,15 @@ def file_of_runs(session: Session, run_ids: Sequence[str], sha256: str) -> bool:
     return session.execute(query.limit(1)).first() is not None
 
 
+def withdraw_file(session: Session, sha256: str) -> None:
+    """A stored object is damaged or gone: no checkpoint counts on it any more."""
+    session.execute(
+        update(t.artifact)
+        .where(t.artifact.c.sha256 == sha256, t.artifact.c.kind == "checkpoint")
+        .values(committed=False)
+    )
+
+
 def episode_summaries(session: Session, experiment_id: str) -> Sequence[Record]:
     """Return per run: episodes, mean accuracy of its last round, best accuracy, mean reward."""
     rows = (

@@ -142,7 +142,8 @@ def test_peer_lost_ends_the_attempt_for_all_and_both_resume_at_the_common_checkp
     sweeping.sweep(ctx)
     first.claim(), second.claim(), first.ready(), second.ready()
     first.hand_in(0), second.hand_in(0)
-    first.checkpoint(1), second.checkpoint(1)
+    first.checkpoint(1)
+    second.checkpoint(1)
     first.hand_in(1), second.hand_in(1)
     first.checkpoint(2)
     for _ in range(8):
