@@ -16,7 +16,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody reads
 from torch import Tensor, nn
 
-from worker.envs.morph.conv import conv2d
+from worker.envs.morph.conv import Kernels, conv2d
 from worker.envs.morph.hosts import causal_attention
 
 Topology = Literal["cnn", "lm"]
@@ -84,6 +84,8 @@ def check_input(x: Tensor, channels: int, topology: Topology) -> None:
 class ConvNorm(nn.Module):
     """ReLU(GN(Conv)), ``times`` in a row."""
 
+    kernels: Kernels | None = None
+
     def __init__(self, channels: int, kernel: int, times: int = 1) -> None:
         super().__init__()
         self.groups = groups(channels)
@@ -93,7 +95,8 @@ class ConvNorm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Return f(x)."""
         for conv, norm in zip(self.convs, self.norms, strict=True):
-            x = conv2d(x, conv.weight)  # type: ignore[arg-type]
+            convolve = conv2d if self.kernels is None else self.kernels.conv2d
+            x = convolve(x, conv.weight)  # type: ignore[arg-type]
             x = F.relu(F.group_norm(x, self.groups, norm.weight, norm.bias))  # type: ignore[arg-type]
         return x
 

@@ -183,6 +183,10 @@ def resolve_path(config: EnvConfig, device: torch.device) -> Literal["eager", "c
     """Return how training steps are executed: auto = captured on CUDA, else eager."""
     if config.path == "auto":
         return "captured" if device.type == "cuda" else "eager"
+    if config.path == "fused" and config.task.is_text:
+        raise ValueError(
+            f"engine.path 'fused' has kernels for convolutional hosts; use captured for {config.task.name}"
+        )
     if config.path != "eager" and device.type != "cuda":
         raise ValueError(f"engine.path {config.path!r} needs a CUDA device, this is {device}; use auto or eager")
     return config.path

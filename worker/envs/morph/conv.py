@@ -9,7 +9,7 @@ oracle of the test. Axes: B items, C in, O out, H = W edge, k kernel edge.
 from __future__ import annotations
 
 from functools import lru_cache
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
@@ -18,6 +18,22 @@ from torch import Tensor
 
 #: Largest (C H W)(O H W) that is run as a dense product.
 _DENSE_LIMIT = 1 << 14
+
+
+class Kernels(Protocol):
+    """Operations that the fused path replaces; ``fused`` has them, for CUDA."""
+
+    def block(self, x: Tensor, weight: Tensor, norm: Any, *, update: bool, pool: bool) -> Tensor:
+        """Return pool(ReLU(BN(conv(x)))) with batch statistics."""
+        ...
+
+    def conv2d(self, x: Tensor, weight: Tensor) -> Tensor:
+        """Return the convolution, stride 1, padding k // 2, no bias."""
+        ...
+
+    def sgd(self, store: Any, active: Tensor, lr: Tensor, optim: Any) -> Tensor:
+        """Clip ``store.grad``, step, and return its norm before clipping."""
+        ...
 
 
 def conv2d(x: Tensor, weight: Tensor) -> Tensor:

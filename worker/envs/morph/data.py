@@ -206,6 +206,17 @@ class TrainingData:
         crops = augment.integers(0, [2 * _PAD + 1, 2 * _PAD + 1, 2], size=(batches, size, 3))
         return torch.from_numpy(np.concatenate([index, crops], axis=2))
 
+    def gather_fused(self, draws: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return ``gather`` of one batch in one kernel, x channels-last in ``dtype``; images with crops only."""
+        if self.draw_width == 1:
+            x, y = self.gather(draws)
+            return x.to(dtype, memory_format=torch.channels_last), y
+        from worker.envs.morph import fused
+
+        return fused.augment(
+            self._images, self._labels, draws, (self._norm.mean, self._norm.std, self._norm.scale), dtype
+        )
+
     def gather(self, draws: Tensor) -> tuple[Tensor, Tensor]:
         """Return x [.., B, ..] and y [.., B, ..] for choices [.., B, W] on the device."""
         index = draws[..., 0]

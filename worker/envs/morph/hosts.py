@@ -15,7 +15,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody reads
 from torch import Tensor, nn
 
-from worker.envs.morph.conv import conv2d
+from worker.envs.morph.conv import Kernels, conv2d
 from worker.envs.morph.params import Init, default_init
 from worker.envs.morph.tasks import CnnShape, HostShape, LmShape, SlotSpec
 
@@ -103,7 +103,12 @@ class CnnHost(Host):
     """Blocks of Conv - BatchNorm - ReLU - MaxPool, then mean over the map and a linear head.
 
     Input [B, C_in, H, W]; logits [B, K].
+
+    Attributes:
+        kernels: fused operations of the training passes, or None for the plain ones.
     """
+
+    kernels: Kernels | None = None
 
     def __init__(self, shape: CnnShape) -> None:
         super().__init__(shape)
@@ -114,6 +119,22 @@ class CnnHost(Host):
         self.norms = nn.ModuleList(BatchStats(channels[i + 1]) for i in range(shape.blocks))
         self.head = nn.Linear(channels[-1], shape.num_classes, device=_META)
         self._plan = [("block", slot.column) if slot.row == 0 else ("pool", 0) for slot in self.slot_specs]
+
+    def run(self, x: Tensor, start: int, stop: int, how: Pass) -> Tensor:
+        """Run segments start .. stop - 1; with kernels, a block takes the pool behind it along."""
+        if self.kernels is None or how.mode == "eval":
+            return super().run(x, start, stop, how)
+        index = start
+        while index < stop:
+            kind, block = self._plan[index] if index < len(self._plan) else ("head", 0)
+            if kind != "block":
+                x, index = self.segment(index, x, how), index + 1
+                continue
+            pools = index + 1 < min(stop, len(self._plan)) and self._plan[index + 1][0] == "pool"
+            weight, norm = self.convs[block].weight, self.norms[block]
+            x = self.kernels.block(x, weight, norm, update=how.mode == "train", pool=pools)  # type: ignore[arg-type]
+            index += 2 if pools else 1
+        return x
 
     def segment(self, index: int, x: Tensor, how: Pass) -> Tensor:
         """Run block, pool or head, whichever leads to slot ``index``."""

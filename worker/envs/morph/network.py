@@ -7,6 +7,7 @@ freezing are tensors; which slots are blended or shadowed is a ``StepPlan``. Axe
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -17,8 +18,10 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody reads
 from torch import Tensor
 
 from worker.envs.morph.blend import Graft, Operator
-from worker.envs.morph.config import EnvConfig
-from worker.envs.morph.hosts import SHADOW, Pass, build_host
+from worker.envs.morph.blueprints import ConvNorm
+from worker.envs.morph.config import EnvConfig, resolve_path
+from worker.envs.morph.conv import Kernels
+from worker.envs.morph.hosts import SHADOW, CnnHost, Pass, build_host
 from worker.envs.morph.optim import Stepper
 from worker.envs.morph.params import ParamStore
 from worker.envs.morph.tasks import HostShape, LmShape, Optim, SlotSpec
@@ -100,7 +103,10 @@ class Network:
         self.config, self.slots, self.device = config, tuple(slots), device
         self.is_text = isinstance(shape, LmShape)
         self.topology: Literal["cnn", "lm"] = "lm" if self.is_text else "cnn"
+        self.kernels = _kernels(config, device)
         self.host = build_host(shape)
+        if isinstance(self.host, CnnHost):
+            self.host.kernels = self.kernels
         self.store = ParamStore(self.host, self.host.inits(), adam=self.is_text, device=device, dtype=config.dtype)
         self.live: list[Cell | None] = [None] * len(self.slots)
         self._cells: dict[tuple[int, int, Operator], Cell] = {}
@@ -255,14 +261,24 @@ class Network:
 
     def _stepper(self, optim: Optim) -> Stepper:
         lr = torch.tensor(optim.lr, device=self.device, dtype=self.config.dtype)
-        return Stepper(self.is_text, lr, optim)
+        return Stepper(self.is_text, lr, optim, self.kernels)
 
     def _allocate(self, slot: int, blueprint: int, operator: Operator) -> Cell:
         graft = Graft(blueprint, self.topology, self.slots[slot].channels, operator)
+        if isinstance(graft.core, ConvNorm):
+            graft.core.kernels = self.kernels
         dtype, device = self.config.dtype, self.device
         store = ParamStore(graft, graft.inits(), adam=self.is_text, device=device, dtype=dtype)
         active = torch.ones((), dtype=torch.bool, device=device)
         return Cell(graft, store, torch.zeros((), dtype=dtype, device=device), active)
+
+
+def _kernels(config: EnvConfig, device: torch.device) -> Kernels | None:
+    """Return the fused operations where ``engine.path`` asks for them; Triton is loaded only then."""
+    if resolve_path(config, device) != "fused":
+        return None
+    fused: Kernels = importlib.import_module("worker.envs.morph.fused")
+    return fused
 
 
 def gradient_figures(parts: Sequence[Tensor]) -> Tensor:

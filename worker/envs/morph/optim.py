@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker.envs.morph.conv import Kernels
 from worker.envs.morph.params import ParamStore
 from worker.envs.morph.tasks import Optim
 
@@ -27,23 +28,27 @@ class Stepper:
         adam: AdamW if true, else SGD with momentum.
         lr: scalar tensor.
         optim: the settings.
+        kernels: fused operations, or None for the plain ones; they have SGD only.
     """
 
     adam: bool
     lr: Tensor
     optim: Optim
+    kernels: Kernels | None = None
 
     def step(self, store: ParamStore, grad: Tensor, active: Tensor) -> Tensor:
         """Clip ``grad`` [P] to the norm limit and update ``store`` in place.
 
         Args:
             store: network to update.
-            grad: [P] gradient before clipping.
+            grad: [P] gradient before clipping, ``store.grad``.
             active: scalar bool tensor; False freezes the network.
 
         Returns:
             Scalar: gradient norm before clipping.
         """
+        if self.kernels is not None and not self.adam:
+            return self.kernels.sgd(store, active, self.lr, self.optim)
         norm: Tensor = torch.linalg.vector_norm(grad)
         ok = torch.isfinite(norm).logical_and_(active)
         grad = grad * (self.optim.grad_clip / (norm + 1e-6)).clamp_(max=1.0)

@@ -359,9 +359,11 @@ def test_training_and_validation_read_nothing_back_before_their_one_copy() -> No
     live(envs)
     play(envs, germinate(envs, 1))
     play(envs, row(envs, Op.ADVANCE, 1))
-    job = envs._job(envs.runs[0].world, 0, envs._epoch(0, 0), last=True)
+    draws = envs._draws(0, 0, envs._step)
+    job = envs._job(envs.runs[0].world, 0, draws, last=True)
+    assert isinstance(envs.engine, Engine)
     with _Synchronisations() as seen:
-        packed = envs.engine._issue(job, envs.data.val)
+        packed = envs.engine._issue(job, envs.data.gather(draws), envs.data.val)
     assert seen.found == []
     assert packed.ndim == 1
 

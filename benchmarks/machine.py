@@ -1,0 +1,104 @@
+"""What both GPU benchmarks share: settings, the machine's name, the memory floor, a CIFAR-shaped data set."""
+
+from __future__ import annotations
+
+import os
+import threading
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pynvml
+import torch
+
+from worker.envs.morph import cifar
+
+#: Bytes per second of a large device-to-device copy on an H100, counting reads and writes.
+COPY_RATE = 3.0e12
+EDGE = 32
+
+
+def set_up(*, tf32: bool) -> torch.device:
+    """Fix the numerical settings of a run (performance.md 6) and return the device."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+    torch.set_num_threads(1)
+    torch.backends.cudnn.benchmark = False
+    torch.backends.cudnn.deterministic = True
+    torch.use_deterministic_algorithms(True)
+    torch.backends.cuda.matmul.allow_tf32 = tf32
+    torch.backends.cudnn.allow_tf32 = tf32
+    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+
+
+def machine(device: torch.device) -> dict[str, Any]:
+    """Return the name of the card, or of the processor."""
+    if device.type == "cpu":
+        return {"gpu": None, "cpus": os.cpu_count()}
+    found = torch.cuda.get_device_properties(device)
+    return {"gpu": found.name, "memory_bytes": found.total_memory, "cpus": os.cpu_count()} | Sampler().state()
+
+
+def versions() -> dict[str, Any]:
+    """Return the versions that decide speed and bits."""
+    cudnn = torch.backends.cudnn.version() if torch.cuda.is_available() else None  # type: ignore[no-untyped-call]
+    return {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": cudnn, "numpy": np.__version__}
+
+
+def floor_seconds(base: int, element_bytes: int, train_images: float, val_passes: float) -> float:
+    """Return T_mem of a three-block host (performance.md 1.1); validation is float32.
+
+    Args:
+        base: channels of the first block.
+        element_bytes: of training, 2 for bf16 and 4 for fp32.
+        train_images: images trained.
+        val_passes: images times physical forward passes.
+    """
+    trained = train_images * (13_824 * base + 6_144) * element_bytes
+    return (trained + val_passes * (4_352 * base + 3_072) * 4) / COPY_RATE
+
+
+def write_cifar_shaped(folder: Path, seed: int = 0) -> None:
+    """Write 60,000 labelled 3x32x32 images in the form of CIFAR-10: a class pattern under noise."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = np.random.Generator(np.random.Philox(key=seed))
+    patterns = draw.normal(0.0, 20.0, (10, 3 * EDGE * EDGE))
+    for name in cifar.MEMBERS:
+        labels = draw.integers(0, 10, cifar.RECORDS, dtype=np.uint8)
+        noise = draw.normal(128.0, 50.0, (cifar.RECORDS, 3 * EDGE * EDGE))
+        images = np.clip(noise + patterns[labels], 0, 255).astype(np.uint8)
+        (folder / name).write_bytes(np.concatenate([labels[:, None], images], axis=1).tobytes())
+
+
+class Sampler(threading.Thread):
+    """Reads the card's utilisation through NVML; makes no CUDA call."""
+
+    def __init__(self) -> None:
+        super().__init__(daemon=True)
+        self.samples: list[int] = []
+        self._done = threading.Event()
+        self._handle: Any = None
+        if torch.cuda.is_available():
+            pynvml.nvmlInit()
+            self._handle = pynvml.nvmlDeviceGetHandleByIndex(0)
+
+    def state(self) -> dict[str, Any]:
+        """Return driver, clock, temperature and throttle reasons of now."""
+        if self._handle is None:
+            return {}
+        return {
+            "driver": str(pynvml.nvmlSystemGetDriverVersion()),
+            "sm_clock_mhz": pynvml.nvmlDeviceGetClockInfo(self._handle, pynvml.NVML_CLOCK_SM),
+            "temperature_c": pynvml.nvmlDeviceGetTemperature(self._handle, pynvml.NVML_TEMPERATURE_GPU),
+            "throttle_reasons": pynvml.nvmlDeviceGetCurrentClocksEventReasons(self._handle),
+        }
+
+    def run(self) -> None:
+        """Sample until ``finish``."""
+        while self._handle is not None and not self._done.wait(0.05):
+            self.samples.append(pynvml.nvmlDeviceGetUtilizationRates(self._handle).gpu)
+
+    def finish(self) -> float | None:
+        """Stop and return the mean utilisation in percent."""
+        self._done.set()
+        self.join()
+        return float(np.mean(self.samples)) if self.samples else None

@@ -1,0 +1,172 @@
+"""The captured path against the plain one, and isolation of runs, on an NVIDIA GPU (performance.md 9)."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmarks.machine import set_up, write_cifar_shaped
+from tests.gpu.lives import CUDA, build, config, digest, play, state
+from worker.envs.morph import captured
+from worker.envs.morph.captured import CapturedEngine
+from worker.envs.morph.controls import make_control
+from worker.envs.morph.env import MorphEnvs
+from worker.envs.morph.stages import Op
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+STEPS = 12
+Record = Callable[[str, object], None]
+#: Largest difference of fp32 parameters, statistics and measurements between the paths.
+FP32_LIMIT = 1e-6
+
+
+@pytest.fixture(scope="module")
+def data_dir(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("cifar")
+    write_cifar_shaped(folder)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def settings() -> Iterator[None]:
+    set_up(tf32=False)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+def largest(a: MorphEnvs, b: MorphEnvs) -> float:
+    pairs = zip(state(a, 0), state(b, 0), strict=True)
+    return max(float((x.double() - y.double()).abs().nan_to_num(0.0).max()) for x, y in pairs if x.numel())
+
+
+def test_captured_life_of_60_steps_equals_the_plain_one(data_dir: Path, record_property: Record) -> None:
+    plain = build(config(path="eager", precision="fp32"), data_dir, num_envs=3)
+    fast = build(config(path="captured", precision="fp32"), data_dir, num_envs=3)
+    for envs in (plain, fast):
+        envs.begin_round(0)
+    control = make_control("random", plain, 0)
+    worst, ops = 0.0, Counter[int]()
+    for step in range(60):
+        actions = control.act(step)
+        ops.update(actions[:, 0].tolist())
+        plain.step([actions])
+        fast.step([actions])
+        worst = max(worst, largest(plain, fast))
+    record_property("largest_difference", worst)
+    assert {Op.GERMINATE, Op.ADVANCE, Op.PRUNE, Op.FOSSILIZE, Op.SET_ALPHA_TARGET} <= set(ops)
+    assert worst <= FP32_LIMIT
+
+
+def test_bf16_captured_equals_bf16_plain(data_dir: Path) -> None:
+    plain = build(config(path="eager", precision="bf16"), data_dir)
+    fast = build(config(path="captured", precision="bf16"), data_dir)
+    for envs in (plain, fast):
+        envs.begin_round(0)
+    control = make_control("random", plain, 0)
+    for step in range(STEPS):
+        actions = control.act(step)
+        plain.step([actions])
+        fast.step([actions])
+    assert largest(plain, fast) <= FP32_LIMIT
+
+
+def test_a_step_reads_back_once_and_waits_for_nothing_else(data_dir: Path) -> None:
+    envs = build(config(), data_dir, ("A", "B"))
+    play(envs, 4)
+    engine = envs.engine
+    assert isinstance(engine, CapturedEngine)
+    draws = envs._draws(0, 0, 4)
+    jobs = [envs._job(run.world, 0, draws, last=False) for run in envs.runs]
+    engine.run(jobs, envs.data.val)
+    before = engine.counters.copies
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        engine.run(jobs, envs.data.val)
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert engine.counters.copies == before + 1
+
+
+@pytest.mark.parametrize("poison", [float("nan"), 1e3])
+def test_i1_noise_and_nan_in_b_leave_a_alone(data_dir: Path, poison: float) -> None:
+    clean = play(build(config(), data_dir, ("A", "B")), STEPS)[0]
+    envs = build(config(), data_dir, ("A", "B"))
+
+    def disturb(step: int) -> None:
+        for network in envs.runs[1].world.networks:
+            network.store.flat.fill_(poison)
+
+    assert play(envs, STEPS, disturb=disturb)[0] == clean
+
+
+def test_i2_i3_place_and_company_change_nothing(data_dir: Path) -> None:
+    alone = play(build(config(), data_dir, ("A",)), STEPS)[0]
+    first = play(build(config(), data_dir, ("A", "B")), STEPS)[0]
+    second = play(build(config(), data_dir, ("B", "A")), STEPS)[1]
+    assert alone == first == second
+
+
+def test_i3_more_environments_leave_the_first_alone(data_dir: Path) -> None:
+    few, many = build(config(), data_dir, num_envs=1), build(config(), data_dir, num_envs=4)
+    play(few, STEPS)
+    play(many, STEPS)
+    for a, b in zip(
+        (few.runs[0].world.networks[0].store.flat, few.runs[0].world.networks[0].store.buffers),
+        (many.runs[0].world.networks[0].store.flat, many.runs[0].world.networks[0].store.buffers),
+        strict=True,
+    ):
+        assert torch.equal(a, b)
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_i4_another_device_gives_the_same_bits(data_dir: Path) -> None:
+    here = play(build(config(), data_dir), STEPS)
+    there = play(build(config(), data_dir, device=torch.device("cuda", 1)), STEPS)
+    assert here == there
+
+
+def test_i5_equal_arms_are_equal(data_dir: Path) -> None:
+    one, two = play(build(config(), data_dir, ("A", "A")), STEPS)
+    assert one == two
+
+
+def test_i6_a_repeated_and_a_resumed_run_are_equal(data_dir: Path) -> None:
+    whole = build(config(horizon=STEPS), data_dir)
+    rounds = [play(whole, STEPS, episode=0), play(whole, STEPS, episode=1)]
+    again = build(config(horizon=STEPS), data_dir)
+    assert play(again, STEPS, episode=0) == rounds[0]
+    resumed = build(config(horizon=STEPS), data_dir)
+    resumed.load_state_dict(0, again.state_dict(0))
+    assert play(resumed, STEPS, episode=1) == rounds[1]
+
+
+def test_i7_churn_and_eviction_beside_it_leave_a_alone(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clean = play(build(config(), data_dir, ("A", "B")), STEPS)[0]
+    monkeypatch.setattr(captured, "CACHE_SIZE", 2)
+    envs = build(config(), data_dir, ("A", "B"))
+
+    def churn(step: int) -> None:
+        world = envs.runs[1].world
+        for env in range(2):
+            if world.networks[env].live[0] is not None:
+                world.remove(env, 0, "policy")
+
+    assert play(envs, STEPS, disturb=churn)[0] == clean
+    assert envs.engine.counters.evictions > 0
+    assert digest(envs, 0) != digest(envs, 1)
+
+
+def test_capture_does_not_train(data_dir: Path) -> None:
+    envs = build(config(), data_dir)
+    envs.begin_round(0)
+    network = envs.runs[0].world.networks[0]
+    job = envs._job(envs.runs[0].world, 0, envs._draws(0, 0, 0), last=False)
+    assert isinstance(envs.engine, CapturedEngine)
+    before = [tensor.clone() for tensor in network.store.state()]
+    envs.engine._prepare(job, envs.data.val)
+    torch.cuda.synchronize(CUDA)
+    assert all(torch.equal(a, b) for a, b in zip(network.store.state(), before, strict=True))

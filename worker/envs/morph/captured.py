@@ -1,0 +1,297 @@
+"""The captured path: one CUDA graph per environment and topology, replayed on that environment's stream.
+
+The Python that runs eagerly is the Python that is captured; there is no second implementation. A *lane*
+is one network's stream, memory pool and accumulators; a lane's graphs never overlap and share its pool,
+graphs of different lanes may overlap and share nothing. A training graph takes one batch; a closing graph
+packs what the epoch measured and validates. Failure to capture is an error, never another path.
+Axes: n batches, B items, W choices per item, S slots.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import torch
+from torch import Tensor
+
+from worker.envs.morph.data import Items, TrainingData
+from worker.envs.morph.engine import Counters, Job, Outcome, autocast, outcomes
+from worker.envs.morph.hosts import Pass
+from worker.envs.morph.network import EpochStats, Network, gradient_figures
+
+#: Graphs kept per environment; the least recently used is dropped.
+CACHE_SIZE = 32
+
+
+class CaptureError(RuntimeError):
+    """A step could not be captured."""
+
+
+@dataclass
+class Captured:
+    """A graph with what its capture returned.
+
+    Attributes:
+        graph: to replay.
+        packed: result at a fixed address; empty for a training step.
+        rows: items that validation runs through segments.
+    """
+
+    graph: torch.cuda.CUDAGraph
+    packed: Tensor
+    rows: int
+
+
+@dataclass
+class Lane:
+    """One network's side of capture.
+
+    Attributes:
+        stream: where its graphs are captured and replayed.
+        pool: their memory.
+        draws: [n, B, W] choices of the epoch.
+        batch: [1] int64, the batch to take next.
+        losses: [n] main losses of the epoch.
+        norms: [n, 1 + S] gradient norms before clipping, in the order of ``Network.stores``.
+        dropout: generator of dropout masks, seeded anew for every epoch.
+        marks: begin of training, begin and end of validation.
+        graphs: by key, least recently used first.
+    """
+
+    stream: torch.cuda.Stream
+    pool: Any
+    draws: Tensor
+    batch: Tensor
+    losses: Tensor
+    norms: Tensor
+    dropout: torch.Generator
+    marks: tuple[torch.cuda.Event, torch.cuda.Event, torch.cuda.Event]
+    graphs: OrderedDict[Hashable, Captured] = field(default_factory=OrderedDict)
+
+
+class CapturedEngine:
+    """Replays graphs, one stream per environment.
+
+    Args:
+        precision: precision of the training pass; validation is float32.
+        data: where graphs gather their batches from.
+        device: a CUDA device.
+    """
+
+    def __init__(self, precision: Literal["fp32", "bf16"], data: TrainingData, device: torch.device) -> None:
+        self.precision, self.data, self.device = precision, data, device
+        self.counters = Counters()
+        self._lanes: dict[int, Lane] = {}
+        self._networks: list[Network] = []
+        self._warm: set[Hashable] = set()
+        config = data.config
+        self._shape = (config.batches_per_step, config.batch_size, data.draw_width)
+        self._places = torch.arange(config.batches_per_step, device=device)
+        self._draws: list[tuple[Tensor, Tensor]] = []
+        self._results = torch.empty(0, dtype=torch.float64, pin_memory=True)
+
+    def run(self, jobs: Sequence[Job], val: Items, meanwhile: Callable[[], None] | None = None) -> list[Outcome]:
+        """Train and validate every job and read all results in one copy."""
+        if not jobs:
+            return []
+        began = time.perf_counter()
+        self._upload(jobs)
+        work = [self._prepare(job, val) for job in jobs]
+        flat = self._replay(jobs, work)
+        sizes = [closing.packed.numel() for _, _, closing in work]
+        issued = time.perf_counter()
+        if meanwhile is not None:
+            meanwhile()
+        waited = time.perf_counter()
+        torch.cuda.current_stream(self.device).synchronize()
+        ended = time.perf_counter()
+        self.counters.copies += 1
+        self.counters.issue_seconds += issued - began
+        self.counters.wait_seconds += ended - waited
+        self._clock([lane for lane, _, _ in work])
+        for job, (_, _, closing) in zip(jobs, work, strict=True):
+            job.validator.forward_rows += closing.rows
+            self.counters.count(job, val, closing.rows)
+        return outcomes(jobs, sizes, flat.numpy().copy(), [(ended - began) / len(jobs)] * len(jobs))
+
+    def _clock(self, lanes: Sequence[Lane]) -> None:
+        """Add the device time of a step that has ended."""
+        for lane in lanes:
+            begun, trained, closed = lane.marks
+            self.counters.train_seconds += begun.elapsed_time(trained) / 1000.0 / len(lanes)
+            self.counters.validate_seconds += trained.elapsed_time(closed) / 1000.0 / len(lanes)
+
+    def _upload(self, jobs: Sequence[Job]) -> None:
+        """Bring the choices of every environment up; runs of one environment share them."""
+        place, last = -1, None
+        for job in jobs:
+            lane = self._lane(job)
+            if job.draws is None:
+                continue
+            if job.draws is not last:
+                place, last = place + 1, job.draws
+                if place == len(self._draws):
+                    pinned = torch.empty(self._shape, dtype=torch.int64, pin_memory=True)
+                    self._draws.append((pinned, torch.empty(self._shape, dtype=torch.int64, device=self.device)))
+                pinned, placed = self._draws[place]
+                pinned.copy_(job.draws)
+                placed.copy_(pinned, non_blocking=True)
+            lane.draws.copy_(self._draws[place][1])
+
+    def _prepare(self, job: Job, val: Items) -> tuple[Lane, Captured | None, Captured]:
+        """Return the graphs of a job, captured now where they are new."""
+        lane, network, plan = self._lane(job), job.network, job.step_plan
+        training: Captured | None = None
+        live = tuple(None if cell is None else (cell.graft.blueprint, cell.graft.operator) for cell in network.live)
+        shape = (network.host_params, val.x.shape, live)
+        if job.draws is not None:
+            if job.how.dropout is not None:
+                lane.dropout.manual_seed(job.how.dropout.initial_seed())
+            key: Hashable = ("train", shape, plan)
+            training = self._graph(lane, key, job, lambda: self._train(lane, job))
+        key = ("close", id(val.x), shape, plan if training else None, job.val_plan)
+        return lane, training, self._graph(lane, key, job, lambda: self._close(lane, job, val))
+
+    def _replay(self, jobs: Sequence[Job], work: Sequence[tuple[Lane, Captured | None, Captured]]) -> Tensor:
+        """Issue every graph, batches round robin, and the copy of all results; return where it lands."""
+        main = torch.cuda.current_stream(self.device)
+        for lane, _, _ in work:
+            lane.stream.wait_stream(main)
+            lane.marks[0].record(lane.stream)
+        for _ in range(max((job.draws.shape[0] for job in jobs if job.draws is not None), default=0)):
+            for lane, training, _ in work:
+                if training is not None:
+                    with torch.cuda.stream(lane.stream):
+                        training.graph.replay()
+                    self.counters.replays += 1
+        for lane, _, closing in work:
+            with torch.cuda.stream(lane.stream):
+                lane.marks[1].record()
+                closing.graph.replay()
+                lane.marks[2].record()
+            self.counters.replays += 1
+            main.wait_stream(lane.stream)
+        packed = torch.cat([closing.packed for _, _, closing in work])
+        if packed.numel() > self._results.numel():
+            self._results = torch.empty(2 * packed.numel(), dtype=torch.float64, pin_memory=True)
+        landed = self._results[: packed.numel()]
+        landed.copy_(packed, non_blocking=True)
+        return landed
+
+    def _train(self, lane: Lane, job: Job) -> Tensor:
+        """Take the next batch; captured."""
+        draws = lane.draws.index_select(0, lane.batch)[0]
+        if job.network.kernels is None:
+            x, y = self.data.gather(draws)
+        else:
+            x, y = self.data.gather_fused(draws, torch.bfloat16 if self.precision == "bf16" else torch.float32)
+        stats = EpochStats()
+        how = Pass(job.how.mode, None if job.how.dropout is None else lane.dropout)
+        with autocast(self.precision, self.device):
+            job.network.train_batch(x, y, job.step_plan, how, stats)
+        here = self._places == lane.batch
+        torch.where(here, stats.losses[0], lane.losses, out=lane.losses)
+        norms = torch.stack(stats.norms[0])
+        part = lane.norms[:, : norms.numel()]
+        part.copy_(torch.where(here[:, None], norms, part))
+        lane.batch.add_(1)
+        return lane.losses[:0]
+
+    def _close(self, lane: Lane, job: Job, val: Items) -> Tensor:
+        """Pack what the epoch measured, validate, start anew; captured."""
+        parts = [] if job.draws is None else [self._packed(lane, job)]
+        parts.append(job.network.magnitude())
+        parts.append(job.validator.run(val.x, val.y, job.val_plan))
+        lane.batch.zero_()
+        return torch.cat(parts)
+
+    def _packed(self, lane: Lane, job: Job) -> Tensor:
+        """Return ``EpochStats.packed`` of the accumulators."""
+        network, plan = job.network, job.step_plan
+        stats = EpochStats(losses=list(lane.losses.unbind()))
+        stats.norms = [list(row.unbind()) for row in lane.norms[:, : 1 + len(plan)].unbind()]
+        for item in plan:
+            store = network.cell(item.slot).store
+            sizes = [param.numel() for param in store.params]
+            parts = [part.view(p.shape) for part, p in zip(torch.split(store.grad, sizes), store.params, strict=True)]
+            stats.grads[item.slot] = gradient_figures(parts)
+        return stats.packed(len(network.slots))
+
+    def _lane(self, job: Job) -> Lane:
+        network = job.network
+        if id(network) not in self._lanes:
+            # held, so that the identity stays its own
+            self._networks.append(network)
+            batches, slots, dtype = self._shape[0], len(network.slots), network.config.dtype
+            self._lanes[id(network)] = Lane(
+                stream=torch.cuda.Stream(self.device),  # type: ignore[no-untyped-call]
+                pool=torch.cuda.graph_pool_handle(),
+                draws=torch.zeros(self._shape, dtype=torch.int64, device=self.device),
+                batch=torch.zeros(1, dtype=torch.int64, device=self.device),
+                losses=torch.zeros(batches, dtype=dtype, device=self.device),
+                norms=torch.zeros(batches, 1 + slots, dtype=dtype, device=self.device),
+                dropout=torch.Generator(self.device),
+                marks=(_mark(), _mark(), _mark()),
+            )
+        return self._lanes[id(network)]
+
+    def _graph(self, lane: Lane, key: Hashable, job: Job, body: Callable[[], Tensor]) -> Captured:
+        found = lane.graphs.get(key)
+        if found is not None:
+            lane.graphs.move_to_end(key)
+            self.counters.hits += 1
+            return found
+        began, reserved = time.perf_counter(), torch.cuda.memory_reserved(self.device)
+        rows = job.validator.forward_rows
+        lane.stream.wait_stream(torch.cuda.current_stream(self.device))
+        try:
+            # the first of a lane makes its handles and workspaces, the first of a shape loads its kernels
+            if not lane.graphs or key not in self._warm:
+                self._warm_up(lane, job, body)
+                job.validator.forward_rows = rows
+            captured = _capture(lane, body)
+        except RuntimeError as error:
+            raise CaptureError(f"capture of {key} failed: {error}; choose engine.path eager") from error
+        self._warm.add(key)
+        captured.rows = job.validator.forward_rows - rows
+        job.validator.forward_rows = rows
+        if len(lane.graphs) >= CACHE_SIZE:
+            lane.graphs.popitem(last=False)
+            self.counters.evictions += 1
+        lane.graphs[key] = captured
+        self.counters.captures += 1
+        self.counters.capture_seconds += time.perf_counter() - began
+        self.counters.graph_bytes += torch.cuda.memory_reserved(self.device) - reserved
+        return captured
+
+    @staticmethod
+    def _warm_up(lane: Lane, job: Job, body: Callable[[], Tensor]) -> None:
+        """Run the step once for its side effects on libraries, then put every tensor back in place."""
+        touched = [tensor for store in job.network.stores(job.step_plan) for tensor in store.state()]
+        touched += [lane.batch, lane.losses, lane.norms]
+        with torch.cuda.stream(lane.stream):
+            saved = [tensor.clone() for tensor in touched]
+            body()
+            for tensor, value in zip(touched, saved, strict=True):
+                tensor.copy_(value)
+        lane.stream.synchronize()
+
+
+def _mark() -> torch.cuda.Event:
+    return torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+
+
+def _capture(lane: Lane, body: Callable[[], Tensor]) -> Captured:
+    graph = torch.cuda.CUDAGraph()
+    graph.register_generator_state(lane.dropout)
+    with torch.cuda.stream(lane.stream):
+        graph.capture_begin(pool=lane.pool, capture_error_mode="thread_local")
+        try:
+            packed = body()
+        finally:
+            graph.capture_end()
+    return Captured(graph, packed, 0)
