@@ -13,6 +13,7 @@ from collections.abc import Mapping
 import torch
 from torch import Tensor
 
+from worker.rl.acting import Acted, Actor
 from worker.rl.heads import Floors, Heads, choose
 from worker.rl.interfaces import CorrectionLike, ObservationLike, StepLike
 from worker.rl.nets import PolicyNet, State
@@ -37,6 +38,8 @@ class Rollout:
     def __init__(self, num_steps: int, heads: Heads, obs_norm: ObsNormalizer | None, precision: str = "fp32") -> None:
         self.num_steps, self.heads, self.obs_norm, self.precision = num_steps, heads, obs_norm, precision
         self.allocated = False
+        self._actor: Actor | None = None
+        self._acts_for: tuple[PolicyNet, Floors | None] | None = None
 
     def begin(self, observation: ObservationLike, masks: Mapping[str, Tensor], state: State) -> None:
         """Start a round at ``observation`` with the recurrent state before it."""
@@ -49,17 +52,50 @@ class Rollout:
 
     @torch.no_grad()
     def act(self, net: PolicyNet, t: int, uniforms: Tensor | None, floors: Floors | None) -> Tensor:
-        """Choose and store the actions [E, H] of step ``t``; a non-finite policy raises ``PolicyError``."""
-        with autocast(self.features.device, self.precision):
-            logits, self.state = net.step(self.features[t], self.ids[t], self.state)
-        self.states.append(self.state)
+        """Choose and store the actions [E, H] of step ``t``; a non-finite policy raises ``PolicyError``.
+
+        On CUDA the step is one graph replay and the actions returned lie on the host.
+        """
         masks = {name: mask[t] for name, mask in self.masks.items()}
-        actions, log_prob = choose(self.heads, logits, masks, uniforms, floors)
+        if self.features.is_cuda and uniforms is not None:
+            acted = self._replay(net, floors, (self.features[t], self.ids[t], masks, self.state, uniforms))
+            self.state, actions, log_prob = acted.state, acted.actions, acted.log_prob
+            total, chosen = acted.total, acted.chosen
+        else:
+            with autocast(self.features.device, self.precision):
+                logits, self.state = net.step(self.features[t], self.ids[t], self.state)
+            actions, log_prob = choose(self.heads, logits, masks, uniforms, floors)
+            total, chosen = log_prob.sum().item(), actions
+        self.states.append(self.state)
         self.actions[t] = actions
         self.log_probs[t] = log_prob
-        if not math.isfinite(log_prob.sum().item()):
+        if not math.isfinite(total):
             raise PolicyError(f"step {t}: non-finite action distribution")
-        return actions
+        return chosen
+
+    def _replay(
+        self,
+        net: PolicyNet,
+        floors: Floors | None,
+        inputs: tuple[Tensor, Tensor, Mapping[str, Tensor], State, Tensor],
+    ) -> Acted:
+        """Act through the captured step; it is captured anew for another network or when floors come or go."""
+        known = self._acts_for
+        if self._actor is None or known is None or known[0] is not net or (known[1] is None) != (floors is None):
+            own = None if floors is None else Floors(floors.value.clone(), floors.allowed.clone())
+            known = self._acts_for = (net, own)
+
+            def step(
+                features: Tensor, ids: Tensor, masks: Mapping[str, Tensor], state: State, uniforms: Tensor
+            ) -> tuple[Tensor, Tensor, State]:
+                with autocast(features.device, self.precision):
+                    logits, after = net.step(features, ids, state)
+                return *choose(self.heads, logits, masks, uniforms, own), after
+
+            self._actor = Actor(step, inputs)
+        if floors is not None and known[1] is not None:
+            known[1].value.copy_(floors.value)
+        return self._actor(*inputs)
 
     def record(self, t: int, result: StepLike) -> None:
         """Store what step ``t`` produced and carry the recurrent state over episode ends."""
