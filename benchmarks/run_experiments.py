@@ -17,6 +17,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from statistics import fmean
 
 import httpx
 
@@ -57,6 +58,20 @@ def save(client: Client, experiment_id: str, name: str, out: Path) -> None:
         (out / f"{name}.{form}").write_text(text)
 
 
+def learning(client: Client, experiment_id: str) -> list[dict[str, object]]:
+    """Return for each learning run the mean return of the first and of the last quarter of its rounds."""
+    policies = {run["id"]: run["policy"] for run in client.runs(experiment_id)}
+    rows: list[dict[str, object]] = []
+    for item in client.series(experiment_id, ["train/return_mean"], x="round")["series"]:
+        values = [value for value in item["last"] if value is not None]
+        quarter = max(1, len(values) // 4)
+        if policies[item["run_id"]] == "ppo" and values:
+            first, last = fmean(values[:quarter]), fmean(values[-quarter:])
+            row = {"arm": item["group_id"], "replicate": item["replicate"], "first": first, "last": last}
+            rows.append({**row, "improved": last > first})
+    return rows
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("specs", nargs="+", type=Path)
@@ -88,6 +103,9 @@ def main() -> None:
                 pass
             with contextlib.suppress(ApiError):
                 save(client, experiment_id, path.stem, options.out)
+                rows = learning(client, experiment_id)
+                (options.out / f"{path.stem}.learning.json").write_text(json.dumps(rows, indent=1))
+                print(f"{path.stem}: return grew in {sum(bool(row['improved']) for row in rows)} of {len(rows)} runs")
                 verdict = client.report(experiment_id)["verdict"]
                 print(f"{path.stem}: {verdict['code']}: {verdict['sentence']} ({time.monotonic() - began:.0f} s)")
 
