@@ -16,6 +16,7 @@ from app.cli_text import Board, plan_text
 from app.client import ApiError, Client
 from app.demo import run_demo
 from app.domain.problems import InvalidSpecError
+from app.domain.report import render_markdown, report_from_scores_csv, report_json
 from app.domain.rules import check
 from app.domain.spec import diff_paths, load_text, parse
 
@@ -183,20 +184,44 @@ def clone(
 @app.command()
 def report(
     experiment_id: Annotated[str | None, typer.Argument(help="Experiment id")] = None,
-    form: Annotated[str, typer.Option("--format", help="md, html, json or csv")] = "md",
+    form: Annotated[str, typer.Option("--format", help="md, html, json, csv or py (recompute script)")] = "md",
     output: Annotated[Path | None, typer.Option(help="File; default: standard output")] = None,
+    scores: Annotated[Path | None, typer.Option("--from", exists=True, help="Recompute from scores.csv")] = None,
+    registered: Annotated[Path | None, typer.Option("--report", exists=True, help="Its report.json")] = None,
 ) -> None:
-    """Print or save the report of an experiment."""
-    if experiment_id is None:
-        raise typer.BadParameter("name an experiment")
-    with Client() as client:
-        found = client.report(experiment_id, form)
-    text = json.dumps(found, indent=2) if form == "json" else str(found)
+    """Print or save a report: of an experiment, or computed again from scores.csv and report.json."""
+    if scores is not None and registered is not None:
+        again = report_from_scores_csv(scores.read_text(), json.loads(registered.read_text())["registration"])
+        text = report_json(again) if form == "json" else render_markdown(again)
+    elif experiment_id is None:
+        raise typer.BadParameter("name an experiment, or give --from scores.csv with --report report.json")
+    else:
+        with Client() as client:
+            found = client.report(experiment_id, form)
+        text = json.dumps(found, indent=2) if form == "json" else str(found)
     if output is None:
         typer.echo(text)
     else:
         output.write_text(text)
         typer.echo(f"written to {output}")
+
+
+@app.command()
+def calibrate(
+    experiment_id: Annotated[str | None, typer.Argument(help="Re-randomise it; default: simulated scores")] = None,
+    repetitions: Annotated[int, typer.Option(min=50, max=10_000)] = 1000,
+) -> None:
+    """Report the false-winner rate of the whole analysis with its band; code 1 when it lies outside."""
+    body = {"experiment": experiment_id, "repetitions": repetitions}
+    with Client(timeout=600.0) as client:
+        found = client.call("POST", "calibrations", json=body)
+    for row in found["rows"]:
+        low, high = row["band"]
+        state = "ok" if row["passed"] else "OUTSIDE"
+        rates = f"{row['rate']:.4f}  expected {row['expected']:.4f} [{low:.4f}, {high:.4f}]"
+        typer.echo(f"{row['name']:28} {rates}  {state}")
+    if not found["passed"]:
+        raise typer.Exit(1)
 
 
 @spec_commands.command("check")

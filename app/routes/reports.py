@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from importlib.metadata import version as package_version
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
+from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse
 
+from app.domain.report.export import recompute_script
 from app.domain.report.html import render_html
 from app.domain.report.markdown import render_markdown
 from app.routes import documents as d
-from app.routes.deps import ContextDep, Reader
+from app.routes.deps import ContextDep, Operator, Reader, StrictRoute
 from app.routes.experiments import ExperimentId
-from app.services import reporting
+from app.services import calibrating, reporting
 
-router = APIRouter(prefix="/api/v1", tags=["reports"])
+router = APIRouter(prefix="/api/v1", tags=["reports"], route_class=StrictRoute)
 
 
 @router.get(
@@ -27,6 +30,7 @@ router = APIRouter(prefix="/api/v1", tags=["reports"])
                 "text/html": {"schema": {"type": "string"}},
                 "text/markdown": {"schema": {"type": "string"}},
                 "text/csv": {"schema": {"type": "string"}},
+                "text/x-python": {"schema": {"type": "string"}},
             }
         },
     },
@@ -35,10 +39,10 @@ def get_report(
     ctx: ContextDep,
     actor: Reader,
     experiment_id: ExperimentId,
-    form: Annotated[Literal["json", "html", "md", "csv"], Query(alias="format")] = "json",
+    form: Annotated[Literal["json", "html", "md", "csv", "py"], Query(alias="format")] = "json",
     version: Annotated[int | None, Query(ge=1, le=1_000_000)] = None,
 ) -> Response:
-    """Return an immutable report: JSON, self-contained HTML, Markdown, or the scores as CSV."""
+    """Return an immutable report: JSON, HTML, Markdown, scores as CSV, or the script that recomputes it (py)."""
     row = reporting.read(ctx, experiment_id, version)
     headers = {"Lockstep-Report-Version": str(row.version)}
     if form == "html":
@@ -47,6 +51,8 @@ def get_report(
         return Response(render_html(row.content), media_type="text/html", headers=html_headers)
     if form == "md":
         return Response(render_markdown(row.content), media_type="text/markdown", headers=headers)
+    if form == "py":
+        return Response(recompute_script(), media_type="text/x-python", headers=headers)
     if form == "csv":
         name = f'attachment; filename="scores-{experiment_id}.csv"'
         headers["Content-Disposition"] = name
@@ -58,3 +64,26 @@ def get_report(
 def list_reports(ctx: ContextDep, actor: Reader, experiment_id: ExperimentId) -> Any:
     """List the versions of an experiment's report."""
     return {"items": reporting.versions(ctx, experiment_id)}
+
+
+class CalibrationRequest(BaseModel):
+    """What to calibrate: simulated scores, or the replicates of an experiment re-randomised."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    experiment: str | None = Field(None, max_length=60)
+    repetitions: int = Field(1000, ge=50, le=10_000)
+    seed: int = Field(0, ge=0, le=2**62)
+
+
+@router.post("/calibrations", status_code=201, response_model=d.Document, responses=d.problems(404, 409))
+def calibrate_pipeline(ctx: ContextDep, actor: Operator, wanted: CalibrationRequest) -> Any:
+    """Measure how often the whole analysis calls a winner where there is none; stamps later reports."""
+    return calibrating.calibrate(
+        ctx,
+        actor,
+        experiment_id=wanted.experiment,
+        repetitions=wanted.repetitions,
+        seed=wanted.seed,
+        code_version=package_version("lockstep"),
+    )

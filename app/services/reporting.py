@@ -19,6 +19,7 @@ from app.domain.report.build import build_report
 from app.domain.report.csv_scores import scores_csv
 from app.domain.report.inputs import (
     ArmFacts,
+    CalibrationStamp,
     ConfigDifference,
     CrossScore,
     CurvePoint,
@@ -32,11 +33,12 @@ from app.domain.status import TERMINAL_BLOCK, BlockStatus, Cause, RunStatus
 from app.errors import ConflictError, NotFoundError
 from app.services.context import Context
 from app.services.steering import existing
-from app.store import experiments, points, reports, results
+from app.store import events, experiments, points, reports, results, scheduling
 from app.store.engine import utc
 from app.store.tables import Record
 
-EVALUATOR = "frozen-policy/1"
+#: Where the stamp of the last calibration is kept.
+STAMP_KEY = "calibration"
 
 
 @dataclass(frozen=True)
@@ -101,7 +103,8 @@ def gather(
         training=tuple(_training(found)),
         cross_scores=tuple(_cross_scores(found)),
         look=look,
-        extension=_extension(experiment),
+        extension=_extension(session, experiment),
+        stamp=stamp_of(scheduling.get_meta(session, STAMP_KEY)),
         code_version=package_version("lockstep"),
         notes=_notes(experiment),
     )
@@ -247,10 +250,20 @@ def _cross_scores(found: _Gathered) -> Iterable[CrossScore]:
             yield CrossScore(run.label, mode, run.replicate, mean, spread, len(finite))
 
 
-def _extension(experiment: Record) -> Extension | None:
+def _extension(session: Session, experiment: Record) -> Extension | None:
     if experiment.exploratory_from is None:
         return None
-    return Extension(experiment.exploratory_from, "", "replicates added after results were seen")
+    decided = events.newest(session, experiment.id, "extended")
+    at = decided.at.isoformat() if decided is not None else ""
+    return Extension(experiment.exploratory_from, at, "replicates added after results were seen")
+
+
+def stamp_of(text: str | None) -> CalibrationStamp | None:
+    """Return the stamp stored in the key-value table, or None when no mode has passed."""
+    if text is None:
+        return None
+    stamp = json.loads(text)
+    return CalibrationStamp(stamp["date"], stamp["version"], tuple(stamp["modes"])) if stamp["modes"] else None
 
 
 def _notes(experiment: Record) -> dict[str, str]:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from app.domain import catalog, rules
-from app.domain.analysis import canonical_hash, power_table
+from app.domain.analysis import canonical_hash, power_table, seed_problems
 from app.domain.gang import Fit, Need, fit
 from app.domain.plan import Plan, as_document, make_plan
 from app.domain.presets import merge
@@ -69,9 +69,9 @@ def _tuning_problems(resolved: ResolvedSpec, seeds: Mapping[str, int]) -> list[P
         at = f"/experiment/tuning/{index}"
         if experiment_id not in seeds:
             found.append(Problem(at, "unknown_experiment", f"no experiment {experiment_id!r}", "check the id"))
-        elif seeds[experiment_id] == resolved.spec.experiment.seed:
-            message = f"seed {resolved.spec.experiment.seed} was used while tuning in {experiment_id}"
-            found.append(Problem("/experiment/seed", "tuning_seed", message, "choose another seed"))
+    used = [name for name, seed in seeds.items() if seed == resolved.spec.experiment.seed]
+    if resolved.spec.analysis is not None:
+        found.extend(seed_problems(resolved.spec.analysis, used_in_tuning=used))
     return found
 
 
