@@ -10,7 +10,7 @@ COPY worker ./worker
 
 FROM base AS api
 RUN pip install -e ".[sqlite]"
-USER lockstep
+USER 10001
 ENV LOCKSTEP_DATA_DIR=/data
 VOLUME /data
 EXPOSE 7480
@@ -21,7 +21,7 @@ CMD ["lockstep", "serve"]
 FROM base AS worker
 ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN pip install --extra-index-url "${TORCH_INDEX}" "torch>=2.11,<2.15" && pip install -e ".[worker,gym]"
-USER lockstep
+USER 10001
 STOPSIGNAL SIGTERM
 ENTRYPOINT ["python", "-m", "worker"]
 CMD ["--device", "auto"]

@@ -13,8 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 
-from worker.agent import CONFIGURATION, DEVICE_IN_USE, Agent, Options
+from worker.agent import CONFIGURATION, DEVICE_IN_USE, Agent
 from worker.devices import DeviceInUse, NoDevice, bind, host_name
+from worker.options import Options
 
 
 def main() -> int:

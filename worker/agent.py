@@ -16,43 +16,15 @@ import subprocess
 import sys
 import threading
 import time
-from dataclasses import dataclass
-from pathlib import Path
 
 from app.domain import protocol as p
 from worker.control import TRANSIENT, Control, LeaseLost, Refused, WorkerGone
 from worker.devices import Bound, GpuMonitor, host_name
+from worker.options import Options
 from worker.share import Share
 from worker.supervisor import become_subreaper, default_command
 
 RETIRED, CONFIGURATION, DEVICE_IN_USE, TOKEN_REFUSED = 0, 2, 3, 4
-
-
-@dataclass(frozen=True)
-class Options:
-    """What the operator chose.
-
-    Attributes:
-        url: control plane.
-        token: worker token or None.
-        name: display name; default host and device.
-        threads: torch threads of the child on a CPU slot.
-        data_dir: where data sets lie.
-        work_dir: spool and checkpoints of this supervisor.
-        spool_bytes: bound of the spool.
-        trainer: command of the trainer; None = built in.
-        once: retire when there is nothing to do (tests, batch systems).
-    """
-
-    url: str
-    token: str | None
-    name: str | None
-    threads: int
-    data_dir: Path | None
-    work_dir: Path
-    spool_bytes: int
-    trainer: list[str] | None
-    once: bool = False
 
 
 class Agent:

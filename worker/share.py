@@ -11,16 +11,14 @@ import time
 from collections import deque
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from app.domain import protocol as p
 from worker.control import Control, LeaseLost, Refused
 from worker.devices import Bound
+from worker.options import Options
 from worker.spool import Spool
 from worker.supervisor import Child
-
-if TYPE_CHECKING:
-    from worker.agent import Options
 
 _LEVELS = re.compile(r"\b(debug|info|warning|error)\b", re.IGNORECASE)
 _LINES_PER_SECOND = 200

@@ -1,0 +1,33 @@
+"""What an operator chooses for a supervisor."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the operator chose.
+
+    Attributes:
+        url: control plane.
+        token: worker token or None.
+        name: display name; default host and device.
+        threads: torch threads of the child on a CPU slot.
+        data_dir: where data sets lie.
+        work_dir: spool and checkpoints of this supervisor.
+        spool_bytes: bound of the spool.
+        trainer: command of the trainer; None = built in.
+        once: retire when there is nothing to do (tests, batch systems).
+    """
+
+    url: str
+    token: str | None
+    name: str | None
+    threads: int
+    data_dir: Path | None
+    work_dir: Path
+    spool_bytes: int
+    trainer: list[str] | None
+    once: bool = False
