@@ -257,7 +257,7 @@ def _fill(spec: Spec) -> Spec:
         raise _problem("/env/task", "unknown_task", message, nearest(spec.env.task, catalog.TASKS))
     _fill_smoke(data)
     _fill_policy(data)
-    _fill_analysis(data)
+    _fill_analysis(data, spec.analysis)
     return _validate(Spec, data)
 
 
@@ -285,15 +285,15 @@ def _fill_policy(data: dict[str, Any]) -> None:
     ppo["adv_norm"] = ppo["adv_norm"] or ("rollout" if data["net"]["body"] == "lstm" else "minibatch")
 
 
-def _fill_analysis(data: dict[str, Any]) -> None:
+def _fill_analysis(data: dict[str, Any], given: AnalysisSpec | None) -> None:
+    """Complete the analysis as given (which knows what was left out), or the default of a demonstration."""
     facts = {
         "kind": data["experiment"]["kind"],
         "replicates": data["experiment"]["replicates"],
         "env_kind": data["env"]["kind"],
     }
     demonstration = facts["kind"] == "aa" or facts["replicates"] == 1
-    if data["analysis"] is not None:
-        given = AnalysisSpec.model_validate_json(json.dumps(data["analysis"]))
+    if given is not None and data["experiment"]["mode"] != "smoke":
         data["analysis"] = complete_analysis(given, **facts).model_dump(mode="json")
     elif demonstration:
         data["analysis"] = default_analysis(**facts).model_dump(mode="json")

@@ -1,0 +1,147 @@
+"""Parsing, resolution, arms and hashes of a specification; each refusal names field and remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from app.domain import catalog
+from app.domain.presets import PRESETS
+from app.domain.problems import InvalidSpecError, Problem
+from app.domain.rules import check
+from app.domain.spec import load_text, parse
+from tests.factories import tiny_spec
+
+EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
+
+
+def problems_of(raw: dict[str, Any]) -> list[Problem]:
+    try:
+        found, _ = check(parse(raw))
+    except InvalidSpecError as error:
+        return list(error.problems)
+    return found
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_is_valid_and_resolves_the_same_way_twice(path: Path) -> None:
+    first, second = parse(load_text(path.read_text())), parse(load_text(path.read_text()))
+    assert check(first)[0] == []
+    assert first.hash == second.hash
+    assert parse(first.document).hash == first.hash
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_preset_resolves_for_its_task(name: str) -> None:
+    env = {"env": {"id": "CartPole-v1"}} if name.startswith("gym") else {}
+    arms = [{"label": "A"}, {"label": "B", "overrides": {"ppo.lr": 1e-3}}]
+    analysis = {"sesoi": 1.0, "failure": {"floor": 0.0}}
+    raw = {"experiment": {"name": name}, "preset": name, "arms": arms, "analysis": analysis, **env}
+    assert problems_of(raw) == []
+
+
+def test_own_keys_win_over_the_preset_and_task_fills_the_rest() -> None:
+    spec = parse(tiny_spec(env={"horizon": 9})).spec
+    assert (spec.env.horizon, spec.env.n_envs, spec.host.lr) == (9, 2, 0.05)
+    assert spec.env.slots == catalog.TASKS["digits_tiny"].slots
+    assert spec.return_norm == "popart"
+
+
+def test_diff_of_an_arm_is_minimal_and_names_base_and_value() -> None:
+    raw = tiny_spec(arms=[{"label": "A"}, {"label": "B", "reward": "sparse", "overrides": {"ppo.lr": 0.002}}])
+    arms = parse(raw).arms
+    assert arms[0].diff == ()
+    assert [(d.path, d.base, d.value) for d in arms[1].diff] == [
+        ("ppo.lr", 0.003, 0.002),
+        ("reward.mode", "shaped", "sparse"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "pointer", "code", "remedy"),
+    [
+        ({"ppoo": {}}, "/ppoo", "unknown_key", "did you mean 'ppo'?"),
+        ({"ppo": {"lambda": 2.0}}, "/ppo/lambda", "less_than_equal", ""),
+        ({"ppo": {"lr": "0.1"}}, "/ppo/lr", "float_type", ""),
+        ({"preset": "digits_gpu"}, "/preset", "unknown_preset", "digits"),
+        ({"env": {"task": "digit_tiny"}}, "/env/task", "unknown_task", "did you mean 'digits_tiny'?"),
+        ({"env": {"slots": ["r0c0", "r0c7"]}}, "/env/slots/1", "unknown_slot", "did you mean"),
+        ({"env": {"horizon": 5}}, "/env/horizon", "too_short", "use at least"),
+        ({"env": {"batches_per_step": 99}}, "/env/batches_per_step", "too_many_batches", "use at most"),
+        ({"ppo": {"minibatches": 64}}, "/ppo/minibatches", "too_many_minibatches", "use at most 2"),
+        ({"lockstep": {"barrier": "none"}}, "/lockstep/barrier", "contradiction", "placement"),
+        ({"reward": {"pbrs_wait": 1.0}}, "/reward/pbrs_wait", "unknown_key", "did you mean 'pbrs_weight'?"),
+        (
+            {"arms": [{"label": "A"}, {"label": "A", "reward": "sparse"}]},
+            "/arms/1/label",
+            "duplicate",
+            "rename",
+        ),
+        ({"arms": [{"label": "A"}, {"label": "B"}]}, "/arms/1", "identical_arms", "experiment.kind: aa"),
+        (
+            {"arms": [{"label": "A"}, {"label": "B", "overrides": {"env.horizon": 9}}]},
+            "/arms/1/overrides/env.horizon",
+            "not_overridable",
+            "override only",
+        ),
+        (
+            {"arms": [{"label": "A"}, {"label": "B", "overrides": {"ppo.lrr": 9}}]},
+            "/arms/1/overrides/ppo/lrr",
+            "unknown_key",
+            "did you mean 'lr'?",
+        ),
+        ({"experiment": {"kind": "aa"}}, "/experiment/kind", "aa_arms_differ", "make the arms equal"),
+        ({"analysis": None}, "/analysis", "missing", "add analysis"),
+        (
+            {"arms": [{"label": "A"}, {"label": "S", "policy": "static_matched"}]},
+            "/arms/1/static_set",
+            "missing",
+            "{slot: blueprint}",
+        ),
+        ({"precision": {"host": "fp16"}}, "/precision/host", "literal_error", ""),
+    ],
+)
+def test_refusal_names_field_and_remedy(changes: dict[str, Any], pointer: str, code: str, remedy: str) -> None:
+    raw = {**tiny_spec(experiment={"replicates": 2}), **{k: v for k, v in changes.items() if v is None}}
+    for name, value in changes.items():
+        if isinstance(value, dict):
+            raw = tiny_spec(**{name: value}) if name != "experiment" else tiny_spec(experiment=value)
+        elif value is not None:
+            raw = {**raw, name: value}
+    found = [problem for problem in problems_of(raw) if problem.pointer == pointer]
+    assert found, problems_of(raw)
+    assert found[0].code == code
+    assert remedy in found[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("a: &x [1]\nb: *x", "yaml_alias"),
+        ("- 1", "malformed"),
+        ("a: [", "malformed"),
+        ("a: !!python/object:os.system {}", "malformed"),
+        ("experiment: {name: .nan}", "malformed"),
+        ("experiment: {name: 2026-01-01}", "malformed"),
+        ("a: " + "[" * 30 + "]" * 30, "too_deep"),
+    ],
+)
+def test_text_that_is_no_plain_data_is_refused(text: str, code: str) -> None:
+    with pytest.raises(InvalidSpecError) as refused:
+        parse(load_text(text))
+    assert refused.value.problems[0].code == code
+
+
+def test_all_problems_are_collected_in_one_refusal() -> None:
+    raw = tiny_spec(ppo={"lr": -1.0, "clip": 3.0}, env={"n_envs": 0})
+    assert {problem.pointer for problem in problems_of(raw)} == {"/ppo/lr", "/ppo/clip", "/env/n_envs"}
+
+
+def test_replicates_one_warns_that_no_inference_is_possible() -> None:
+    raw = tiny_spec(experiment={"replicates": 1})
+    raw["analysis"] = None
+    found, warnings = check(parse(raw))
+    assert found == []
+    assert any("no inference" in warning for warning in warnings)
