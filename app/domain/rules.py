@@ -14,6 +14,7 @@ from app.domain import catalog
 from app.domain.analysis import validate_analysis
 from app.domain.problems import Problem, nearest, pointer
 from app.domain.rewards import Reward
+from app.domain.schemas import flat_problems
 from app.domain.spec import ResolvedArm, ResolvedSpec
 
 
@@ -22,8 +23,9 @@ class Registered:
     """Names that workers have announced, beside the built-in ones.
 
     Attributes:
-        rewards: mode -> JSON Schema of its fields (flat), with "env_kinds".
-        environments: environment id -> JSON Schema of its keyword arguments.
+        rewards: mode -> facts: "env_kinds", "schema" (JSON Schema of its flat constants) and, where the
+            worker's check failed, "defect".
+        environments: environment id -> JSON Schema of its keyword arguments, or "defect".
     """
 
     rewards: Mapping[str, Mapping[str, Any]]
@@ -41,6 +43,7 @@ def check(resolved: ResolvedSpec, registered: Registered = NONE_REGISTERED) -> t
         *_lockstep_rules(resolved),
         *_reward_rules(resolved, registered),
     ]
+    problems.extend(_environment_rules(resolved, registered))
     for index, arm in enumerate(resolved.arms):
         problems.extend(_training_rules(index, arm, resolved))
     found, warnings = _analysis_rules(resolved)
@@ -164,6 +167,17 @@ def _gymnasium_rules(resolved: ResolvedSpec) -> Iterator[Problem]:
             yield Problem(at, "not_applicable", message, f"use one of {', '.join(catalog.GYM_POLICIES)}")
 
 
+def _environment_rules(resolved: ResolvedSpec, registered: Registered) -> Iterator[Problem]:
+    """Keyword arguments of a registered environment are judged by the schema that was announced."""
+    env = resolved.spec.env
+    schema = registered.environments.get(env.id or "", {})
+    if "defect" in schema:
+        message = f"environment {env.id!r} cannot be loaded by its worker: {schema['defect']}"
+        yield Problem("/env/id", "defective_environment", message, "correct the package and restart the worker")
+    if schema:
+        yield from flat_problems(schema, env.kwargs, lambda name: pointer("env", "kwargs", name))
+
+
 def _lockstep_rules(resolved: ResolvedSpec) -> Iterator[Problem]:
     spec = resolved.spec
     if spec.lockstep.barrier == "none" and spec.lockstep.placement != "one_per_device":
@@ -209,6 +223,11 @@ def _reward_rules(resolved: ResolvedSpec, registered: Registered) -> Iterator[Pr
             at = pointer("arms", index, "reward") if own else "/reward/mode"
             message = f"unknown reward mode {arm.reward_mode!r} for env.kind {spec.env.kind}"
             yield Problem(at, "unknown_reward", message, nearest(arm.reward_mode, known))
+        elif arm.reward_mode in registered.rewards and "defect" in registered.rewards[arm.reward_mode]:
+            message = (
+                f"reward mode {arm.reward_mode!r} failed its check: {registered.rewards[arm.reward_mode]['defect']}"
+            )
+            yield Problem("/reward/mode", "defective_reward", message, "correct the package and restart the worker")
         elif not gymnasium and arm.reward_mode in builtin:
             yield from _mode_rules(index, arm, resolved)
         yield from _reward_keys(index, arm, registered)
@@ -219,15 +238,16 @@ def _reward_rules(resolved: ResolvedSpec, registered: Registered) -> Iterator[Pr
 
 
 def _reward_keys(index: int, arm: ResolvedArm, registered: Registered) -> Iterator[Problem]:
-    """Keys beyond the built-in constants must be in the schema of the registered mode."""
-    properties = registered.rewards.get(arm.reward_mode, {}).get("schema", {}).get("properties", {})
-    known = {*Reward.model_fields, *properties}
+    """Keys beyond the built-in constants must be in the schema of the registered mode, and fit it."""
+    builtin: dict[str, Any] = {"schema": {"properties": {key: {} for key in Reward.model_fields}}}
+    schema = registered.rewards.get(arm.reward_mode, builtin).get("schema", {})
     own = {difference.path for difference in arm.diff}
-    for key in arm.config["reward"]:
-        if key not in known:
-            path = f"reward.{key}"
-            at = pointer("arms", index, "overrides", path) if path in own else pointer("reward", key)
-            yield Problem(at, "unknown_key", f"unknown key {key!r}", nearest(key, known))
+
+    def at(key: str) -> str:
+        path = f"reward.{key}"
+        return pointer("arms", index, "overrides", path) if path in own else pointer("reward", key)
+
+    yield from flat_problems(schema, {k: v for k, v in arm.config["reward"].items() if k != "mode"}, at)
 
 
 def _serves(schema: Mapping[str, Any], kind: str) -> bool:

@@ -129,8 +129,8 @@ def worker_view(row: Record, *, idle: bool) -> WorkerView:
         healthy=status in _HEALTHY and not row.drain,
         quarantined=status is WorkerStatus.QUARANTINED,
         datasets=row.datasets,
-        rewards=frozenset(row.rewards),
-        environments=frozenset(row.environments),
+        rewards=frozenset(name for name, facts in row.rewards.items() if "defect" not in facts),
+        environments=frozenset(name for name, facts in row.environments.items() if "defect" not in facts),
     )
 
 

@@ -33,6 +33,7 @@ class Checked:
 
     resolved: ResolvedSpec
     warnings: list[str]
+    registered: Registered
 
 
 def check(ctx: Context, raw: Mapping[str, Any]) -> Checked:
@@ -52,7 +53,7 @@ def check(ctx: Context, raw: Mapping[str, Any]) -> Checked:
     problems.extend(_tuning_problems(resolved, tuning))
     if problems:
         raise _invalid(problems)
-    return Checked(resolved, warnings)
+    return Checked(resolved, warnings, registered)
 
 
 def _invalid(problems: Any) -> InvalidError:
@@ -84,7 +85,7 @@ def plan(ctx: Context, raw: Mapping[str, Any]) -> dict[str, Any]:
         views = [worker_view(row, idle=row.status == "idle") for row in scheduling.registered_workers(session)]
         shares = scheduling.owner_shares(session, ctx.store.now(session))
         ahead = len(scheduling.eligible_blocks(session, ctx.store.now(session), shares, limit=10_000))
-    choice = fit(_need(resolved, planned), views)
+    choice = fit(_need(checked, planned), views)
     placement = choice.placement if isinstance(choice, Fit) else resolved.spec.lockstep.placement
     waits = None if isinstance(choice, Fit) else {"code": choice.code, "text": choice.text}
     return {
@@ -143,22 +144,29 @@ def _arm_document(arm: ResolvedArm) -> dict[str, Any]:
     }
 
 
-def needs_document(resolved: ResolvedSpec, planned: Plan) -> dict[str, Any]:
+def needs_document(checked: Checked, planned: Plan) -> dict[str, Any]:
     """Return what a worker must have to train an experiment."""
-    spec = resolved.spec
+    resolved, spec = checked.resolved, checked.resolved.spec
     gymnasium = spec.env.kind == "gymnasium"
     builtin = {*catalog.REWARD_MODES, *catalog.GYM_REWARD_MODES}
     modes = {arm.reward_mode for arm in resolved.arms} | {*spec.eval.xeval_modes}
     return {
         "memory_bytes": planned.memory_bytes,
         "dataset": None if gymnasium else catalog.TASKS[spec.env.task].dataset,
-        "environment": spec.env.kind if gymnasium else None,
+        "environment": _environment(checked) if gymnasium else None,
         "rewards": sorted(modes - builtin),
     }
 
 
-def _need(resolved: ResolvedSpec, planned: Plan) -> Need:
-    needs = needs_document(resolved, planned)
+def _environment(checked: Checked) -> str:
+    """A registered environment is needed by its own name, any other by its kind."""
+    env = checked.resolved.spec.env
+    return env.id if env.id is not None and env.id in checked.registered.environments else env.kind
+
+
+def _need(checked: Checked, planned: Plan) -> Need:
+    resolved = checked.resolved
+    needs = needs_document(checked, planned)
     return Need(
         num_arms=len(resolved.arms),
         placement=resolved.spec.lockstep.placement,
@@ -215,7 +223,7 @@ def _experiment_values(checked: Checked, planned: Plan, raw: Mapping[str, Any]) 
         "rounds": spec.budget.rounds,
         "num_arms": len(resolved.arms),
         "placement": spec.lockstep.placement,
-        "needs": needs_document(resolved, planned),
+        "needs": needs_document(checked, planned),
         "priority": spec.experiment.priority,
         "desired": Desired.RUN,
         "version": 1,

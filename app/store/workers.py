@@ -90,6 +90,7 @@ def registered_names(session: Session) -> tuple[dict[str, Any], dict[str, Any]]:
         t.worker.c.status.not_in((WorkerStatus.LOST, WorkerStatus.RETIRED))
     )
     for row in session.execute(query):
-        rewards.update(row.rewards)
-        environments.update(row.environments)
+        for known, announced in ((rewards, row.rewards), (environments, row.environments)):
+            # one worker on which a name works is enough
+            known.update({n: f for n, f in announced.items() if n not in known or "defect" in known[n]})
     return rewards, environments

@@ -19,6 +19,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from worker.envs.gym_rewards import GymReward, Transition, make_gym_reward
 from worker.envs.protocol import EpisodeRecord, HeadSpec, Masks, Observation, ObsSpec, StepResult
 from worker.keys import derive
 
@@ -47,9 +48,66 @@ class _Lane:
     episode: int = -1
     reset_key: int = 0
     actions: list[Any] = field(default_factory=list)
-    total: float = 0.0
+    native: float = 0.0
     started_at: str = ""
     is_over: bool = False
+
+
+class Ledger:
+    """What one run is paid: its reward function, sums of this round, and sums of the running episodes.
+
+    Args:
+        reward: the run's own function.
+        others: functions under which episodes are scored too.
+        num_envs: E.
+    """
+
+    def __init__(self, reward: GymReward, others: Mapping[str, GymReward], num_envs: int) -> None:
+        self.reward = reward
+        self._others = dict(others)
+        self._scores = {name: np.zeros(num_envs) for name in others}
+        self.is_native = reward.is_native and all(other.is_native for other in others.values())
+        self.paid = np.zeros(num_envs)
+        self.sums: dict[str, np.ndarray] = {"native": np.zeros(num_envs)} if reward.is_native else {}
+
+    def begin_round(self) -> None:
+        """Start the sums of a round."""
+        self.sums = {name: np.zeros_like(total) for name, total in self.sums.items()}
+
+    def begin_episode(self, index: int) -> None:
+        """Forget what environment ``index`` was paid."""
+        self.paid[index] = 0.0
+        for scores in self._scores.values():
+            scores[index] = 0.0
+
+    def score(self, step: Transition, valid: np.ndarray) -> Tensor:
+        """Return the reward [E] of a step, 0 where the environment idles, and add up what else it scores."""
+        for name, other in self._others.items():
+            self._scores[name] += np.where(valid, other(step)[0].numpy(), 0.0)
+        reward, components = self.reward(step)
+        for name, value in components.items():
+            self._add(name, np.where(valid, value.numpy(), 0.0))
+        return torch.where(torch.from_numpy(valid), reward, 0.0).to(torch.float32)
+
+    def add(self, native: np.ndarray, reward: np.ndarray) -> None:
+        """Add the rewards [E] of a step, both 0 where the environment idles."""
+        self.paid += reward
+        if self.is_native:
+            self._add("native", native)
+
+    def total(self, index: int, native: float) -> float:
+        """Return what the episode of environment ``index`` was paid."""
+        return native if self.reward.is_native else float(self.paid[index])
+
+    def xeval(self, index: int, native: float) -> dict[str, dict[str, float]]:
+        """Return {"xeval": {name: return}} of the episode, or nothing when it is scored under no other function."""
+        if not self._others:
+            return {}
+        scores = {name: native if self._others[name].is_native else float(s[index]) for name, s in self._scores.items()}
+        return {"xeval": scores}
+
+    def _add(self, name: str, value: np.ndarray) -> None:
+        self.sums[name] = self.sums[name] + value if name in self.sums else value.astype(np.float64)
 
 
 class GymEnvs:
@@ -57,15 +115,22 @@ class GymEnvs:
 
     Args:
         config: resolved spec of the arms (they share ``env``).
-        num_runs: K.
         replicate_seed: seed of the replicate.
         num_envs: E; in evaluation the number of episodes.
         phase: ``train`` (carries on over rounds, autoreset) or ``eval`` (one episode each, then idle).
+        ledgers: what each run is paid, and under what else its episodes are scored.
     """
 
     def __init__(
-        self, config: Mapping[str, Any], num_runs: int, *, replicate_seed: int, num_envs: int, phase: str
+        self,
+        config: Mapping[str, Any],
+        ledgers: Sequence[Ledger],
+        *,
+        replicate_seed: int,
+        num_envs: int,
+        phase: str,
     ) -> None:
+        num_runs = len(ledgers)
         section = config["env"]
         if section.get("wrappers") and set(section["wrappers"]) - {"mask_velocity"}:
             raise ValueError(f"env.wrappers={list(section['wrappers'])}: known are ['mask_velocity']")
@@ -83,14 +148,14 @@ class GymEnvs:
         self._obs = [np.zeros((num_envs, size), dtype=np.float32) for _ in range(num_runs)]
         self._masks: Masks = {head.name: torch.ones(num_envs, head.size, dtype=torch.bool) for head in self.heads}
         self._no_ids = torch.zeros(num_envs, 0, dtype=torch.int64)
-        self._sums = [np.zeros(num_envs, dtype=np.float64) for _ in range(num_runs)]
+        self._ledgers = list(ledgers)
         self._episodes: list[list[EpisodeRecord]] = [[] for _ in range(num_runs)]
 
     def begin_round(self, round_index: int) -> list[tuple[Observation, Masks]]:
         """Start a round: reset in evaluation and before the first round, else carry on."""
         self._round = round_index
         for run, lanes in enumerate(self._lanes):
-            self._sums[run][:] = 0.0
+            self._ledgers[run].begin_round()
             for index, lane in enumerate(lanes):
                 if self.resets_each_round:
                     lane.episode = -1
@@ -103,8 +168,8 @@ class GymEnvs:
         return [None if a is None else self._step_run(run, a) for run, a in enumerate(actions)]
 
     def reward_sums(self, run: int) -> dict[str, Tensor]:
-        """Return {"native": [E]}, the rewards of this round."""
-        return {"native": torch.from_numpy(self._sums[run].astype(np.float32))}
+        """Return {component: [E]} of this round; ``native`` is the only one of the environment's own reward."""
+        return {name: torch.from_numpy(x.astype(np.float32)) for name, x in self._ledgers[run].sums.items()}
 
     def pop_episodes(self, run: int) -> list[EpisodeRecord]:
         """Return and forget the finished episodes."""
@@ -122,6 +187,7 @@ class GymEnvs:
         return {
             "episode": torch.tensor([lane.episode for lane in lanes]),
             "observation": torch.from_numpy(self._obs[run].copy()),
+            "paid": torch.from_numpy(self._ledgers[run].paid.copy()),
             **actions,
         }
 
@@ -137,6 +203,7 @@ class GymEnvs:
                 self._advance(run, index, self._native(action))
         if not np.array_equal(self._obs[run], state["observation"].cpu().numpy()):
             raise RuntimeError("replayed episodes end in other observations: the environment is not reproducible")
+        self._ledgers[run].paid[:] = state["paid"].cpu().numpy()
 
     def close(self) -> None:
         """Close every environment."""
@@ -145,40 +212,57 @@ class GymEnvs:
                 lane.env.close()
 
     def _step_run(self, run: int, actions: Tensor) -> StepResult:
-        E = self.num_envs
-        reward = np.zeros(E, dtype=np.float32)
+        E, lanes, ledger = self.num_envs, self._lanes[run], self._ledgers[run]
+        native = np.zeros(E, dtype=np.float32)
         terminated, truncated, valid = np.zeros((3, E), dtype=bool)
-        final: np.ndarray | None = None
+        before = None if ledger.is_native else self._obs[run].copy()
+        infos: list[Mapping[str, Any]] = [{}] * E
+        ended = []
         for index, action in enumerate(actions.tolist()):
-            if self._lanes[run][index].is_over:
+            if lanes[index].is_over:
                 continue
-            paid, ends, cut = self._advance(run, index, self._native(action))
-            valid[index], reward[index] = True, paid
+            paid, ends, cut, infos[index] = self._advance(run, index, self._native(action))
+            valid[index], native[index] = True, paid
             if ends or cut:
                 terminated[index], truncated[index] = ends, cut and not ends
-                self._finish(run, index, "done" if ends else "horizon")
-                if not self.resets_each_round:
-                    final = self._obs[run].copy() if final is None else final
-                    final[index] = self._obs[run][index]
-                    self._reset(run, index)
-        self._sums[run] += reward
+                ended.append(index)
+        reward = torch.from_numpy(native)
+        if before is not None:
+            after = torch.from_numpy(self._obs[run].copy())
+            ends_cuts = torch.from_numpy(terminated), torch.from_numpy(truncated)
+            step = Transition(torch.from_numpy(before), actions, reward, after, *ends_cuts, _scalars(infos))
+            reward = ledger.score(step, valid)
+        ledger.add(native, reward.numpy())
+        final = self._end(run, ended, terminated)
         return StepResult(
             observation=self._observation(run),
             masks=self._masks,
-            reward=torch.from_numpy(reward),
+            reward=reward,
             terminated=torch.from_numpy(terminated),
             truncated=torch.from_numpy(truncated),
             valid=torch.from_numpy(valid),
             final_observation=None if final is None else Observation(torch.from_numpy(final), self._no_ids),
         )
 
-    def _advance(self, run: int, index: int, action: Any) -> tuple[float, bool, bool]:
+    def _end(self, run: int, ended: Sequence[int], terminated: np.ndarray) -> np.ndarray | None:
+        """Record finished episodes and, in training, reset them; return the true next observations [E, O]."""
+        if not ended:
+            return None
+        final = None if self.resets_each_round else self._obs[run].copy()
+        for index in ended:
+            self._finish(run, index, "done" if terminated[index] else "horizon")
+            if final is not None:
+                self._reset(run, index)
+        return final
+
+    def _advance(self, run: int, index: int, action: Any) -> tuple[float, bool, bool, Mapping[str, Any]]:
         lane = self._lanes[run][index]
-        observation, reward, terminated, truncated, _ = lane.env.step(action)
+        observation, reward, terminated, truncated, info = lane.env.step(action)
+        paid = float(reward)
         lane.actions.append(action)
-        lane.total += float(reward)
+        lane.native += paid
         self._write(run, index, observation)
-        return float(reward), terminated, truncated
+        return paid, terminated, truncated, info
 
     def _reset(self, run: int, index: int) -> None:
         lane = self._lanes[run][index]
@@ -188,7 +272,8 @@ class GymEnvs:
         else:
             lane.reset_key = derive(self._seed, "env_reset", env=index, episode=lane.episode)
         observation, _ = lane.env.reset(seed=lane.reset_key)
-        lane.actions, lane.total, lane.is_over = [], 0.0, False
+        lane.actions, lane.native, lane.is_over = [], 0.0, False
+        self._ledgers[run].begin_episode(index)
         lane.started_at = datetime.now(UTC).isoformat()
         self._write(run, index, observation)
 
@@ -202,10 +287,11 @@ class GymEnvs:
             "host_seed_key": lane.reset_key,
             "env_steps": len(lane.actions),
             "final_accuracy": None,
-            "episode_reward": lane.total,
-            "native_return": lane.total,
+            "episode_reward": self._ledgers[run].total(index, lane.native),
+            "native_return": lane.native,
             "outcome": outcome,
             "started_at": lane.started_at,
+            **self._ledgers[run].xeval(index, lane.native),
         }
         self._episodes[run].append(EpisodeRecord(index, values))
 
@@ -231,13 +317,18 @@ def make_envs(
     replicate_seed: int,
     num_envs: int,
     phase: str,
+    rewards: Sequence[GymReward] | None = None,
+    xeval: Mapping[str, GymReward] | None = None,
     **_unused: Any,
 ) -> GymEnvs:
     """Build the environments of ``runs``; the same call as for every environment kind.
 
-    Rewards are the environment's own and everything lives on the CPU, so those arguments are not used.
+    Everything lives on the CPU, so device and data folder are not used. ``rewards`` holds one function per
+    run (default: native); ``xeval`` further ones under which evaluation episodes are scored.
     """
-    return GymEnvs(config, len(runs), replicate_seed=replicate_seed, num_envs=num_envs, phase=phase)
+    own = rewards or [make_gym_reward("native", {}, gamma=1.0, task=str(config["env"]["id"]))] * len(runs)
+    ledgers = [Ledger(reward, xeval or {}, num_envs) for reward in own]
+    return GymEnvs(config, ledgers, replicate_seed=replicate_seed, num_envs=num_envs, phase=phase)
 
 
 def _make(section: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
@@ -283,3 +374,10 @@ def _velocity_mask(section: Mapping[str, Any], size: int) -> np.ndarray | None:
 def _history(actions: Sequence[Any], offsets: Sequence[int | None]) -> Tensor:
     rows = [[a - offsets[0]] if offsets[0] is not None else list(a) for a in actions]
     return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), len(offsets))
+
+
+def _scalars(infos: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
+    """Return the numbers in the environments' infos, [E] float32 by name; NaN where one is absent."""
+    number = (bool, int, float, np.number, np.bool_)
+    names = sorted({name for info in infos for name, value in info.items() if isinstance(value, number)})
+    return {name: torch.tensor([float(info.get(name, np.nan)) for info in infos]) for name in names}

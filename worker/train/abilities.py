@@ -1,17 +1,25 @@
-"""What this installation can train: data sets with fingerprints, registered rewards and environments."""
+"""What this installation can train: data sets with fingerprints, registered rewards and environments.
+
+Every reward mode is checked on random transitions here, at the start of a worker. A registered mode that
+fails is announced with its defect, so that whoever submits it reads the reason; it is never assigned. A
+built-in mode that fails means a broken installation and raises.
+"""
 
 from __future__ import annotations
 
 import importlib.util
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from pathlib import Path
 from typing import Any
 
 from app.domain.catalog import GYM_REWARD_MODES, REWARD_MODES
+from worker.envs.gym_rewards import check_gym_mode, make_gym_reward
 from worker.envs.morph.data import load
-from worker.envs.morph.rewards import registered_modes
+from worker.envs.morph.rewards import check_mode, make_reward
+from worker.train.environments import GYM, MORPH
 
 _DATASETS = ("digits", "synth", "pydoc", "cifar10", "text")
+_GAMMA = 0.99
 
 
 def datasets(data_dir: Path | None) -> dict[str, str]:
@@ -26,25 +34,48 @@ def datasets(data_dir: Path | None) -> dict[str, str]:
 
 
 def rewards() -> dict[str, dict[str, Any]]:
-    """Return registered (not built-in) reward modes with what the API needs to check them."""
+    """Check every mode and return the registered ones with what the API needs to judge a spec.
+
+    An entry holds ``version``, ``env_kinds``, ``schema`` and, where the mode breaks the contract of reward
+    functions or cannot be loaded, ``defect`` with the reason.
+
+    Raises:
+        RewardDefect: a built-in mode is defective.
+    """
+    for name in REWARD_MODES:
+        check_mode(make_reward(name, {}, gamma=_GAMMA, task="digits_tiny"))
     builtin = {*REWARD_MODES, *GYM_REWARD_MODES}
-    found: dict[str, dict[str, Any]] = {}
-    for point in entry_points(group="lockstep.rewards"):
-        if point.name not in builtin:
-            factory = point.load()
-            found[point.name] = {
-                "version": registered_modes().get(point.name, "0"),
-                "env_kinds": list(getattr(factory, "env_kinds", ("morphogenesis",))),
-                "schema": getattr(factory, "schema", {}),
-            }
-    return found
+    return {p.name: _announced(p) for p in entry_points(group="lockstep.rewards") if p.name not in builtin}
 
 
 def environments() -> dict[str, dict[str, Any]]:
-    """Return environment kinds and registered environments beyond morphogenesis."""
+    """Return environment kinds and registered environments beyond morphogenesis, with their schemas."""
     found: dict[str, dict[str, Any]] = {}
     if importlib.util.find_spec("gymnasium") is not None:
-        found["gymnasium"] = {}
+        found[GYM] = {}
     for point in entry_points(group="lockstep.environments"):
-        found[point.name] = getattr(point.load(), "schema", {})
+        try:
+            found[point.name] = dict(getattr(point.load(), "schema", {}))
+        except Exception as error:  # code of others; the reason is announced
+            found[point.name] = {"defect": _reason(error)}
     return found
+
+
+def _announced(point: EntryPoint) -> dict[str, Any]:
+    facts: dict[str, Any] = {"version": "unknown", "env_kinds": [MORPH], "schema": {}}
+    try:
+        factory = point.load()
+        facts["env_kinds"] = list(getattr(factory, "env_kinds", (MORPH,)))
+        facts["schema"] = dict(getattr(factory, "schema", {}))
+        facts["version"] = str(factory.version)
+        if MORPH in facts["env_kinds"]:
+            check_mode(make_reward(point.name, {}, gamma=_GAMMA, task="digits_tiny"))
+        if GYM in facts["env_kinds"]:
+            check_gym_mode(make_gym_reward(point.name, {}, gamma=_GAMMA, task="self-check"))
+    except Exception as error:  # code of others; the reason is announced
+        facts["defect"] = _reason(error)
+    return facts
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:500]

@@ -9,6 +9,7 @@ from typing import Any, cast
 
 import torch
 
+from worker.envs.gym_rewards import GymReward, make_gym_reward
 from worker.envs.morph.rewards import RewardFunction, make_reward
 from worker.envs.morph.stages import Op
 from worker.envs.protocol import LockstepEnvs, ObsSpec
@@ -17,6 +18,8 @@ from worker.rl.learner import ObsLayout
 from worker.rl.nets import InputLayout
 from worker.train.plan import BlockPlan, ConfigRefused, RunPlan
 
+#: A reward function of either kind: with ``name``, ``config_hash`` and ``gamma``.
+AnyReward = RewardFunction | GymReward
 MORPH, GYM = "morphogenesis", "gymnasium"
 _MODULES: Mapping[str, str] = {GYM: "worker.envs.gym", MORPH: "worker.envs.morph.env"}
 _CONTROLS = "worker.envs.morph.controls"
@@ -78,13 +81,13 @@ def ordered_runs(plan: BlockPlan) -> list[int]:
     return sorted(range(len(plan.runs)), key=position.__getitem__)
 
 
-def reward_of(run: RunPlan) -> RewardFunction:
+def reward_of(run: RunPlan) -> AnyReward:
     """Build the reward function of an arm; a bad constant is a ``ConfigRefused``."""
     section = run.config["reward"]
     return _reward(section["mode"], section, run.config, float(run.config["ppo"]["gamma"]))
 
 
-def cross_rewards(plan: BlockPlan) -> dict[str, RewardFunction]:
+def cross_rewards(plan: BlockPlan) -> dict[str, AnyReward]:
     """Return the functions of cross-evaluation by name: every arm's mode and ``eval.xeval_modes``.
 
     Equal functions are listed once; two of one mode with other constants are told apart by their hash.
@@ -113,7 +116,7 @@ def make_environments(
     seed: int | None = None,
     data_dir: Path | None = None,
     runs: Sequence[RunPlan] | None = None,
-    xeval: Mapping[str, RewardFunction] | None = None,
+    xeval: Mapping[str, AnyReward] | None = None,
 ) -> LockstepEnvs:
     """Build the environments of all runs held, in order of issue; refusals name field and remedy.
 
@@ -128,7 +131,7 @@ def make_environments(
         xeval: reward functions under which evaluation episodes are scored too.
     """
     chosen = [plan.runs[i] for i in ordered_runs(plan)] if runs is None else list(runs)
-    keys = {
+    keys: dict[str, Any] = {
         "replicate_seed": plan.replicate_seed if seed is None else seed,
         "device": device,
         "num_envs": num_envs,
@@ -136,13 +139,12 @@ def make_environments(
         "data_dir": data_dir,
     }
     module = _load(kind_of(plan))
+    keys |= {"rewards": [reward_of(run) for run in chosen], "xeval": dict(xeval or {})}
     try:
+        envs: list[Any] = chosen
         if kind_of(plan) == MORPH:
             envs = [module.RunEnv(r.run_id, r.arm, r.policy, r.static_set, r.config["ppo"]["gamma"]) for r in chosen]
-            rewards = [reward_of(run) for run in chosen]
-            keys |= {"rewards": rewards, "xeval": dict(xeval or {})}
-            return cast(LockstepEnvs, module.make_envs(chosen[0].config, envs, **keys))
-        return cast(LockstepEnvs, module.make_envs(chosen[0].config, chosen, **keys))
+        return cast(LockstepEnvs, module.make_envs(chosen[0].config, envs, **keys))
     except ValueError as error:
         raise ConfigRefused("env", str(error), "correct the named field") from error
 
@@ -157,10 +159,13 @@ def make_control(plan: BlockPlan, run: RunPlan, envs: LockstepEnvs, position: in
     return UniformControl(envs, plan.replicate_seed, round_index, prefix)
 
 
-def _reward(mode: str, section: Mapping[str, Any], config: Mapping[str, Any], *gamma: float) -> RewardFunction:
+def _reward(mode: str, section: Mapping[str, Any], config: Mapping[str, Any], *gamma: float) -> AnyReward:
     discount = gamma[0] if gamma else float(config["ppo"]["gamma"])
+    env = config["env"]
     try:
-        return make_reward(mode, section, gamma=discount, task=str(config["env"]["task"]))
+        if env["kind"] == GYM:
+            return make_gym_reward(mode, section, gamma=discount, task=str(env["id"]))
+        return make_reward(mode, section, gamma=discount, task=str(env["task"]))
     except ValueError as error:
         raise ConfigRefused("reward", str(error), "correct the named field") from error
 

@@ -105,7 +105,7 @@ class Evaluator:
         self.config = plan.runs[0].config["eval"]
         self.is_morph = kind_of(plan) == MORPH
         self.num_envs = int(self.config["episodes"] or (16 if self.is_morph else 100))
-        self.xeval = cross_rewards(plan) if self.is_morph and self.config["xeval"] else {}
+        self.xeval = cross_rewards(plan) if self.config["xeval"] else {}
         self._envs: LockstepEnvs | None = None
         self._twin: list[float] | None = None
 

@@ -1,15 +1,17 @@
 """Reward modes of the morphogenesis environment: pure functions of a transition (training.md 2)."""
 
 from worker.envs.morph.rewards.config import RewardConfig
-from worker.envs.morph.rewards.registry import RewardFunction, make_reward, registered_modes
-from worker.envs.morph.rewards.selfcheck import RewardDefect, check_modes, describe_modes
+from worker.envs.morph.rewards.registry import RewardFunction, installed_modes, make_reward, registered_modes
+from worker.envs.morph.rewards.selfcheck import RewardDefect, check_mode, check_modes, describe_modes
 
 __all__ = [
     "RewardConfig",
     "RewardDefect",
     "RewardFunction",
+    "check_mode",
     "check_modes",
     "describe_modes",
+    "installed_modes",
     "make_reward",
     "registered_modes",
 ]

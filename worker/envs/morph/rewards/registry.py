@@ -1,14 +1,15 @@
 """Reward modes by name: built-ins, and those that installed packages register (training.md 2.14).
 
 A spec names a mode; it never selects code to load. User modes come from the entry-point group
-``lockstep.rewards``: name -> factory ``(constants: Mapping, *, gamma, task) -> RewardFunction``-like.
+``lockstep.rewards``: name -> factory ``(constants, *, gamma, task)`` of something with the attributes and
+the call of ``RewardFunction``. A factory carries ``version``, ``env_kinds`` and a JSON ``schema``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
+from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import torch
@@ -18,6 +19,7 @@ from worker.envs.morph.rewards.config import RewardConfig
 from worker.envs.morph.rewards.modes import MODES, Mode
 
 ENTRY_POINTS = "lockstep.rewards"
+KIND = "morphogenesis"
 #: Version of the built-in formulas; raised whenever a number they give changes.
 VERSION = "1"
 _TERMINAL_ONLY = frozenset({"sparse", "minimal"})
@@ -69,7 +71,8 @@ def make_reward(mode: str, cfg: Mapping[str, Any], *, gamma: float, task: str) -
         ValueError: unknown mode, constant or value; the message names the field and what is known.
     """
     if mode not in MODES:
-        return _external(mode)(cfg, gamma=gamma, task=task)
+        constants = {name: value for name, value in cfg.items() if name != "mode"}
+        return _external(mode)(constants, gamma=gamma, task=task)
     config = RewardConfig.parse(cfg, task)
     if mode in _TERMINAL_ONLY and config.disable_terminal:
         raise ValueError(f"reward.disable_terminal: mode {mode!r} has no other pay; use another mode")
@@ -83,18 +86,24 @@ def make_reward(mode: str, cfg: Mapping[str, Any], *, gamma: float, task: str) -
 
 
 def registered_modes() -> dict[str, str]:
-    """Return {mode: version} of every built-in and installed mode."""
-    installed = {point.name: point.dist.version if point.dist else "0" for point in _points()}
+    """Return {mode: version} of every built-in and installed mode, of every environment kind."""
+    installed = {point.name: str(point.load().version) for point in _points()}
     return installed | dict.fromkeys(MODES, VERSION)
 
 
+def installed_modes() -> dict[str, EntryPoint]:
+    """Return the installed, not built-in modes that serve this environment, by name."""
+    points = {point.name: point for point in _points() if point.name not in MODES}
+    return {name: point for name, point in points.items() if KIND in getattr(point.load(), "env_kinds", (KIND,))}
+
+
 def _external(mode: str) -> Callable[..., RewardFunction]:
-    for point in _points():
-        if point.name == mode:
-            factory: Callable[..., RewardFunction] = point.load()
-            return factory
-    raise ValueError(f"reward.mode={mode!r} is not registered; known are {sorted(registered_modes())}")
+    points = installed_modes()
+    if mode not in points:
+        raise ValueError(f"reward.mode={mode!r} is not registered here; known are {sorted([*points, *MODES])}")
+    factory: Callable[..., RewardFunction] = points[mode].load()
+    return factory
 
 
-def _points() -> list[Any]:
+def _points() -> list[EntryPoint]:
     return list(entry_points(group=ENTRY_POINTS))

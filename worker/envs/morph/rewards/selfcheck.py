@@ -17,7 +17,8 @@ from torch import Tensor
 
 from worker.envs.morph.context import RewardContext, RewardResult, SlotState
 from worker.envs.morph.rewards.config import RewardConfig
-from worker.envs.morph.rewards.registry import RewardFunction, make_reward, registered_modes
+from worker.envs.morph.rewards.modes import MODES
+from worker.envs.morph.rewards.registry import RewardFunction, installed_modes, make_reward, registered_modes
 from worker.envs.morph.stages import Op, Stage
 from worker.keys import generator
 
@@ -30,7 +31,7 @@ class RewardDefect(RuntimeError):  # noqa: N818 - names what is wrong with a mod
 
 
 def describe_modes() -> dict[str, dict[str, Any]]:
-    """Return {mode: version, environment kinds and JSON Schema of its flat, scalar constants}."""
+    """Return {built-in mode: version, environment kinds and JSON Schema of its flat, scalar constants}."""
     properties: dict[str, dict[str, Any]] = {}
     for field in fields(RewardConfig):
         default = field.default
@@ -45,12 +46,13 @@ def describe_modes() -> dict[str, dict[str, Any]]:
     return {
         name: {"version": version, "env_kinds": ["morphogenesis"], "schema": schema}
         for name, version in registered_modes().items()
+        if name in MODES
     }
 
 
 def check_modes(gamma: float = 0.995, task: str = "digits_tiny") -> list[str]:
-    """Check every registered mode and return their names; a defect raises ``RewardDefect``."""
-    names = sorted(registered_modes())
+    """Check every mode of this environment and return their names; a defect raises ``RewardDefect``."""
+    names = sorted([*MODES, *installed_modes()])
     for name in names:
         check_mode(make_reward(name, {}, gamma=gamma, task=task))
     return names
