@@ -20,6 +20,9 @@ from app.store import blocks, experiments, leases, scheduling
 from app.store.blocks import Why
 from app.store.tables import Record
 
+#: A failure this soon after the start may be the device's fault (control-plane.md 7.4).
+FAST_FAILURE_SECONDS = 60.0
+
 
 def settle(ctx: Context, session: Session, now: float, block: Record) -> bool:
     """Move a stopping block that holds no device to its next state; return whether it moved."""
@@ -64,6 +67,17 @@ def _end(session: Session, now: float, block: Record, target: BlockStatus, run_t
     if moved:
         blocks.move_runs(session, now, block, run_target, why)
     return moved
+
+
+def refund_device_fault(session: Session, now: float, worker_id: str) -> None:
+    """A device turned out to be at fault: the blocks that failed fast on it get their budget back."""
+    for row in leases.failed_since(session, worker_id, now - 2 * FAST_FAILURE_SECONDS):
+        block = blocks.get(session, row.block_id, lock=True)
+        used = dict(block.budget_used) if block is not None else {}
+        if block is None or block.status not in (BlockStatus.QUEUED, BlockStatus.STOPPING) or not used.get(row.cause):
+            continue
+        used[row.cause] -= 1
+        blocks.change(session, block.id, budget_used=used, not_before_epoch=now)
 
 
 def finish_if_complete(session: Session, now: float, block_id: str) -> bool:

@@ -32,14 +32,19 @@ from app.services.comparison import compare_block, log_line
 from app.services.context import Context
 from app.services.fencing import fenced, grace
 from app.services.scheduling import resume_round
-from app.services.settling import end_assignment, finish_if_complete, settle
+from app.services.settling import (
+    FAST_FAILURE_SECONDS,
+    end_assignment,
+    finish_if_complete,
+    refund_device_fault,
+    settle,
+)
 from app.store import blocks, experiments, leases, results, workers
 from app.store.blocks import Why
 from app.store.engine import utc
 from app.store.events import NewEvent, add_events
 from app.store.tables import Record
 
-_FAST_FAILURE_SECONDS = 60.0
 _NO_FAULT_OF_DEVICE = (Cause.DIVERGED, Cause.USER, Cause.CONFIG, Cause.PREEMPTED)
 
 
@@ -311,7 +316,7 @@ def _oom_before(block: Record) -> bool:
 
 def _is_fast(row: Record, now: float, cause: Cause | None) -> bool:
     failed = cause is not None and cause not in _NO_FAULT_OF_DEVICE
-    return failed and now - row.offered_at.timestamp() < _FAST_FAILURE_SECONDS
+    return failed and now - row.offered_at.timestamp() < FAST_FAILURE_SECONDS
 
 
 def _clean_worker(session: Session, now: float, row: Record, block: Record, request: ReleaseRequest) -> None:
@@ -324,7 +329,6 @@ def _clean_worker(session: Session, now: float, row: Record, block: Record, requ
     failures = worker.fast_failures + 1 if fast else 0
     workers.change(session, row.worker_id, fast_failures=failures)
     if failures >= 2:
-        text = (
-            f"{failures} failures in a row within {_FAST_FAILURE_SECONDS:g} s of start; last: {request.detail[-300:]}"
-        )
+        text = f"{failures} failures in a row within {FAST_FAILURE_SECONDS:g} s of start; last: {request.detail[-300:]}"
         leases.move_worker(session, now, row.worker_id, WorkerStatus.QUARANTINED, text)
+        refund_device_fault(session, now, row.worker_id)

@@ -21,7 +21,7 @@ from app.errors import ConflictError, GoneError, NotFoundError, UpgradeError
 from app.services.auditing import record
 from app.services.context import Actor, Context
 from app.services.fencing import grace
-from app.services.settling import end_assignment, settle
+from app.services.settling import end_assignment, refund_device_fault, settle
 from app.store import blocks, leases, scheduling, workers
 from app.store.blocks import Why
 from app.store.tables import Record
@@ -195,7 +195,8 @@ def _follow(session: Session, now: float, worker: Record, request: HeartbeatRequ
         leases.move_worker(session, now, worker.id, WorkerStatus.CLEANING, "answers again; it holds no lease")
         status = WorkerStatus.CLEANING
     if not request.health.ok and status in (WorkerStatus.STARTING, WorkerStatus.IDLE, WorkerStatus.CLEANING):
-        leases.move_worker(session, now, worker.id, WorkerStatus.QUARANTINED, request.health.detail)
+        if leases.move_worker(session, now, worker.id, WorkerStatus.QUARANTINED, request.health.detail):
+            refund_device_fault(session, now, worker.id)
         return
     if request.state == "idle" and status in (WorkerStatus.STARTING, WorkerStatus.CLEANING):
         leases.move_worker(session, now, worker.id, WorkerStatus.IDLE, "device check passed")

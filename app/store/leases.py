@@ -49,6 +49,14 @@ def fence(session: Session, assignment_id: str, token: str) -> Record | None:
     ).one_or_none()
 
 
+def failed_since(session: Session, worker_id: str, since: float) -> Sequence[Record]:
+    """Return the assignments of a worker that ended with an error after ``since``."""
+    query = select(t.assignment).where(
+        t.assignment.c.worker_id == worker_id, t.assignment.c.outcome == "error", t.assignment.c.ended_at >= utc(since)
+    )
+    return session.execute(query.order_by(t.assignment.c.block_id)).all()
+
+
 def get(session: Session, assignment_id: str) -> Record | None:
     """Return an assignment in any state."""
     return session.execute(select(t.assignment).where(t.assignment.c.id == assignment_id)).one_or_none()

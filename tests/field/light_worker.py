@@ -1,0 +1,36 @@
+"""The real supervisor, announcing fixed abilities, so that a test of processes does not load torch."""
+
+from __future__ import annotations
+
+import signal
+import sys
+
+from worker.__main__ import parse
+from worker.agent import DEVICE_IN_USE, Agent, Options
+from worker.devices import DeviceInUse, bind
+
+
+class LightAgent(Agent):
+    """An agent that does not ask the installation what it can do."""
+
+    def _abilities(self) -> dict[str, dict[str, object]]:
+        return {"datasets": {"digits": "f" * 64}, "rewards": {}, "environments": {}, "versions": {}}
+
+
+def main() -> int:
+    given = parse(sys.argv[1:])
+    try:
+        bound = bind(given.device, host="fieldhost", threads=1)
+    except DeviceInUse as error:
+        sys.stderr.write(f"error: {error}\n")
+        return DEVICE_IN_USE
+    trainer = given.trainer_cmd.split()
+    options = Options(given.api, None, None, 1, None, given.work_dir, given.spool_bytes, trainer, given.once)
+    agent = LightAgent(options, bound)
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, lambda *_: agent.stop())
+    return agent.run()
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,130 @@
+"""Field lessons L16 to L20: cancel, processes, drain. Real processes, no torch."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from app.client import Client
+from app.domain.status import Desired
+from app.services import reading, steering, worker_calls
+from app.services.context import Context
+from tests.conftest import LiveServer, wait_until
+from tests.factories import LOCAL, SimulatedWorker, submit, tiny_spec
+from tests.field.conftest import SOAK, StartLight, block_status, first_block, is_running, timeline
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("mode", ["family", "native"])
+def test_l16_l17_cancel_ends_descendants_and_hung_children_within_grace(
+    make_server: Callable[..., LiveServer], database_url: str, light_worker: StartLight, mode: str
+) -> None:
+    server = make_server(database_url, grace_seconds=1.0)
+    with Client(server.url) as client:
+        spec = tiny_spec(budget={"rounds": 5}, lockstep={"grace_seconds": 1.0})
+        experiment_id = client.submit(spec)["id"]
+        worker = light_worker(server.url, mode)
+        pids = worker.pids()
+        assert all(is_running(pid) for pid in pids)
+        client.call("POST", f"experiments/{experiment_id}/cancel")
+        began = time.monotonic()
+        wait_until(lambda: not any(is_running(pid) for pid in pids), timeout=11.0, what="the end of every process")
+        assert time.monotonic() - began <= 1.0 + 10.0
+        wait_until(lambda: block_status(client, experiment_id) == "cancelled", timeout=15, what="cancelled")
+        assert worker.process.poll() is None
+        wait_until(lambda: client.call("GET", "workers")["items"][0]["status"] == "idle", what="the device")
+
+
+@pytest.mark.server
+def test_l18_stop_lets_the_child_finish_its_checkpoint(server: LiveServer, light_worker: StartLight) -> None:
+    with Client(server.url) as client:
+        experiment_id = client.submit(tiny_spec(budget={"rounds": 9}))["id"]
+        worker = light_worker(server.url, "slow_stop", 5.0 if SOAK else 1.0)
+        wait_until(lambda: first_block(client, experiment_id)["open_round"] == 1, timeout=30, what="a round")
+        client.call("POST", f"experiments/{experiment_id}/pause")
+        wait_until(lambda: block_status(client, experiment_id) == "paused", timeout=30, what="paused")
+        kept = [a["next_round"] for a in client.call("GET", f"experiments/{experiment_id}/artifacts")["items"]]
+        assert 1 in kept
+        assert worker.process.poll() is None
+
+
+@pytest.mark.server
+def test_l19_killed_child_reads_worker_lost_and_drain_takes_no_other_block(
+    server: LiveServer, light_worker: StartLight
+) -> None:
+    import os
+    import signal
+
+    with Client(server.url) as client:
+        experiment_id = client.submit(tiny_spec(experiment={"replicates": 2}, budget={"rounds": 6}))["id"]
+        worker = light_worker(server.url, seconds=0.3)
+        os.kill(int(worker.note("ready")), signal.SIGKILL)
+        wait_until(
+            lambda: (
+                [e["cause"] for e in timeline(client, experiment_id) if e["status"] == "stopping"] == ["worker_lost"]
+            ),
+            what="worker_lost",
+        )
+        wait_until(lambda: block_status(client, experiment_id) == "running", what="the second attempt")
+        worker_id = client.call("GET", "workers")["items"][0]["id"]
+        client.call("POST", f"workers/{worker_id}/drain", json={"now": False})
+        assert worker.process.wait(timeout=40) == 0
+        blocks = client.call("GET", f"experiments/{experiment_id}/blocks")["items"]
+        assert [item["status"] for item in blocks] == ["succeeded", "queued"]
+
+
+STAGES: dict[str, Callable[[SimulatedWorker], Any]] = {
+    "assigned": lambda _worker: None,
+    "collected": lambda worker: worker.claim(),
+    "ready": lambda worker: (worker.claim(), worker.ready()),
+    "first_round": lambda worker: (worker.claim(), worker.ready(), worker.hand_in(0)),
+}
+
+
+@pytest.mark.parametrize("stage", list(STAGES))
+def test_l20_cancel_at_a_step_of_the_launch_leaves_the_device_idle(ctx: Context, stage: str) -> None:
+    from app.services import scheduling
+
+    experiment_id = submit(ctx)
+    worker = SimulatedWorker(ctx).register()
+    assert scheduling.tick(ctx) == 1
+    STAGES[stage](worker)
+    steering.set_desired(ctx, experiment_id, Desired.CANCEL, "", LOCAL)
+    if worker.assignment is None:
+        worker.claim()  # it collects what was cancelled meanwhile
+    assert worker.beat().leases[0].desired == "cancel"
+    worker.release("stopped", "user")
+    assert reading.list_blocks(ctx, experiment_id)[0]["status"] == "cancelled"
+    assert reading.show_worker(ctx, worker.worker_id)["status"] == "idle"
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("mode", ["wait_before_ready", "wait_in_round"])
+def test_l20_cancel_while_the_child_starts_or_trains_leaves_the_device_idle(
+    sqlite_server: LiveServer, light_worker: StartLight, mode: str
+) -> None:
+    with Client(sqlite_server.url) as client:
+        experiment_id = client.submit(tiny_spec())["id"]
+        worker = light_worker(sqlite_server.url, mode)
+        worker.note("stage")
+        client.call("POST", f"experiments/{experiment_id}/cancel")
+        wait_until(lambda: block_status(client, experiment_id) == "cancelled", timeout=25, what="cancelled")
+        wait_until(lambda: client.call("GET", "workers")["items"][0]["status"] == "idle", what="the device")
+
+
+def test_l20_cancel_at_the_start_barrier_of_a_gang_frees_both_devices(ctx: Context) -> None:
+    experiment_id = submit(ctx, tiny_spec(lockstep={"placement": "one_per_device"}))
+    pair = [SimulatedWorker(ctx, name).register() for name in ("a", "b")]
+    for worker in pair:
+        worker.claim()
+    assert not pair[0].ready()
+    steering.set_desired(ctx, experiment_id, Desired.CANCEL, "", LOCAL)
+    for worker in pair:
+        worker.beat()
+        worker.release("stopped", "user")
+    assert reading.list_blocks(ctx, experiment_id)[0]["status"] == "cancelled"
+    assert {item["status"] for item in reading.list_workers(ctx)} == {"idle"}
+    assert worker_calls.drain(ctx, pair[0].worker_id, LOCAL, now=True) is None
