@@ -31,7 +31,7 @@ from app.domain.nonfinite import encode_map, jsonable
 from app.domain.protocol import Assignment
 from worker.checkpoint import CheckpointRefused, NoCheckpoint
 from worker.keys import derive, replicate_seed
-from worker.train.block import BlockTrainer
+from worker.train.block import ArmOutOfMemory, BlockTrainer
 from worker.train.plan import BlockPlan, ConfigRefused, RoundRecord, RunPlan, RunRound
 
 _PR_SET_PDEATHSIG = 1
@@ -288,6 +288,9 @@ def main() -> None:
     threading.Thread(target=pipes.listen, args=(source,), daemon=True).start()
     try:
         train(pipes, assignment, first["options"])
+    except ArmOutOfMemory as error:
+        pipes.send("failed", cause="oom", detail=str(error)[-2000:], run_id=error.run_id)
+        sys.exit(1)
     except torch.cuda.OutOfMemoryError as error:
         pipes.send("failed", cause="oom", detail=str(error)[-2000:])
         sys.exit(1)

@@ -386,8 +386,10 @@ class Share:
         if self._failure is not None:
             cause = self._failure["cause"]
             detail = str(self._failure.get("detail", ""))[:20_000]
-            alone = self._lease.runs[0].run_id if cause == "oom" and len(self._lease.runs) == 1 else None
-            return p.ReleaseRequest(outcome="error", cause=cause, detail=detail, seconds=seconds, pinned_run=alone)
+            pinned = self._failure.get("run_id")
+            if cause == "oom" and len(self._lease.runs) == 1:
+                pinned = self._lease.runs[0].run_id
+            return p.ReleaseRequest(outcome="error", cause=cause, detail=detail, seconds=seconds, pinned_run=pinned)
         text = self._exit_text()
         killed = text == "killed by SIGKILL"
         tail = "\n".join(self._last_lines)

@@ -32,12 +32,14 @@ from worker.train.environments import (
     ordered_runs,
 )
 from worker.train.evaluate import Evaluation, Evaluator
+from worker.train.events import evaluation_events, ppo_update_completed, run_started
 from worker.train.metrics import episode_rows, kept_metrics, policy_metrics, reward_metrics, train_metrics
 from worker.train.plan import BlockPlan, ConfigRefused, RoundRecord, RunPlan, RunRound
 from worker.train.policies import restore, save_policy, snapshot
 from worker.train.runs import ControlledRun, Run, TrainedRun
 
 __all__ = [
+    "ArmOutOfMemory",
     "BlockPlan",
     "BlockTrainer",
     "CheckpointInfo",
@@ -56,6 +58,18 @@ _MIB = 2**20
 def update_order(seed: int, round_index: int, num_arms: int) -> list[int]:
     """Return the arm indices in the order of their updates (stream ``update_order``)."""
     return [int(i) for i in generator(seed, "update_order", round=round_index).permutation(num_arms)]
+
+
+class ArmOutOfMemory(RuntimeError):  # noqa: N818 - says what happened
+    """The device ran out of memory in the work of one run alone.
+
+    Attributes:
+        run_id: whose work it was.
+    """
+
+    def __init__(self, run_id: str, message: str) -> None:
+        super().__init__(message)
+        self.run_id = run_id
 
 
 class BlockTrainer:
@@ -206,7 +220,7 @@ class BlockTrainer:
         rolled = time.perf_counter()
         order = list(self.update_order(round_index))
         by_arm = {run.plan.arm_index: run for run in self.runs if run.diverged is None}
-        updates = {arm: by_arm[arm].update() for arm in order if arm in by_arm}
+        updates = {arm: _updated(by_arm[arm]) for arm in order if arm in by_arm}
         updated = time.perf_counter()
         evaluations: dict[str, Evaluation] = {}
         if self.evaluator.is_due(round_index):
@@ -269,9 +283,11 @@ class BlockTrainer:
             if not name.startswith(_CLOCK):
                 digest.update(f"{name}={value!r};".encode())
         metrics |= clock | evaluation.metrics
-        events = self.envs.pop_events(position)
+        events = [run_started(self.plan, run.plan, self.device, position)] if run.round == 0 else []
+        events += self.envs.pop_events(position)
         if update:
-            events += run.detectors.observe(run.round, metrics)
+            events += [ppo_update_completed(update), *run.detectors.observe(run.round, metrics)]
+        events += evaluation_events(evaluation.metrics, evaluation.rows)
         return RunRound(
             run_id=run.plan.run_id,
             metrics=kept_metrics(metrics, run.plan.config["telemetry"]["level"]),
@@ -283,3 +299,11 @@ class BlockTrainer:
             env_steps=int(clock["sys/env_steps"]),
             batch_position=position,
         )
+
+
+def _updated(run: Run) -> dict[str, float]:
+    """Update one run; memory that runs out here is that run's own doing."""
+    try:
+        return run.update()
+    except torch.OutOfMemoryError as error:
+        raise ArmOutOfMemory(run.plan.run_id, f"the update of arm {run.plan.arm} ran out of memory: {error}") from error

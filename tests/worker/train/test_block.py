@@ -21,7 +21,7 @@ from tests.worker.train.cases import (
     train,
     trainer,
 )
-from worker.train.block import BlockPlan, BlockTrainer, ConfigRefused, update_order
+from worker.train.block import ArmOutOfMemory, BlockPlan, BlockTrainer, ConfigRefused, update_order
 from worker.train.environments import ordered_runs
 from worker.train.runs import TrainedRun
 
@@ -287,3 +287,41 @@ def test_settings_that_cannot_be_trained_are_refused_before_round_0(
         BlockTrainer(plan, torch.device("cpu"))
     assert refused.match(field)
     assert refused.value.remedy
+
+
+def test_memory_that_runs_out_in_one_arms_update_is_pinned_on_that_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = trainer(block(GYM, GYM_ARMS))
+
+    def exhausted() -> dict[str, float]:
+        raise torch.OutOfMemoryError("tried to allocate 80 GiB")
+
+    monkeypatch.setattr(next(run for run in held.runs if run.plan.arm == "B"), "update", exhausted)
+    with pytest.raises(ArmOutOfMemory, match=r"arm B ran out of memory.*80 GiB") as caught:
+        next(held.rounds(0))
+    assert caught.value.run_id == "run-B"
+
+
+def test_trainer_tells_start_update_evaluation_and_cross_evaluation_once_each() -> None:
+    first, last = train(block(MORPH, MORPH_ARMS, eval={"every_rounds": 2}))
+    kinds = [[event["type"] for event in record.runs[0].events] for record in (first, last)]
+    told = {"run_started", "ppo_update_completed", "evaluation_completed", "cross_evaluation_completed"}
+    assert [kind for kind in kinds[0] if kind in told] == ["run_started", "ppo_update_completed"]
+    expected = ["ppo_update_completed", "evaluation_completed", "cross_evaluation_completed"]
+    assert [kind for kind in kinds[1] if kind in told] == expected
+    run = last.runs[0]
+    payloads = {event["type"]: event for event in run.events}
+    update = payloads["ppo_update_completed"]
+    assert update["metrics"]["steps_done"] == run.metrics["ppo/steps_done"]
+    assert set(update["skipped"]) == {"kl_stop", "non_finite"}
+    assert payloads["evaluation_completed"]["metrics"]["eval/accuracy"] == run.metrics["eval/accuracy"]
+    assert payloads["evaluation_completed"]["episodes"] == 2
+    assert set(payloads["cross_evaluation_completed"]["matrix_row"]) == {"shaped", "simplified"}
+
+
+@pytest.mark.parametrize("policy", ["noop", "random", "heuristic", "fixed_schedule"])
+def test_twenty_rounds_of_a_control_raise_no_anomaly(policy: str) -> None:
+    arms = [{"label": "A", "policy": policy}, {"label": "B", "policy": "noop", "reward": "sparse"}]
+    records = train(block(MORPH, arms, only=(0,), budget={"rounds": 20}, eval={"every_rounds": 20, "xeval": False}))
+    assert len(records) == 20
+    raised = [e for record in records for e in record.runs[0].events if e["type"].startswith("anomaly")]
+    assert raised == []

@@ -1,0 +1,64 @@
+"""Events of a run that only its trainer can tell: start, update, evaluation, cross-evaluation (training.md 7.3).
+
+Round, time, ids, group and reward mode are added where the record is stored. Values may be non-finite.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import torch
+
+from worker.train.plan import BlockPlan, RunPlan
+
+Event = dict[str, Any]
+
+
+def run_started(plan: BlockPlan, run: RunPlan, device: torch.device, position: int) -> Event:
+    """Return what was started: hashes, precision as resolved, flags, place in the order of issue."""
+    config = run.config
+    return _event(
+        "run_started",
+        spec_hash=plan.spec_hash,
+        config_hash=_digest(config),
+        attempt=plan.attempt,
+        policy=run.policy,
+        device=str(device),
+        torch=torch.__version__,
+        precision=dict(config["precision"]),
+        deterministic=bool(config["lockstep"]["deterministic"]),
+        batch_position=position,
+        num_runs=len(plan.runs),
+    )
+
+
+def ppo_update_completed(metrics: Mapping[str, float]) -> Event:
+    """Return the metrics of an update and why steps were skipped."""
+    own = {name.removeprefix("ppo/"): value for name, value in metrics.items() if name.startswith("ppo/")}
+    non_finite = own["steps_non_finite"]
+    reasons = {"kl_stop": own["steps_skipped"] - non_finite, "non_finite": non_finite}
+    return _event("ppo_update_completed", metrics=own, skipped=reasons)
+
+
+def evaluation_events(metrics: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> list[Event]:
+    """Return the events of an evaluation, and of the cross-evaluation where there was one."""
+    if not metrics:
+        return []
+    scored = {name: value for name, value in metrics.items() if name.startswith("eval/")}
+    keys = [row.get("host_seed_key") for row in rows]
+    found = [_event("evaluation_completed", metrics=scored, episodes=len(rows), seeds_hash=_digest(keys))]
+    crossed = {name.removeprefix("xeval/return_"): v for name, v in metrics.items() if name.startswith("xeval/")}
+    if crossed:
+        found.append(_event("cross_evaluation_completed", matrix_row=crossed))
+    return found
+
+
+def _event(kind: str, **payload: Any) -> Event:
+    return {"type": kind, "env_id": None, "severity": "info", **payload}
+
+
+def _digest(value: Any) -> str:
+    return hashlib.sha256(json.dumps(value, sort_keys=True, default=str).encode()).hexdigest()
