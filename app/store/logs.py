@@ -44,11 +44,21 @@ def insert_lines(session: Session, now: float, assignment: Record, lines: Sequen
 
 
 def read(
-    session: Session, block_id: str, *, levels: Sequence[str], after: tuple[int, int] | None, limit: int
+    session: Session,
+    block_id: str,
+    *,
+    levels: Sequence[str],
+    after: tuple[int, int] | None,
+    before: tuple[int, int] | None = None,
+    limit: int,
 ) -> Sequence[Record]:
-    """Return lines after (attempt, seq) ascending, or without a cursor the newest ones, ascending."""
+    """Return lines after (attempt, seq) ascending, or else the newest ones (before a place), ascending."""
     query = select(t.log_line).where(t.log_line.c.block_id == block_id, t.log_line.c.level.in_(levels))
     order = (t.log_line.c.attempt, t.log_line.c.seq, t.log_line.c.assignment_id)
+    if before is not None:
+        attempt, seq = before
+        earlier = (t.log_line.c.attempt < attempt) | ((t.log_line.c.attempt == attempt) & (t.log_line.c.seq < seq))
+        query = query.where(earlier)
     if after is None:
         newest = session.execute(query.order_by(*(column.desc() for column in order)).limit(limit)).all()
         return list(reversed(newest))

@@ -1,83 +1,42 @@
-"""All tables, for SQLite and PostgreSQL alike.
+"""All tables, for SQLite and PostgreSQL alike; the queue's own are defined here.
 
-Instants are aware UTC (``UtcDateTime``); a lease's expiry is an epoch of the database clock
-(``*_epoch``), because it is compared in SQL. Constraint names follow one convention, so that
-migrations in batch mode can drop them.
+A lease's expiry is an epoch of the database clock (``*_epoch``), because it is compared in SQL.
 """
 
 from __future__ import annotations
 
-from datetime import UTC, datetime
-from typing import Any, TypeAlias
-
 from sqlalchemy import (
-    JSON,
     Boolean,
-    CheckConstraint,
     Column,
-    DateTime,
-    Dialect,
     Float,
     ForeignKey,
     Index,
     Integer,
-    MetaData,
-    Row,
-    SmallInteger,
     String,
     Table,
     Text,
-    TypeDecorator,
     UniqueConstraint,
     text,
 )
-from sqlalchemy.dialects.postgresql import JSONB
 
 from app.domain.status import AssignmentState, BlockStatus, Cause, Desired, RunStatus, WorkerStatus
-
-#: A row of any query; its columns are attributes.
-Record: TypeAlias = Row[*tuple[Any, ...]]
-
-metadata = MetaData(
-    naming_convention={
-        "ix": "ix_%(table_name)s_%(column_0_N_name)s",
-        "uq": "uq_%(table_name)s_%(column_0_N_name)s",
-        "ck": "ck_%(table_name)s_%(constraint_name)s",
-        "fk": "fk_%(table_name)s_%(column_0_N_name)s_%(referred_table_name)s",
-        "pk": "pk_%(table_name)s",
-    }
-)
-
-
-class UtcDateTime(TypeDecorator[datetime]):
-    """An aware UTC instant; a naive one is refused."""
-
-    impl = DateTime(timezone=True)
-    cache_ok = True
-
-    def process_bind_param(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Convert to UTC; SQLite stores it without the zone."""
-        if value is None:
-            return None
-        if value.tzinfo is None:
-            raise ValueError("naive datetime; use aware UTC")
-        converted = value.astimezone(UTC)
-        return converted.replace(tzinfo=None) if dialect.name == "sqlite" else converted
-
-    def process_result_value(self, value: datetime | None, dialect: Dialect) -> datetime | None:
-        """Return an aware UTC instant on both databases."""
-        if value is None:
-            return None
-        return value.replace(tzinfo=UTC) if dialect.name == "sqlite" else value.astimezone(UTC)
-
-
-Json = JSON(none_as_null=True).with_variant(JSONB(none_as_null=True), "postgresql")
-
-
-def _one_of(column: str, values: type[Any]) -> CheckConstraint:
-    words = ", ".join(f"'{value}'" for value in values)
-    return CheckConstraint(f"{column} IN ({words})", name=column)
-
+from app.store.access_tables import audit as audit
+from app.store.access_tables import idempotency as idempotency
+from app.store.access_tables import live_ticket as live_ticket
+from app.store.access_tables import meta as meta
+from app.store.access_tables import token as token
+from app.store.access_tables import usage as usage
+from app.store.columns import Json, UtcDateTime, one_of
+from app.store.columns import Record as Record
+from app.store.columns import metadata as metadata
+from app.store.record_tables import EPISODE_FIELDS as EPISODE_FIELDS
+from app.store.record_tables import EPISODES_VIEW as EPISODES_VIEW
+from app.store.record_tables import artifact as artifact
+from app.store.record_tables import episode as episode
+from app.store.record_tables import eval_episode as eval_episode
+from app.store.record_tables import log_line as log_line
+from app.store.record_tables import metric_name as metric_name
+from app.store.record_tables import point as point
 
 experiment = Table(
     "experiment",
@@ -113,7 +72,7 @@ experiment = Table(
     Column("created_at", UtcDateTime, nullable=False),
     Column("finished_at", UtcDateTime),
     Column("deleted_at", UtcDateTime),
-    _one_of("desired", Desired),
+    one_of("desired", Desired),
     Index("ix_experiment_listing", "deleted_at", "created_at", "id"),
 )
 
@@ -159,9 +118,9 @@ block = Table(
     Column("started_at", UtcDateTime),
     Column("finished_at", UtcDateTime),
     UniqueConstraint("experiment_id", "replicate", "generation"),
-    _one_of("status", BlockStatus),
-    _one_of("cause", Cause),
-    _one_of("desired", Desired),
+    one_of("status", BlockStatus),
+    one_of("cause", Cause),
+    one_of("desired", Desired),
     Index("ix_block_status", "status"),
 )
 
@@ -187,8 +146,8 @@ run = Table(
     Column("record", Json, nullable=False),
     Column("finished_at", UtcDateTime),
     UniqueConstraint("block_id", "arm_index"),
-    _one_of("status", RunStatus),
-    _one_of("cause", Cause),
+    one_of("status", RunStatus),
+    one_of("cause", Cause),
     Index("ix_run_experiment_id", "experiment_id"),
 )
 
@@ -216,7 +175,7 @@ worker = Table(
     Column("fast_failures", Integer, nullable=False),
     Column("seen_epoch", Float, nullable=False),
     Column("registered_at", UtcDateTime, nullable=False),
-    _one_of("status", WorkerStatus),
+    one_of("status", WorkerStatus),
     Index(
         "uq_worker_live_device",
         "device_uid",
@@ -250,7 +209,7 @@ assignment = Table(
     Column("offered_at", UtcDateTime, nullable=False),
     Column("ready_at", UtcDateTime),
     Column("ended_at", UtcDateTime),
-    _one_of("state", AssignmentState),
+    one_of("state", AssignmentState),
     Index("ix_assignment_block_id_attempt", "block_id", "attempt"),
     Index(
         "uq_assignment_live_device",
@@ -297,79 +256,6 @@ round_result = Table(
     Column("received_at", UtcDateTime, nullable=False),
 )
 
-metric_name = Table(
-    "metric_name",
-    metadata,
-    Column("id", Integer, primary_key=True, autoincrement=True),
-    Column("name", String(128), nullable=False, unique=True),
-)
-
-point = Table(
-    "point",
-    metadata,
-    Column("run_no", Integer, primary_key=True, autoincrement=False),
-    Column("attempt", SmallInteger, primary_key=True),
-    Column("seq", Integer, primary_key=True),
-    Column("name_id", Integer, nullable=False),
-    Column("step", Float, nullable=False),
-    Column("round", Integer, nullable=False),
-    Column("t", Float, nullable=False),
-    Column("value", Float),
-    Column("kind", SmallInteger, nullable=False),
-    Index("ix_point_series", "run_no", "name_id", "attempt", "seq"),
-    sqlite_with_rowid=False,
-)
-
-_EPISODE_COLUMNS: tuple[tuple[str, Any], ...] = (
-    ("round", Integer),
-    ("env_id", Integer),
-    ("episode_idx", Integer),
-    ("host_seed_key", String(64)),
-    ("env_steps", Integer),
-    ("final_accuracy", Float),
-    ("committed_accuracy", Float),
-    ("best_accuracy", Float),
-    ("episode_reward", Float),
-    ("episode_return_raw", Float),
-    ("final_loss", Float),
-    ("param_ratio", Float),
-    ("n_contributing", Integer),
-    ("outcome", String(32)),
-)
-
-
-def _episode_table(name: str, *extra: Column[Any]) -> Table:
-    return Table(
-        name,
-        metadata,
-        Column("id", Integer, primary_key=True, autoincrement=True),
-        Column("experiment_id", String(40), nullable=False),
-        Column("block_id", String(40), nullable=False),
-        Column("replicate", Integer, nullable=False),
-        Column("run_no", ForeignKey("run.no", ondelete="CASCADE"), nullable=False),
-        Column("run_id", String(40), nullable=False),
-        Column("attempt", Integer, nullable=False),
-        Column("group_id", String(32), nullable=False),
-        Column("reward_mode", String(64), nullable=False),
-        Column("device", String(200), nullable=False),
-        *(Column(column, kind) for column, kind in _EPISODE_COLUMNS),
-        Column("started_at", UtcDateTime, nullable=False),
-        Column("values", Json, nullable=False),
-        *extra,
-        Index(f"ix_{name}_experiment_id_round", "experiment_id", "round"),
-        Index(f"ix_{name}_run_no_attempt", "run_no", "attempt"),
-    )
-
-
-episode = _episode_table("episode")
-eval_episode = _episode_table(
-    "eval_episode",
-    Column("mode", String(16), nullable=False),
-    Column("split", String(16), nullable=False),
-    Column("test_accuracy", Float),
-)
-EPISODE_FIELDS = tuple(name for name, _ in _EPISODE_COLUMNS)
-
 event = Table(
     "event",
     metadata,
@@ -406,36 +292,6 @@ worker_event = Table(
     Column("at", UtcDateTime, nullable=False),
 )
 
-artifact = Table(
-    "artifact",
-    metadata,
-    Column("id", String(40), primary_key=True),
-    Column("experiment_id", ForeignKey("experiment.id", ondelete="CASCADE"), nullable=False, index=True),
-    Column("run_id", String(40), index=True),
-    Column("kind", String(16), nullable=False),
-    Column("name", String(200), nullable=False),
-    Column("sha256", String(64), nullable=False),
-    Column("size_bytes", Float, nullable=False),
-    Column("media_type", String(100), nullable=False),
-    Column("next_round", Integer),
-    Column("attempt", Integer),
-    Column("committed", Boolean, nullable=False),
-    Column("created_at", UtcDateTime, nullable=False),
-    Index("ix_artifact_checkpoint", "run_id", "kind", "next_round"),
-)
-
-log_line = Table(
-    "log_line",
-    metadata,
-    Column("block_id", ForeignKey("block.id", ondelete="CASCADE"), primary_key=True),
-    Column("attempt", Integer, primary_key=True),
-    Column("assignment_id", String(40), primary_key=True),
-    Column("seq", Integer, primary_key=True),
-    Column("level", String(8), nullable=False),
-    Column("text", Text, nullable=False),
-    Column("at", UtcDateTime, nullable=False),
-)
-
 report = Table(
     "report",
     metadata,
@@ -447,78 +303,3 @@ report = Table(
     Column("trigger", String(40), nullable=False),
     Column("created_at", UtcDateTime, nullable=False),
 )
-
-token = Table(
-    "token",
-    metadata,
-    Column("id", String(40), primary_key=True),
-    Column("name", String(200), nullable=False),
-    Column("role", String(16), nullable=False),
-    Column("prefix", String(16), nullable=False),
-    Column("sha256", String(64), nullable=False, unique=True),
-    Column("created_at", UtcDateTime, nullable=False),
-    Column("expires_at", UtcDateTime),
-    Column("revoked_at", UtcDateTime),
-    Column("last_used_at", UtcDateTime),
-)
-
-live_ticket = Table(
-    "live_ticket",
-    metadata,
-    Column("sha256", String(64), primary_key=True),
-    Column("principal", String(200), nullable=False),
-    Column("role", String(16), nullable=False),
-    Column("experiment_id", String(40), nullable=False),
-    Column("expires_epoch", Float, nullable=False),
-)
-
-idempotency = Table(
-    "idempotency",
-    metadata,
-    Column("principal", String(200), primary_key=True),
-    Column("key", String(200), primary_key=True),
-    Column("request_sha256", String(64), nullable=False),
-    Column("status", Integer),
-    Column("body", Text),
-    Column("created_epoch", Float, nullable=False),
-)
-
-audit = Table(
-    "audit",
-    metadata,
-    Column("id", Integer, primary_key=True, autoincrement=True),
-    Column("at", UtcDateTime, nullable=False),
-    Column("actor", String(200), nullable=False),
-    Column("action", String(64), nullable=False),
-    Column("target", String(200), nullable=False, index=True),
-    Column("before", Json),
-    Column("after", Json),
-    Column("request_id", String(64), nullable=False),
-)
-
-usage = Table(
-    "usage",
-    metadata,
-    Column("owner", String(200), primary_key=True),
-    Column("device_seconds", Float, nullable=False),
-    Column("updated_epoch", Float, nullable=False),
-)
-
-meta = Table(
-    "meta",
-    metadata,
-    Column("key", String(64), primary_key=True),
-    Column("value", Text, nullable=False),
-)
-
-#: The view on which the founding query runs: training episodes without superseded attempts.
-EPISODES_VIEW = """
-CREATE VIEW episodes AS
-SELECT e.experiment_id, e.block_id AS block, e.replicate, e.run_id, e.attempt, e.group_id, e.reward_mode,
-       e.device, e.round, e.env_id, e.episode_idx, e.host_seed_key, e.env_steps, e.final_accuracy,
-       e.committed_accuracy, e.best_accuracy, e.episode_reward, e.episode_return_raw, e.final_loss,
-       e.param_ratio, e.n_contributing, e.outcome, e.started_at
-FROM episode AS e
-JOIN run_attempt AS a ON a.run_no = e.run_no AND a.attempt = e.attempt
-WHERE e.round >= a.from_round AND (a.until_round IS NULL OR e.round < a.until_round)
-"""

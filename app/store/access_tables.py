@@ -1,0 +1,77 @@
+"""Tables of access and operation: tokens, tickets, idempotency keys, audit, use, key-value."""
+
+from __future__ import annotations
+
+from sqlalchemy import (
+    Column,
+    Float,
+    Integer,
+    String,
+    Table,
+    Text,
+)
+
+from app.store.columns import Json, UtcDateTime, metadata
+
+token = Table(
+    "token",
+    metadata,
+    Column("id", String(40), primary_key=True),
+    Column("name", String(200), nullable=False),
+    Column("role", String(16), nullable=False),
+    Column("prefix", String(16), nullable=False),
+    Column("sha256", String(64), nullable=False, unique=True),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("expires_at", UtcDateTime),
+    Column("revoked_at", UtcDateTime),
+    Column("last_used_at", UtcDateTime),
+)
+
+live_ticket = Table(
+    "live_ticket",
+    metadata,
+    Column("sha256", String(64), primary_key=True),
+    Column("principal", String(200), nullable=False),
+    Column("role", String(16), nullable=False),
+    Column("experiment_id", String(40), nullable=False),
+    Column("expires_epoch", Float, nullable=False),
+)
+
+idempotency = Table(
+    "idempotency",
+    metadata,
+    Column("principal", String(200), primary_key=True),
+    Column("key", String(200), primary_key=True),
+    Column("request_sha256", String(64), nullable=False),
+    Column("status", Integer),
+    Column("body", Text),
+    Column("created_epoch", Float, nullable=False),
+)
+
+audit = Table(
+    "audit",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("at", UtcDateTime, nullable=False),
+    Column("actor", String(200), nullable=False),
+    Column("action", String(64), nullable=False),
+    Column("target", String(200), nullable=False, index=True),
+    Column("before", Json),
+    Column("after", Json),
+    Column("request_id", String(64), nullable=False),
+)
+
+usage = Table(
+    "usage",
+    metadata,
+    Column("owner", String(200), primary_key=True),
+    Column("device_seconds", Float, nullable=False),
+    Column("updated_epoch", Float, nullable=False),
+)
+
+meta = Table(
+    "meta",
+    metadata,
+    Column("key", String(64), primary_key=True),
+    Column("value", Text, nullable=False),
+)
