@@ -28,14 +28,15 @@ def install(app: FastAPI, settings: Settings) -> None:
     """Put the guards in front of the application, outermost last."""
     app.add_middleware(BodyLimit, settings=settings)
     app.add_middleware(HostGuard, settings=settings)
-    app.add_middleware(Envelope)
+    app.add_middleware(Envelope, base_path=settings.base_path)
 
 
 class Envelope:
-    """Gives each request an id and each response safe headers."""
+    """Gives each request an id and each response safe headers; takes the base path off where a proxy left it."""
 
-    def __init__(self, app: ASGIApp) -> None:
+    def __init__(self, app: ASGIApp, base_path: str) -> None:
         self.app = app
+        self._base = base_path
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or socket with an id and safe headers."""
@@ -44,6 +45,8 @@ class Envelope:
             return
         request_id = secrets.token_hex(8)
         scope["lockstep_request_id"] = request_id
+        if self._base and scope["path"].startswith(f"{self._base}/"):
+            scope["path"] = scope["path"].removeprefix(self._base)
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":

@@ -36,7 +36,7 @@ def create_app(settings: Settings) -> FastAPI:
         version="1",
         description=DESCRIPTION,
         lifespan=_lifespan,
-        root_path=settings.base_path,
+        servers=[{"url": settings.base_path}] if settings.base_path else None,
         generate_unique_id_function=lambda route: route.name,
         docs_url=None,
         redoc_url=None,

@@ -31,11 +31,12 @@ def read_logs(
     actor: Reader,
     run_id: RunId,
     after: Cursor = None,
+    before: Cursor = None,
     level: Literal["debug", "info", "warning", "error"] = "info",
     tail: Annotated[int, Query(ge=1, le=2000)] = 200,
 ) -> Any:
-    """Read log lines of the run's block: the newest ones, or those after a cursor."""
-    return reading.read_logs(ctx, run_id, cursor=after, level=level, limit=tail)
+    """Read log lines of the run's block: the newest ones, those after a cursor, or those before one."""
+    return reading.read_logs(ctx, run_id, cursor=after, before=before, level=level, limit=tail)
 
 
 @router.get("/artifacts/{artifact_id}", response_model=d.Document, responses=d.problems(404))

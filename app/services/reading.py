@@ -207,15 +207,20 @@ def show_run(ctx: Context, run_id: str) -> dict[str, Any]:
     return {**run_document(row), "experiment_id": row.experiment_id, "metrics": names}
 
 
-def read_logs(ctx: Context, run_id: str, *, cursor: str | None, level: str, limit: int) -> dict[str, Any]:
-    """Return log lines of the block of a run: after a cursor, or the newest ones."""
+def read_logs(
+    ctx: Context, run_id: str, *, cursor: str | None, level: str, limit: int, before: str | None = None
+) -> dict[str, Any]:
+    """Return log lines of the block of a run: after a cursor, before one, or the newest ones."""
     with ctx.store.read() as session:
         row = experiments.run(session, run_id)
         if row is None:
             raise NotFoundError(f"no run {run_id}", code="unknown_run")
         after = _log_position(cursor)
         wanted = logs.LEVELS[logs.LEVELS.index(level) :]
-        lines = logs.read(session, row.block_id, levels=wanted, after=after, limit=limit)
+        older = _log_position(before)
+        lines = logs.read(session, row.block_id, levels=wanted, after=after, before=older, limit=limit)
+        first = (lines[0].attempt, lines[0].seq) if lines else None
+        more = first and logs.read(session, row.block_id, levels=wanted, after=None, before=first, limit=1)
     last = (lines[-1].attempt, lines[-1].seq) if lines else after
     return {
         "items": [
@@ -229,6 +234,7 @@ def read_logs(ctx: Context, run_id: str, *, cursor: str | None, level: str, limi
             for line in lines
         ],
         "next": encode_cursor(*last) if last else None,
+        "previous": encode_cursor(*first) if first and more else None,
     }
 
 

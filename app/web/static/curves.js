@@ -1,4 +1,4 @@
-// The curve chart: thin line per replicate, thick mean per arm; one redraw a frame, stroke width 1.
+// The curve chart: thin line per replicate, dense mean per arm; one redraw a frame, stroke width 1.
 
 import { COLOURS } from "./api.js";
 
@@ -73,7 +73,7 @@ export class Curves {
   draw() {
     const { xs, columns } = this.data();
     const series = [{ label: this.axis }];
-    const data = [xs];
+    const data = [Float64Array.from(xs)];
     (this.arms || []).forEach((label, arm) => {
       const mine = columns.filter((column) => column.arm === arm);
       for (const column of this.showReplicates ? mine : []) {
@@ -84,7 +84,7 @@ export class Curves {
         const values = mine.map((column) => column.values[index]).filter((value) => value !== null);
         return values.length && values.length === mine.length ? values.reduce((a, b) => a + b, 0) / values.length : null;
       });
-      series.push({ label: `${label} (mean)`, stroke: COLOURS[arm], width: 2, dash: arm === 0 ? [8, 4] : undefined, spanGaps: true, points: { show: xs.length < 2 } });
+      series.push({ label: `${label} (mean)`, stroke: COLOURS[arm], width: 1, dash: arm === 0 ? [8, 4] : undefined, spanGaps: true, points: { show: xs.length < 2 } });
       data.push(mean);
     });
     this.box.dataset.points = String(columns.reduce((sum, column) => sum + column.points.length, 0));
