@@ -39,13 +39,21 @@ Id = Annotated[str, typer.Argument(help="Experiment id")]
 def main() -> None:
     """Run the command; refusals and a missing server end with a sentence and code 1."""
     try:
-        app()
+        app(args=with_alias(sys.argv[1:]))
     except ApiError as error:
         typer.echo(f"refused: {error}", err=True)
         sys.exit(1)
     except httpx.TransportError as error:
         typer.echo(f"no answer from {Client().url} ({error}); start one with `lockstep serve`", err=True)
         sys.exit(1)
+
+
+def with_alias(arguments: list[str]) -> list[str]:
+    """Read ``--dual-ab a-vs-b`` as the command ``ab a-vs-b``; everything else stays as it is."""
+    first, *rest = arguments or [""]
+    if first.partition("=")[0] != "--dual-ab":
+        return arguments
+    return ["ab", *([first.partition("=")[2]] if "=" in first else []), *rest]
 
 
 @app.command()

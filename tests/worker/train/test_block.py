@@ -325,3 +325,10 @@ def test_twenty_rounds_of_a_control_raise_no_anomaly(policy: str) -> None:
     assert len(records) == 20
     raised = [e for record in records for e in record.runs[0].events if e["type"].startswith("anomaly")]
     assert raised == []
+
+
+def test_three_arms_train_together_and_record_every_round() -> None:
+    arms = [*GYM_ARMS, {"label": "C", "overrides": {"ppo.gamma": 0.9}}]
+    records = train(block(GYM, arms))
+    assert [[run.run_id for run in record.runs] for record in records] == [["run-A", "run-B", "run-C"]] * 3
+    assert len({run.digest for run in records[-1].runs}) == 3
