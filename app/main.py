@@ -12,7 +12,7 @@ from app import guards, problems
 from app.duties import Duties
 from app.live import Hub
 from app.logs import configure, get_logger
-from app.routes import artifacts, experiments, live, ops, pages, reports, workers
+from app.routes import artifacts, experiments, exports, live, ops, pages, reports, workers
 from app.services.context import Bell, Context
 from app.services.files import FileStore
 from app.services.operations import ensure_epoch
@@ -42,7 +42,7 @@ def create_app(settings: Settings) -> FastAPI:
         redoc_url=None,
     )
     app.state.settings = settings
-    for module in (experiments, workers, live, reports, artifacts, ops):
+    for module in (experiments, workers, live, reports, exports, artifacts, ops):
         app.include_router(module.router)
     app.include_router(ops.health)
     pages.mount(app)

@@ -6,8 +6,9 @@ import signal
 import sys
 
 from worker.__main__ import parse
-from worker.agent import DEVICE_IN_USE, Agent, Options
+from worker.agent import DEVICE_IN_USE, Agent
 from worker.devices import DeviceInUse, bind
+from worker.options import Options
 
 
 class LightAgent(Agent):
