@@ -90,6 +90,8 @@ def set_up_torch(assignment: Assignment, threads: int) -> torch.device:
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = deterministic
     torch.use_deterministic_algorithms(deterministic)
+    # filling every new tensor costs a kernel each; nothing here reads what it has not written
+    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
     tf32 = bool(assignment.runs[0].config["precision"]["tf32"])
     torch.backends.cuda.matmul.allow_tf32 = tf32
     torch.backends.cudnn.allow_tf32 = tf32

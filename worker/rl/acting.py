@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from worker.rl.nets import State
+from worker.rl.replayed import Replayed
 
 #: (features, ids, masks, state, uniforms) to actions [E, H], log-probability [E] and the state after.
 Step = Callable[[Tensor, Tensor, Mapping[str, Tensor], State, Tensor], tuple[Tensor, Tensor, State]]
@@ -46,42 +47,31 @@ class Actor:
     """
 
     def __init__(self, step: Step, inputs: tuple[Tensor, Tensor, Mapping[str, Tensor], State, Tensor]) -> None:
-        features, ids, masks, state, uniforms = inputs
-        self._names = list(masks)
-        given = [features, ids, *masks.values(), *state, uniforms]
-        self._inputs = [tensor.detach().clone() for tensor in given]
-        self._layers = len(state)
-        stream = torch.cuda.Stream(features.device)  # type: ignore[no-untyped-call]
-        stream.wait_stream(torch.cuda.current_stream(features.device))
-        self._graph = torch.cuda.CUDAGraph()
-        with torch.cuda.stream(stream):
-            self._run(step)
-            stream.synchronize()
-            self._graph.capture_begin(capture_error_mode="thread_local")
-            try:
-                self._outputs = self._run(step)
-            finally:
-                self._graph.capture_end()
-        torch.cuda.current_stream(features.device).wait_stream(stream)
-        self._landed = torch.empty(self._outputs[0].shape, dtype=torch.float64, pin_memory=True)
+        _, _, masks, state, _ = inputs
+        names, layers = list(masks), len(state)
 
-    def __call__(
-        self, features: Tensor, ids: Tensor, masks: Mapping[str, Tensor], state: State, uniforms: Tensor
-    ) -> Acted:
+        def run(parts: list[Tensor]) -> list[Tensor]:
+            features, ids, *rest = parts
+            before = tuple(rest[len(names) : len(names) + layers])
+            actions, log_prob, after = step(features, ids, dict(zip(names, rest, strict=False)), before, rest[-1])
+            packed = torch.cat([actions.flatten().double(), log_prob.sum()[None].double()])
+            return [packed, actions, log_prob, *after]
+
+        self._replayed = Replayed(run, _flat(inputs))
+        self._landed = torch.empty(0, dtype=torch.float64, pin_memory=True)
+
+    def __call__(self, inputs: tuple[Tensor, Tensor, Mapping[str, Tensor], State, Tensor]) -> Acted:
         """Replay on new inputs and read the choice back."""
-        torch._foreach_copy_(self._inputs, [features, ids, *masks.values(), *state, uniforms])
-        self._graph.replay()
-        packed, actions, log_prob, after = self._outputs
+        packed, actions, log_prob, *after = self._replayed(_flat(inputs))
+        if self._landed.numel() != packed.numel():
+            self._landed = torch.empty(packed.numel(), dtype=torch.float64, pin_memory=True)
         self._landed.copy_(packed, non_blocking=True)
         kept = tuple(part.clone() for part in after)
-        torch.cuda.current_stream(features.device).synchronize()
+        torch.cuda.current_stream(packed.device).synchronize()
         chosen = self._landed[:-1].to(torch.int64).view(actions.shape)
         return Acted(actions, chosen, log_prob, float(self._landed[-1]), kept)
 
-    def _run(self, step: Step) -> tuple[Tensor, Tensor, Tensor, State]:
-        features, ids, *rest = self._inputs
-        masks = dict(zip(self._names, rest, strict=False))
-        state = tuple(rest[len(self._names) : len(self._names) + self._layers])
-        actions, log_prob, after = step(features, ids, masks, state, rest[-1])
-        packed = torch.cat([actions.flatten().double(), log_prob.sum()[None].double()])
-        return packed, actions, log_prob, after
+
+def _flat(inputs: tuple[Tensor, Tensor, Mapping[str, Tensor], State, Tensor]) -> list[Tensor]:
+    features, ids, masks, state, uniforms = inputs
+    return [features, ids, *masks.values(), *state, uniforms]

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -22,6 +22,7 @@ from worker.rl.heads import BELOW_ONE, Heads
 from worker.rl.interfaces import HeadLike
 from worker.rl.nets import FlatParameters, InputLayout, PolicyNet, State, build_net, flatten
 from worker.rl.normalize import ObsNormalizer, PopArt, RewardScaler
+from worker.rl.replayed import Replayed
 
 _VALUE_GAIN = 1.0
 _ADAM_BETAS = (0.9, 0.999)
@@ -98,6 +99,8 @@ class Learner:
     carry: State
     num_envs: int
     dead_updates: int = 0
+    #: Captured minibatch losses by shape (CUDA); no state.
+    graphs: dict[tuple[int, ...], Replayed] = field(default_factory=dict, repr=False, compare=False)
 
     @property
     def obs_norm_frozen(self) -> bool:

@@ -95,7 +95,7 @@ class Rollout:
             self._actor = Actor(step, inputs)
         if floors is not None and known[1] is not None:
             known[1].value.copy_(floors.value)
-        return self._actor(*inputs)
+        return self._actor(inputs)
 
     def record(self, t: int, result: StepLike) -> None:
         """Store what step ``t`` produced and carry the recurrent state over episode ends."""

@@ -13,7 +13,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody reads
 from torch import Tensor, nn
 
-from worker.envs.morph.blueprints import Topology, build_core, check_input
+from worker.envs.morph.blueprints import ConvNorm, Topology, build_core, check_input
 from worker.envs.morph.params import Init, default_init
 
 _META = torch.device("meta")
@@ -86,14 +86,23 @@ class Graft(nn.Module):
         A detached input is a contiguous copy: channels_last plus detach breaks convolution backward.
         """
         check_input(h, self.channels, self.topology)
-        x = h.detach().contiguous() if detach else h
+        x = self._isolated(h) if detach else h
+        if self.operator is Operator.ADD and isinstance(self.core, ConvNorm):
+            blended = self.core.blend(h, x, self.gamma, alpha)
+            if blended is not None:
+                return blended
         return h + alpha * self.contribution(h, x)
 
     def straight_through(self, h: Tensor) -> Tensor:
         """Return h in value, with the gradient of the graft at alpha = 1 from a detached input."""
-        x = h.detach().contiguous()
+        x = self._isolated(h)
         added = self.contribution(x, x)
         return h + (added - added.detach())
+
+    def _isolated(self, h: Tensor) -> Tensor:
+        """Return h cut off; library convolutions need it contiguous, kernels take it as it lies."""
+        fused = isinstance(self.core, ConvNorm) and self.core.kernels is not None
+        return h.detach() if fused else h.detach().contiguous()
 
 
 def graft_params(blueprint: int, topology: Topology, channels: int, operator: Operator) -> int:

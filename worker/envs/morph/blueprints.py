@@ -94,11 +94,29 @@ class ConvNorm(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return f(x)."""
+        if self._fuses(x):
+            return self.fused(x, None)
         for conv, norm in zip(self.convs, self.norms, strict=True):
-            convolve = conv2d if self.kernels is None else self.kernels.conv2d
-            x = convolve(x, conv.weight)  # type: ignore[arg-type]
+            x = conv2d(x, conv.weight)  # type: ignore[arg-type]
             x = F.relu(F.group_norm(x, self.groups, norm.weight, norm.bias))  # type: ignore[arg-type]
         return x
+
+    def blend(self, h: Tensor, x: Tensor, gamma: Tensor, alpha: Tensor) -> Tensor | None:
+        """Return h + alpha gamma f(x) in one pass where kernels take it, else None."""
+        return self.fused(x, (h, gamma, alpha)) if self._fuses(x) else None
+
+    def fused(self, x: Tensor, blend: tuple[Tensor, Tensor, Tensor] | None) -> Tensor:
+        """Return f(x) by kernels, or with (h, gamma, alpha) h + alpha gamma f(x)."""
+        if self.kernels is None:
+            raise RuntimeError("this graft has no kernels; use engine.path fused")
+        last = len(self.convs) - 1
+        for index, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
+            x = self.kernels.conv2d(x, conv.weight)  # type: ignore[arg-type]
+            x = self.kernels.group_relu(x, norm, self.groups, blend if index == last else None)
+        return x
+
+    def _fuses(self, x: Tensor) -> bool:
+        return self.kernels is not None and self.kernels.fits_group(x, self.groups)
 
 
 class SqueezeExcite(nn.Module):

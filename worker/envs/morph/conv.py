@@ -27,8 +27,30 @@ class Kernels(Protocol):
         """Return pool(ReLU(BN(conv(x)))) with batch statistics."""
         ...
 
+    def block_eval(self, x: Tensor, weight: Tensor, norm: Any, *, pool: bool) -> Tensor:
+        """Return pool(ReLU(BN(conv(x)))) with running statistics."""
+        ...
+
     def conv2d(self, x: Tensor, weight: Tensor) -> Tensor:
         """Return the convolution, stride 1, padding k // 2, no bias."""
+        ...
+
+    def pool(self, x: Tensor) -> Tensor:
+        """Return 2x2 maxima."""
+        ...
+
+    def fits_group(self, x: Tensor, groups: int) -> bool:
+        """Say whether ``group_relu`` can take x."""
+        ...
+
+    def group_relu(
+        self, x: Tensor, norm: Any, groups: int, blend: tuple[Tensor, Tensor, Tensor] | None = None
+    ) -> Tensor:
+        """Return ReLU(GN(x)), or with (h, gamma, alpha) h + alpha gamma ReLU(GN(x))."""
+        ...
+
+    def head_loss(self, x: Tensor, layer: Any, y: Tensor) -> Tensor:
+        """Return the mean cross-entropy of the head."""
         ...
 
     def sgd(self, store: Any, active: Tensor, lr: Tensor, optim: Any) -> Tensor:

@@ -278,7 +278,10 @@ def split_items(config: EnvConfig, arrays: Arrays, split: str, device: torch.dev
         chosen = chosen[np.sort(order[: config.val_images])]
     images = torch.from_numpy(np.ascontiguousarray(arrays.images[chosen])).to(device)
     labels = torch.from_numpy(arrays.labels[chosen].astype(np.int64)).to(device)
-    return Items(_Normaliser(arrays, device, config.dtype)(images), labels)
+    items = _Normaliser(arrays, device, config.dtype)(images)
+    if config.path == "fused":
+        items = items.contiguous(memory_format=torch.channels_last)
+    return Items(items, labels)
 
 
 def _windows(config: EnvConfig, shape: LmShape, arrays: Arrays, split: str, device: torch.device) -> Items:

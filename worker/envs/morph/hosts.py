@@ -67,6 +67,11 @@ class Host(nn.Module):
         """Return the initialisation of every parameter."""
         return default_init(self)
 
+    def loss(self, x: Tensor, y: Tensor, how: Pass, dtype: torch.dtype) -> Tensor:
+        """Return the mean cross-entropy in nats from the input of the last segment."""
+        logits = self.segment(self.num_segments - 1, x, how)
+        return F.cross_entropy(logits.flatten(0, -2).to(dtype), y.flatten())
+
     def run(self, x: Tensor, start: int, stop: int, how: Pass) -> Tensor:
         """Run segments start .. stop - 1."""
         for index in range(start, stop):
@@ -105,7 +110,7 @@ class CnnHost(Host):
     Input [B, C_in, H, W]; logits [B, K].
 
     Attributes:
-        kernels: fused operations of the training passes, or None for the plain ones.
+        kernels: fused operations, or None for the plain ones.
     """
 
     kernels: Kernels | None = None
@@ -120,19 +125,29 @@ class CnnHost(Host):
         self.head = nn.Linear(channels[-1], shape.num_classes, device=_META)
         self._plan = [("block", slot.column) if slot.row == 0 else ("pool", 0) for slot in self.slot_specs]
 
+    def loss(self, x: Tensor, y: Tensor, how: Pass, dtype: torch.dtype) -> Tensor:
+        """Return the mean cross-entropy in nats from the input of the head."""
+        if self.kernels is None:
+            return super().loss(x, y, how, dtype)
+        return self.kernels.head_loss(x, self.head, y)
+
     def run(self, x: Tensor, start: int, stop: int, how: Pass) -> Tensor:
         """Run segments start .. stop - 1; with kernels, a block takes the pool behind it along."""
-        if self.kernels is None or how.mode == "eval":
+        if self.kernels is None:
             return super().run(x, start, stop, how)
         index = start
         while index < stop:
             kind, block = self._plan[index] if index < len(self._plan) else ("head", 0)
             if kind != "block":
-                x, index = self.segment(index, x, how), index + 1
+                x = self.kernels.pool(x) if kind == "pool" else self.segment(index, x, how)
+                index += 1
                 continue
             pools = index + 1 < min(stop, len(self._plan)) and self._plan[index + 1][0] == "pool"
             weight, norm = self.convs[block].weight, self.norms[block]
-            x = self.kernels.block(x, weight, norm, update=how.mode == "train", pool=pools)  # type: ignore[arg-type]
+            if how.mode == "eval":
+                x = self.kernels.block_eval(x, weight, norm, pool=pools)  # type: ignore[arg-type]
+            else:
+                x = self.kernels.block(x, weight, norm, update=how.mode == "train", pool=pools)  # type: ignore[arg-type]
             index += 2 if pools else 1
         return x
 

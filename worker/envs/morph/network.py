@@ -14,7 +14,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-import torch.nn.functional as F  # noqa: N812 - the name everybody reads
 from torch import Tensor
 
 from worker.envs.morph.blend import Graft, Operator
@@ -196,14 +195,15 @@ class Network:
     ) -> None:
         """Take one optimiser step on a batch; both gradients are taken on the weights before the step."""
         shadowed = [item.slot for item in plan if item.how == "shadow"]
-        logits, taps = self._forward(x, plan, how)
-        loss = self.loss(logits, y)
+        features, taps = self._features(x, plan, how)
+        loss = self.host.loss(features, y, how, self.config.dtype)
         stores = [self.store, *(self.cell(item.slot).store for item in plan if item.how != "shadow")]
         grads = _gradients(loss, stores)
         slots = [-1, *(item.slot for item in plan if item.how != "shadow"), *shadowed]
         for slot in shadowed:
             stores.append(self.cell(slot).store)
-            shadow = self.loss(self._shadow_forward(taps[slot], slot, plan), y)
+            tail = self._shadow_features(taps[slot], slot, plan)
+            shadow = self.host.loss(tail, y, SHADOW, self.config.dtype)
             grads += _gradients(shadow, stores[-1:])
         with torch.no_grad():
             stats.losses.append(loss.detach())
@@ -218,18 +218,14 @@ class Network:
         flats = [self.store.flat, *(cell.store.flat for cell in self.live if cell is not None)]
         return torch.stack([flat.abs().max() for flat in flats]).sum()[None].double()
 
-    def loss(self, logits: Tensor, y: Tensor) -> Tensor:
-        """Return the mean cross-entropy in nats."""
-        return F.cross_entropy(logits.flatten(0, -2).to(self.config.dtype), y.flatten())
-
     def _update(self, slot: int, store: ParamStore, parts: Sequence[Tensor]) -> Tensor:
         flat = torch.cat([part.reshape(-1) for part in parts], out=store.grad)
         if slot < 0:
             return self._host_step.step(store, flat, self._true)
         return self._graft_step.step(store, flat, self.cell(slot).active)
 
-    def _forward(self, x: Tensor, plan: StepPlan, how: Pass) -> tuple[Tensor, dict[int, Tensor]]:
-        """Return logits and the detached inputs of shadowed slots."""
+    def _features(self, x: Tensor, plan: StepPlan, how: Pass) -> tuple[Tensor, dict[int, Tensor]]:
+        """Return the input of the last segment and the detached inputs of shadowed slots."""
         taps: dict[int, Tensor] = {}
         done = 0
         for item in plan:
@@ -242,11 +238,11 @@ class Network:
             elif item.how == "ste":
                 x = cell.graft.straight_through(x)
             else:
-                taps[item.slot] = x.detach().contiguous()
-        return self.host.run(x, done, self.host.num_segments, how), taps
+                taps[item.slot] = x.detach() if self.kernels is not None else x.detach().contiguous()
+        return self.host.run(x, done, self.host.num_segments - 1, how), taps
 
-    def _shadow_forward(self, x: Tensor, slot: int, plan: StepPlan) -> Tensor:
-        """Return the logits with the graft on at alpha 1 from its detached input."""
+    def _shadow_features(self, x: Tensor, slot: int, plan: StepPlan) -> Tensor:
+        """Return the input of the last segment with the graft on at alpha 1 from its detached input."""
         x = self.cell(slot).graft.blend(x, self.one)
         done = self.slots[slot].position + 1
         for item in plan:
@@ -257,7 +253,7 @@ class Network:
             done = stop
             cell = self.cell(item.slot)
             x = cell.graft.blend(x, cell.alpha)
-        return self.host.run(x, done, self.host.num_segments, SHADOW)
+        return self.host.run(x, done, self.host.num_segments - 1, SHADOW)
 
     def _stepper(self, optim: Optim) -> Stepper:
         lr = torch.tensor(optim.lr, device=self.device, dtype=self.config.dtype)

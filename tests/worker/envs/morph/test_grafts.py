@@ -155,8 +155,8 @@ def test_upstream_parameters_learn_beside_a_graft_at_alpha_one(operator: Operato
     net.cell(1).store.flat.add_(0.05)
     net.set_blend(1, 1.0, active=True)
     x, y = batch(net)
-    logits, _ = net._forward(x, (SlotPlan(1, "blend"),), TRAIN)
-    grads = torch.autograd.grad(net.loss(logits, y), net.store.params)
+    features, _ = net._features(x, (SlotPlan(1, "blend"),), TRAIN)
+    grads = torch.autograd.grad(net.host.loss(features, y, TRAIN, torch.float32), net.store.params)
     upstream = {n: g for n, g in zip(net.store.names, grads, strict=True) if n.startswith(("convs.0", "norms.0"))}
     assert len(upstream) == 3
     assert all(float(g.abs().sum()) > 0 for g in upstream.values())
@@ -191,5 +191,6 @@ def test_gradient_health_follows_its_formula() -> None:
 def test_composed_network_without_grafts_is_bitwise_the_plain_host(task: str) -> None:
     net = network(EnvConfig.for_task(task))
     x, _ = batch(net)
-    logits, _ = net._forward(x, (), TRAIN)
+    features, _ = net._features(x, (), TRAIN)
+    logits = net.host.run(features, net.host.num_segments - 1, net.host.num_segments, TRAIN)
     assert torch.equal(logits, net.host(x, TRAIN))
