@@ -93,6 +93,7 @@ class CapturedEngine:
         self._places = torch.arange(config.batches_per_step, device=device)
         self._draws: list[tuple[Tensor, Tensor]] = []
         self._results = torch.empty(0, dtype=torch.float64, pin_memory=True)
+        self._landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def run(self, jobs: Sequence[Job], val: Items, meanwhile: Callable[[], None] | None = None) -> list[Outcome]:
         """Train and validate every job and read all results in one copy."""
@@ -107,7 +108,7 @@ class CapturedEngine:
         if meanwhile is not None:
             meanwhile()
         waited = time.perf_counter()
-        torch.cuda.current_stream(self.device).synchronize()
+        self._landed.synchronize()
         ended = time.perf_counter()
         self.counters.copies += 1
         self.counters.issue_seconds += issued - began
@@ -180,6 +181,7 @@ class CapturedEngine:
             self._results = torch.empty(2 * packed.numel(), dtype=torch.float64, pin_memory=True)
         landed = self._results[: packed.numel()]
         landed.copy_(packed, non_blocking=True)
+        self._landed.record(main)
         return landed
 
     def _train(self, lane: Lane, job: Job) -> Tensor:
