@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields
 from itertools import pairwise
 
 import numpy as np
@@ -21,9 +21,9 @@ from worker.rl.config import LearnerConfig
 from worker.rl.gae import gae
 from worker.rl.heads import Floors, Heads, evaluate
 from worker.rl.learner import Learner, adam_step
+from worker.rl.minibatch import loss_and_grad
 from worker.rl.nets import PolicyNet, State
 from worker.rl.precision import anchor_limit, autocast
-from worker.rl.replayed import Replayed
 from worker.rl.rollout import PolicyError, Rollout
 
 _LOG_RATIO_CLAMP = 20.0
@@ -277,7 +277,7 @@ def update(learner: Learner, prepared: Prepared, lr: float, order: np.random.Gen
             if stopped:
                 skipped += 1
                 continue
-            stats, may = _loss_and_grad(learner, replay, prepared.rule)
+            stats, may = loss_and_grad(learner, replay, prepared.rule, ppo_loss)
             # the one transfer of a minibatch: may this step be taken?
             gate = may.tolist()
             history.append(stats)
@@ -303,46 +303,6 @@ def update(learner: Learner, prepared: Prepared, lr: float, order: np.random.Gen
         "entropy_coef": prepared.rule.entropy_coef,
     }
     return metrics
-
-
-def _loss_and_grad(learner: Learner, replay: Replay, rule: LossRule) -> tuple[Tensor, Tensor]:
-    """Fill the flat gradient; return the loss statistics and [loss, gradient norm, KL].
-
-    On CUDA a recurrent minibatch without resets inside is one graph replay.
-    """
-    flat = learner.flat
-    if flat.data.is_cuda and learner.net.recurrent and not replay.resets and rule.cfg.ppo.adv_norm == "rollout":
-        return _replayed_loss(learner, replay, rule)
-    flat.grad.zero_()
-    with autocast(flat.data.device, learner.cfg.precision):
-        loss, stats = ppo_loss(learner.net, replay, rule)
-    loss.backward()  # type: ignore[no-untyped-call]
-    return stats, torch.stack([loss.detach(), flat.grad.norm(), stats[3]])
-
-
-def _replayed_loss(learner: Learner, replay: Replay, rule: LossRule) -> tuple[Tensor, Tensor]:
-    """``_loss_and_grad`` as a graph; what changes between rounds comes in as tensors."""
-    names = [item.name for item in fields(Batch)]
-    coefficient = torch.full((), rule.entropy_coef, device=learner.device)
-    floors = [] if rule.floors is None else [rule.floors.value, rule.floors.allowed]
-    inputs = [*(getattr(replay.batch, name) for name in names), *replay.state, coefficient, *floors]
-
-    def run(parts: list[Tensor]) -> list[Tensor]:
-        state = tuple(parts[len(names) : len(names) + len(replay.state)])
-        rest = parts[len(names) + len(state) :]
-        own = replace(rule, entropy_coef=rest[0], floors=Floors(*rest[1:]) if floors else None)  # type: ignore[arg-type]
-        with autocast(learner.device, learner.cfg.precision):
-            minibatch = Replay(Batch(*parts[: len(names)]), state, ())
-            loss, stats = ppo_loss(learner.net, minibatch, own)
-        grads = torch.autograd.grad(loss, list(learner.net.parameters()), allow_unused=True, materialize_grads=True)
-        torch.cat([part.reshape(-1) for part in grads], out=learner.flat.grad)
-        return [stats, torch.stack([loss.detach(), learner.flat.grad.norm(), stats[3]])]
-
-    key = (*replay.batch.rows.shape, len(floors))
-    if key not in learner.graphs:
-        learner.graphs[key] = Replayed(run, inputs)
-    stats, gate = learner.graphs[key](inputs)
-    return stats.clone(), gate
 
 
 def refresh_observations(learner: Learner, rollout: Rollout) -> None:
