@@ -66,6 +66,22 @@ def test_truncation_delivers_the_true_final_observation_and_the_reset_one() -> N
     assert envs.pop_episodes(0) == []
 
 
+def test_an_end_in_one_environment_leaves_the_next_observation_of_the_others_true() -> None:
+    envs = envs_of(3, name="Acrobot-v1", kwargs={"max_episode_steps": 4})
+    envs.begin_round(0)
+    envs.step([torch.zeros(3, 1, dtype=torch.int64)])
+    lane = envs._lanes[0][0].env
+    lane.reset(seed=1)  # restarts the limit of the first environment: the others end before it
+    for t in range(4):
+        [result] = envs.step([torch.full((3, 1), t % 2)])
+        assert result is not None
+        if result.final_observation is not None:
+            ended = result.truncated | result.terminated
+            assert ended.tolist() == ([False, True, True] if t == 2 else [True, False, False])
+            others = result.final_observation.features[~ended]
+            assert torch.equal(others, result.observation.features[~ended])
+
+
 def test_an_environment_depends_neither_on_their_number_nor_on_other_runs() -> None:
     few, many = envs_of(2), envs_of(5, runs=2)
     few.begin_round(0)
