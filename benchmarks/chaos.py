@@ -57,6 +57,12 @@ class Cast:
         line = self.api.stdout.readline() if self.api.stdout else ""
         self.url = line.split()[-1].rstrip("/")
         self.port = int(self.url.rpartition(":")[2])
+        while True:
+            try:
+                httpx.get(f"{self.url}/healthz", timeout=5)
+                return
+            except httpx.TransportError:
+                time.sleep(0.2)
 
     def start_worker(self, number: int) -> None:
         """Start (again) the worker of one CPU slot."""

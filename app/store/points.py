@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeAlias
 
+import numpy as np
+import numpy.typing as npt
 from sqlalchemy import Integer, and_, cast, func, or_, select, update
 from sqlalchemy.orm import Session
 
@@ -17,6 +19,9 @@ from app.store import tables as t
 from app.store.logs import ignore_duplicates
 from app.store.results import current_rounds
 from app.store.tables import Record
+
+FloatArray: TypeAlias = npt.NDArray[np.float64]
+_IN_MEMORY_ROWS = 250_000
 
 
 @dataclass(frozen=True)
@@ -142,6 +147,10 @@ def read_series(session: Session, query: SeriesQuery) -> dict[str, Any]:
     total = int(session.execute(select(func.count()).select_from(source.subquery())).scalar_one())
     if total <= query.max_points:
         return _plain(session.execute(source.order_by(t.point.c.attempt, t.point.c.seq)).all(), query, total)
+    if total <= _IN_MEMORY_ROWS:
+        columns = source.with_only_columns(_X[query.x].label("x"), t.point.c.value, t.point.c.kind)
+        rows = session.execute(columns.order_by(t.point.c.attempt, t.point.c.seq)).all()
+        return _reduced(rows, query.max_points)
     return _bucketed(session, query, total)
 
 
@@ -178,6 +187,37 @@ def _plain(rows: Sequence[Record], query: SeriesQuery, total: int) -> dict[str, 
         "total": total,
         "bucketed": False,
     }
+
+
+def _reduced(rows: Sequence[Record], max_points: int) -> dict[str, Any]:
+    """Bucket rows in memory; the same result as in SQL, where sorting twice costs five times as much."""
+    xs, raw, kinds = zip(*rows, strict=True)
+    total = len(rows)
+    x, kind = np.array(xs, dtype=float), np.array(kinds)
+    values = np.array([np.nan if value is None else value for value in raw], dtype=float)
+    starts = -(-np.arange(max_points) * total // max_points)  # ceil: row i lies in bucket i * max_points // total
+    counts = np.diff(np.append(starts, total))
+    finite = np.add.reduceat((~np.isnan(values)).astype(int), starts)
+    sums = np.add.reduceat(np.nan_to_num(values), starts)
+    means = np.divide(sums, finite, out=np.full(max_points, np.nan), where=finite > 0)
+    return {
+        "x": np.minimum.reduceat(x, starts).tolist(),
+        "min": _nullable(np.fmin.reduceat(values, starts)),
+        "max": _nullable(np.fmax.reduceat(values, starts)),
+        "mean": _nullable(means),
+        "first": _nullable(values[starts]),
+        "last": _nullable(values[starts + counts - 1]),
+        "count": counts.tolist(),
+        "n_nonfinite": np.add.reduceat((kind > 0).astype(int), starts).tolist(),
+        "kind": None,
+        "attempt": None,
+        "total": total,
+        "bucketed": True,
+    }
+
+
+def _nullable(values: FloatArray) -> list[float | None]:
+    return [None if value != value else value for value in values.tolist()]
 
 
 def _bucketed(session: Session, query: SeriesQuery, total: int) -> dict[str, Any]:
