@@ -142,3 +142,21 @@ def test_every_test_that_the_ticket_table_names_exists() -> None:
 
 def _holds(path: Path, name: str) -> bool:
     return path.exists() and (not name or f"def {name}(" in path.read_text())
+
+
+#: "training.md 2.4", "environment.md 2 and 5.1": a file of the specification and sections of it.
+NUMBER = r"\d+(?:\.\d+)*"
+FILES = "training|environment|statistics|performance|control-plane"
+CITATION = re.compile(rf"\b({FILES})\.md(?:,? sections?)? ({NUMBER})((?:(?:,| and| to) {NUMBER})*)")
+
+
+def cited(text: str) -> set[str]:
+    numbers = [(file, [first, *re.findall(NUMBER, rest)]) for file, first, rest in CITATION.findall(text)]
+    return {f"{file}.md {number}" for file, sections in numbers for number in sections}
+
+
+def test_every_cited_section_of_the_specification_is_listed() -> None:
+    listed = cited((ROOT / "docs/specification.md").read_text())
+    roots = [ROOT / name for name in ("app", "worker", "tests", "benchmarks", "docs", "examples")]
+    files = [path for root in roots for path in root.rglob("*") if path.suffix in {".py", ".md", ".yaml"}]
+    assert sorted(set().union(*(cited(path.read_text()) for path in files)) - listed) == []

@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from app.domain import protocol as p
 
 ReplyT = TypeVar("ReplyT", bound=BaseModel)
+ResultT = TypeVar("ResultT")
 _RETRY_STATUS = (429, 500, 502, 503, 504)
 _MAX_WAIT_SECONDS = 5.0
 
@@ -134,7 +135,7 @@ class Control:
         """End the share."""
         self.post_json(lease, "release", request.model_dump_json().encode())
 
-    def patiently(self, call: Callable[[], ReplyT | None], *, until: Callable[[], bool]) -> ReplyT | None:
+    def patiently(self, call: Callable[[], ResultT], *, until: Callable[[], bool]) -> ResultT:
         """Repeat a call over connection faults and 5xx with jittered back-off.
 
         Args:

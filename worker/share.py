@@ -9,9 +9,10 @@ import re
 import threading
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 from app.domain import protocol as p
 from worker.control import Control, LeaseLost, Refused
@@ -20,9 +21,12 @@ from worker.options import Options
 from worker.spool import Spool
 from worker.supervisor import Child
 
+ArgumentsP = ParamSpec("ArgumentsP")
+ResultT = TypeVar("ResultT")
 _LEVELS = re.compile(r"\b(debug|info|warning|error)\b", re.IGNORECASE)
 _LINES_PER_SECOND = 200
 _POLL_SECONDS = 0.2
+_RELEASE_SECONDS = 120.0
 _STOP_CAUSES = {"cancel": "user", "pause": "user", "drain": "preempted", "abort": "preempted"}
 
 
@@ -56,7 +60,6 @@ class Share:
         self._lost = threading.Event()
         self._settled = threading.Event()  # the share's last record has been acknowledged
         self._stop_cause: str | None = None
-        self._stop_at: float | None = None
         self._kill_at: float | None = None
         self._fence_after = float("inf")
         self._acknowledged = self._began
@@ -137,7 +140,7 @@ class Share:
         self._directory.mkdir(parents=True, exist_ok=True)
         try:
             self._fetch_checkpoint()
-            self._child = Child(self._command, self._environment())
+            self._child = Child(self._command, dict(self._bound.environment))
             self._relay(self._child)
         except LeaseLost:
             self._lost.set()
@@ -148,9 +151,6 @@ class Share:
             self._end_child()
             self._release()
             self._spool.close()
-
-    def _environment(self) -> dict[str, str]:
-        return dict(self._bound.environment)
 
     def _fetch_checkpoint(self) -> None:
         """Lay out the committed files of the resume round as the child wrote them."""
@@ -163,11 +163,11 @@ class Share:
             if run.checkpoint is None or run.diverged:
                 continue
             reference = run.checkpoint
-            body = self._patient(lambda sha=reference.sha256: _Bytes(content=self._control.download(self._lease, sha)))
-            if body is None or hashlib.sha256(body.content).hexdigest() != reference.sha256:
+            content = self._patient(self._control.download, self._lease, reference.sha256)
+            if hashlib.sha256(content).hexdigest() != reference.sha256:
                 raise LeaseLost("a checkpoint did not arrive whole")
             name = f"{run.arm}.safetensors"
-            (target / name).write_bytes(body.content)
+            (target / name).write_bytes(content)
             files[name] = reference.sha256
         manifest = {"schema_version": 1, "next_round": self._lease.resume_round, "files": files}
         (target / "manifest.json").write_text(json.dumps(manifest, sort_keys=True))
@@ -270,11 +270,11 @@ class Share:
             self._ready(child, frame)
         elif kind == "refused":
             refusal = p.Refusal(field=frame["field"], message=frame["message"][:2000], remedy=frame.get("remedy", ""))
-            self._patient(lambda: self._control.ready(self._lease, p.ReadyRequest(refused=refusal)))
+            self._patient(self._control.ready, self._lease, p.ReadyRequest(refused=refusal))
             self._failure = {"cause": "config", "detail": frame["message"]}
         elif kind == "points":
             body = json.dumps({"series": frame["series"]}).encode()
-            self._patient(lambda: _Bytes(content=self._control.post_json(self._lease, "metrics", body)))
+            self._patient(self._control.post_json, self._lease, "metrics", body)
         elif kind == "round":
             self._hand_in(child, frame)
         else:
@@ -285,15 +285,14 @@ class Share:
         records = self._spool.following("log", 500)
         lines = [{"seq": item["seq"], "level": item["level"], "text": item["text"]} for item in records]
         body = json.dumps({"lines": lines, "dropped": self._spool.dropped_logs}).encode()
-        self._patient(lambda: _Bytes(content=self._control.post_json(self._lease, "logs", body)))
+        self._patient(self._control.post_json, self._lease, "logs", body)
         return len(records)
 
     def _ready(self, child: Child, frame: dict[str, Any]) -> None:
         """Report ready until the start barrier opens; then the first round may go."""
         request = p.ReadyRequest.model_validate(frame)
         while not self._lost.is_set() and child.is_alive() and self._stop_cause is None:
-            reply = self._patient(lambda: self._control.ready(self._lease, request))
-            if reply is not None and reply.start:
+            if self._patient(self._control.ready, self._lease, request).start:
                 child.send({"type": "go", "round": self._lease.resume_round})
                 return
             time.sleep(_POLL_SECONDS)
@@ -303,8 +302,8 @@ class Share:
         index = int(frame["round"])
         body = {key: frame[key] for key in ("runs", "update_order", "seconds")}
         payload = json.dumps(body).encode()
-        reply = self._patient(lambda: self._control.put_round(self._lease, index, payload))
-        if reply is not None and not reply.complete and self._lease.barrier == "round":
+        reply = self._patient(self._control.put_round, self._lease, index, payload)
+        if not reply.complete and self._lease.barrier == "round":
             self._wait_at_barrier(index)
         self._round, self._step = index + 1, 0
         if not frame["checkpoint_follows"]:
@@ -312,8 +311,8 @@ class Share:
 
     def _wait_at_barrier(self, index: int) -> None:
         while not self._lost.is_set():
-            reply = self._patient(lambda: self._control.barrier(self._lease, index, 20.0))
-            if reply is None or reply.state == "complete":
+            reply = self._patient(self._control.barrier, self._lease, index, 20.0)
+            if reply.state == "complete":
                 return
             if reply.state == "aborted":
                 self.ask_to_stop("preempted")
@@ -330,7 +329,7 @@ class Share:
             self._upload(directory / name, arms[arm], "checkpoint", f"round-{next_round:06d}/{name}", next_round)
         runs = [p.CommitRun(run_id=arms[arm], sha256=digest) for arm, digest in sorted(frame["files"].items())]
         body = p.CommitRequest(next_round=next_round, runs=runs).model_dump_json().encode()
-        self._patient(lambda: _Bytes(content=self._control.post_json(self._lease, "checkpoints", body)))
+        self._patient(self._control.post_json, self._lease, "checkpoints", body)
         child.send({"type": "go", "round": next_round})
 
     def _upload(self, path: Path, run_id: str, kind: str, name: str, next_round: int | None) -> None:
@@ -339,15 +338,12 @@ class Share:
         params: dict[str, Any] = {"run_id": run_id, "kind": kind, "name": name}
         if next_round is not None:
             params["next_round"] = next_round
+        self._patient(self._control.upload, self._lease, digest, content, params)
 
-        def send() -> _Bytes:
-            self._control.upload(self._lease, digest, content, params)
-            return _Bytes(content=b"")
-
-        self._patient(send)
-
-    def _patient(self, call: Any) -> Any:
-        return self._control.patiently(call, until=self._lost.is_set)
+    def _patient(
+        self, call: Callable[ArgumentsP, ResultT], *given: ArgumentsP.args, **named: ArgumentsP.kwargs
+    ) -> ResultT:
+        return self._control.patiently(partial(call, *given, **named), until=self._lost.is_set)
 
     def _end_child(self) -> None:
         child = self._child
@@ -362,18 +358,10 @@ class Share:
         """Tell how the share ended; a lost lease has nothing to release."""
         if self._lost.is_set():
             return
-        request = self._outcome()
+        send = partial(self._control.release, self._lease, self._outcome())
+        give_up = time.monotonic() + _RELEASE_SECONDS
         with contextlib.suppress(LeaseLost, Refused):
-            give_up = time.monotonic() + 120.0
-
-            def send() -> _Bytes:
-                self._control.release(self._lease, request)
-                return _Bytes(content=b"")
-
-            self._control.patiently(
-                send,
-                until=lambda: self._lost.is_set() or time.monotonic() > give_up,
-            )
+            self._control.patiently(send, until=lambda: self._lost.is_set() or time.monotonic() > give_up)
 
     def _outcome(self) -> p.ReleaseRequest:
         seconds = time.monotonic() - self._began
@@ -400,12 +388,6 @@ class Share:
 
     def _exit_text(self) -> str:
         return self._child.exit_text() if self._child is not None else "not started"
-
-
-class _Bytes(p.Wire):
-    """Bytes as a reply, so that one retry loop serves all calls."""
-
-    content: bytes
 
 
 def _lines(source: Any) -> Iterable[str]:
