@@ -176,7 +176,17 @@ REWARD_MODES = ("shaped", "simplified", "sparse", "escrow", "basic", "basic_plus
 #: Modes that read contributions at every step, so fossils must be ablated always (environment.md 7).
 CONTRIBUTION_MODES = frozenset({"shaped", "escrow", "basic", "basic_plus", "simplified"})
 GYM_REWARD_MODES = ("native",)
-POLICIES = ("ppo", "noop", "random", "heuristic", "fixed_schedule", "static_matched", "static_wide")
+POLICIES = (
+    "ppo",
+    "noop",
+    "random",
+    "heuristic",
+    "fixed_schedule",
+    "fixed_early",
+    "fixed_deep_first",
+    "static_matched",
+    "static_wide",
+)
 GYM_POLICIES = ("ppo", "random")
 GYM_WRAPPERS = ("mask_velocity",)
 

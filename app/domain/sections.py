@@ -53,9 +53,17 @@ class Arm(Section):
     """A named variant."""
 
     label: str = Field(pattern=r"^[A-Za-z0-9_-]{1,32}$", description="group_id of the arm")
-    policy: Literal["ppo", "noop", "random", "heuristic", "fixed_schedule", "static_matched", "static_wide"] = Field(
-        "ppo", description="ppo, or a control that does not learn"
-    )
+    policy: Literal[
+        "ppo",
+        "noop",
+        "random",
+        "heuristic",
+        "fixed_schedule",
+        "fixed_early",
+        "fixed_deep_first",
+        "static_matched",
+        "static_wide",
+    ] = Field("ppo", description="ppo, or a control that does not learn")
     reward: str | None = Field(None, description="Short for the override reward.mode")
     overrides: dict[str, Any] = Field(default_factory=dict, description="Dot paths to values")
     static_set: dict[str, str] | None = Field(None, description="{slot: blueprint} of a static control")

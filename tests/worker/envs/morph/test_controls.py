@@ -26,7 +26,7 @@ def episodes(policy: str, config: EnvConfig, rounds: int = 1, num_envs: int = 1)
     return [episode.values for episode in envs.pop_episodes(0)]
 
 
-@pytest.mark.parametrize("policy", ["random", "fixed_schedule", "heuristic"])
+@pytest.mark.parametrize("policy", ["random", "fixed_schedule", "fixed_early", "fixed_deep_first", "heuristic"])
 def test_control_plays_three_episodes_without_an_invalid_action(policy: str) -> None:
     rows = episodes(policy, tiny(horizon=16), rounds=3)
     assert len(rows) == 3
@@ -59,15 +59,34 @@ def test_heuristic_settles_grafts_in_more_than_the_first_slot() -> None:
     }
 
 
-def test_fixed_schedule_begins_at_step_5_in_the_first_slot() -> None:
-    envs = make(tiny(horizon=16), policies=["fixed_schedule"])
-    control = make_control("fixed_schedule", envs, 0)
+def germinations(policy: str, config: EnvConfig) -> list[tuple[int, str, str]]:
+    envs = make(config, policies=[policy])
+    control = make_control(policy, envs, 0)
     envs.begin_round(0)
-    for step in range(16):
+    for step in range(config.horizon):
         envs.step([control.act(step)])
-    events = [e for e in envs.pop_events(0) if e["type"] == "graft_germinated"]
-    assert (events[0]["step"], events[0]["slot"], events[0]["blueprint"]) == (5, "r0c0", "conv_light")
-    assert events[0]["style"] == "LINEAR_ADD"
+    events = [event for event in envs.pop_events(0) if event["type"] == "graft_germinated"]
+    assert all(event["style"] == "LINEAR_ADD" for event in events)
+    return [(event["step"], event["slot"], event["blueprint"]) for event in events]
+
+
+@pytest.mark.parametrize(("policy", "first", "second"), [
+    ("fixed_schedule", (5, "r0c0", "conv_light"), ("r0c1", "conv_light")),
+    ("fixed_early", (0, "r0c0", "conv_heavy"), ("r0c1", "conv_heavy")),
+    ("fixed_deep_first", (0, "r0c1", "conv_heavy"), ("r0c0", "bottleneck")),
+])  # fmt: skip
+def test_fixed_schedule_grows_its_blueprints_in_its_order(
+    policy: str, first: tuple[int, str, str], second: tuple[str, str]
+) -> None:
+    grown = germinations(policy, tiny(horizon=20, batches_per_step=1))
+    assert grown[0] == first
+    assert grown[1][1:] == second
+
+
+def test_fixed_schedule_passes_over_a_graft_that_the_budget_cannot_hold() -> None:
+    # r0c1 conv_heavy has 308 parameters, r1c0 bottleneck 614, r0c0 conv_heavy 82
+    config = tiny(slots=("r0c0", "r0c1", "r1c0"), param_budget=200)
+    assert germinations("fixed_deep_first", config) == [(2, "r0c0", "conv_heavy")]
 
 
 def test_noop_leaves_the_host_alone() -> None:

@@ -1,0 +1,226 @@
+"""Headroom: how far grafts can raise the final test accuracy of each host above what it reaches alone.
+
+    python -m benchmarks.headroom --cases digits_tiny synth_small --out docs/results/headroom
+
+Five arms without learning: ``noop``, ``static_matched`` and the three fixed schedules. Each replicate is one
+evaluation of the block loop (``worker.train.evaluate``) on the keys that the service would use, so the numbers
+are those of ``eval/accuracy`` of such an experiment; what is left out is a training round, in which a control
+learns nothing. Adds each case to ``<out>.json`` and prints the table of all rows that the file holds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import numpy as np
+import torch
+
+from app.domain import rules
+from app.domain.presets import merge
+from app.domain.spec import ResolvedSpec, parse
+from benchmarks.machine import set_up, versions
+from worker.envs.morph import cifar
+from worker.keys import generator, replicate_seed
+from worker.train.environments import make_control, make_environments, ordered_runs
+from worker.train.evaluate import play
+from worker.train.plan import BlockPlan, RunPlan
+
+SCHEDULES = ("fixed_schedule", "fixed_early", "fixed_deep_first")
+NEEDED = 5.0
+_SEED = 20_261
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of the table.
+
+    Attributes:
+        base: spec keys: a preset, or a task with its own defaults.
+        static_set: grafts of ``static_matched``.
+        episodes: evaluation episodes whose mean is a replicate's score.
+        replicates: paired repetitions.
+        reduced: what is smaller than the preset, in words; empty = full size.
+    """
+
+    base: Mapping[str, Any]
+    static_set: Mapping[str, str]
+    episodes: int = 1
+    replicates: int = 4
+    reduced: str = ""
+
+
+_CNN = {"r0c0": "bottleneck", "r0c1": "conv_heavy"}
+_CNN3 = {"r0c0": "bottleneck", "r0c1": "conv_heavy", "r0c2": "conv_heavy"}
+_LM = {f"r0c{column}": "mlp" for column in range(3)}
+_SMALL = {"horizon": 16, "batch_size": 64, "batches_per_step": 16, "val_images": 500, "pace": "quick"}
+_WORDS = (
+    "generated gratings in CIFAR-10's format instead of CIFAR-10, 16 x 64 images a step instead of 24 x 512, 16 steps "
+    "instead of 150, 500 validation images, pace quick, 1 replicate"
+)
+
+
+def _task(name: str, **env: Any) -> dict[str, Any]:
+    return {"env": {"task": name, **env}}
+
+
+CASES: Mapping[str, Case] = {
+    "digits_tiny": Case(_task("digits_tiny"), _CNN, episodes=2),
+    "digits_small": Case(_task("digits_small"), _CNN, episodes=2),
+    "digits_bench": Case({"preset": "digits_bench"}, _CNN, episodes=4),
+    "digits_cpu": Case({"preset": "digits_cpu"}, _CNN, episodes=4),
+    "synth_small": Case(_task("synth_small"), _CNN),
+    "lm_tiny": Case(_task("lm_tiny"), _LM),
+    "cifar_baseline": Case(_task("cifar_baseline"), _CNN3),
+    "cifar_impaired": Case(_task("cifar_impaired"), _CNN3),
+    "cifar_baseline_reduced": Case(_task("cifar_baseline", **_SMALL), _CNN3, replicates=1, reduced=_WORDS),
+    "cifar_impaired_reduced": Case(_task("cifar_impaired", **_SMALL), _CNN3, replicates=1, reduced=_WORDS),
+}
+
+
+def spec_of(name: str, case: Case) -> ResolvedSpec:
+    """Return the resolved five-arm experiment of a case; a spec that the service would refuse raises."""
+    arms = [{"label": policy, "policy": policy} for policy in ("noop", *SCHEDULES)]
+    static = {"label": "static", "policy": "static_matched", "static_set": dict(case.static_set)}
+    own = {
+        "experiment": {"name": f"headroom {name}", "seed": _SEED, "replicates": max(2, case.replicates)},
+        "reward": {"mode": "sparse"},
+        "arms": [*arms, static],
+        "budget": {"rounds": 1},
+        "eval": {"episodes": case.episodes, "every_rounds": 1, "mode": "greedy"},
+        "analysis": {
+            "primary": {"metric": "eval/accuracy", "aggregate": "final_mean", "direction": "max"},
+            "comparisons": "winner",
+            "sesoi": NEEDED,
+            "failure": {"floor": 0.0},
+        },
+    }
+    resolved = parse(merge(case.base, own))
+    problems, _ = rules.check(resolved)
+    if problems:
+        raise SystemExit(f"{name}: {problems[0]}")
+    return resolved
+
+
+def plan_of(resolved: ResolvedSpec, replicate: int) -> BlockPlan:
+    """Return the block of one replicate, all arms in one share."""
+    runs = tuple(
+        RunPlan(arm.label, arm.label, index, arm.policy, arm.static_set, arm.config)
+        for index, arm in enumerate(resolved.arms)
+    )
+    seed = replicate_seed(_SEED, replicate)
+    return BlockPlan("headroom", str(replicate), 1, replicate, seed, 1, resolved.hash, runs, len(runs))
+
+
+class _Actor:
+    """A control behind the call that ``play`` makes."""
+
+    def __init__(self, control: Any) -> None:
+        self._control, self._step = control, 0
+
+    def act(self, *_: Any) -> torch.Tensor:
+        self._step += 1
+        found: torch.Tensor = self._control.act(self._step - 1)
+        return found
+
+
+def scores(
+    resolved: ResolvedSpec, case: Case, replicate: int, device: torch.device, data: Path | None
+) -> dict[str, Any]:
+    """Return {arm: {accuracy %, loss, grafts kept}} of a replicate's evaluation."""
+    plan = plan_of(resolved, replicate)
+    envs = make_environments(plan, device, phase="eval", num_envs=case.episodes, data_dir=data, xeval={})
+    order = [plan.runs[index] for index in ordered_runs(plan)]
+    played = play(envs, lambda i: _Actor(make_control(plan, order[i], envs, i, 0)), len(order))
+    columns = {"accuracy": "test_accuracy", "loss": "test_loss", "fossils": "grafts_fossilized"}
+    return {
+        run.arm: {name: fmean(float(e.values[column]) for e in episodes) for name, column in columns.items()}
+        for run, episodes in zip(order, played, strict=True)
+    }
+
+
+def write_gratings(folder: Path) -> None:
+    """Write 60,000 noisy 3x32x32 gratings in CIFAR-10's format; the classes are those of task ``synth``."""
+    folder.mkdir(parents=True, exist_ok=True)
+    draw = generator(_SEED, "val_subset", dataset="gratings")
+    v, u = np.meshgrid(*[(np.arange(32) + 0.5) / 32] * 2, indexing="ij")
+    for name in cifar.MEMBERS:
+        labels = draw.permutation(np.arange(cifar.RECORDS) % 10)
+        angle = np.pi * (labels % 5) / 5 + draw.normal(0.0, 0.1, cifar.RECORDS)
+        along = u * np.cos(angle)[:, None, None] + v * np.sin(angle)[:, None, None]
+        turns = np.where(labels < 5, 3.0, 6.0)[:, None, None] * along + draw.random((cifar.RECORDS, 1, 1))
+        noise = draw.standard_normal((cifar.RECORDS, 3, 32, 32), dtype=np.float32)
+        images = 0.5 + 0.25 * np.cos(2.0 * np.pi * turns)[:, None] + 0.5 * noise
+        pixels = (images.clip(0.0, 1.0) * 255.0).astype(np.uint8).reshape(cifar.RECORDS, -1)
+        (folder / name).write_bytes(np.concatenate([labels[:, None].astype(np.uint8), pixels], axis=1).tobytes())
+
+
+def run(name: str, case: Case, device: torch.device, data: Path | None) -> dict[str, Any]:
+    """Measure a case and return its row."""
+    resolved, began = spec_of(name, case), time.process_time()
+    found = [scores(resolved, case, replicate, device, data) for replicate in range(case.replicates)]
+    row: dict[str, Any] = {"reduced": case.reduced, "episodes": case.episodes, "replicates": found}
+    means = {arm: fmean(one[arm]["accuracy"] for one in found) for arm in found[0]}
+    best = max(SCHEDULES, key=means.__getitem__)
+    row |= {"means": means, "losses": {arm: fmean(one[arm]["loss"] for one in found) for arm in found[0]}, "best": best}
+    for label, arm in (("static", "static"), ("schedule", best)):
+        gains = [one[arm]["accuracy"] - one["noop"]["accuracy"] for one in found]
+        row[f"{label}_gain"] = {"mean": fmean(gains), "least": min(gains), "most": max(gains)}
+    env, config = resolved.arms[0].config["env"], resolved.arms[0].config
+    row |= {
+        "host_lr": config["host"]["lr"],
+        "graft_lr": config["graft"]["lr"],
+        "cpu_seconds": time.process_time() - began,
+    }
+    row["updates"] = [env["horizon"], env["batches_per_step"], env["batch_size"]]
+    return row | {"versions": versions(), "device": device.type}
+
+
+def table(rows: Mapping[str, Any]) -> str:
+    """Return the Markdown table of the rows measured so far, cases not run included."""
+    lines = [
+        "| case | steps x batches x size, host lr, graft lr | alone | static | best schedule | static - alone | schedule - alone |",
+        "|---|---|---|---|---|---|---|",
+    ]
+    for name in CASES:
+        if name not in rows:
+            lines.append(f"| {name} | **not run** (see below) | | | | | |")
+            continue
+        row = rows[name]
+        shape = " x ".join(map(str, row["updates"])) + f", {row['host_lr']:g}, {row['graft_lr']:g}"
+        means, losses, best = row["means"], row["losses"], row["best"]
+        cells = [f"{means[arm]:.1f} % ({losses[arm]:.3f})" for arm in ("noop", "static", best)]
+        gains = [row[f"{label}_gain"] for label in ("static", "schedule")]
+        spans = [f"{gain['mean']:+.1f} ({gain['least']:+.1f} to {gain['most']:+.1f})" for gain in gains]
+        lines.append(f"| {name} | {shape} | {cells[0]} | {cells[1]} | {cells[2]} `{best}` | {' | '.join(spans)} |")
+    return "\n".join(lines) + "\n"
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--cases", nargs="+", choices=list(CASES), default=[])
+    parser.add_argument("--data-dir", type=Path, help="folder with CIFAR-10's files")
+    parser.add_argument("--gratings", type=Path, help="write gratings in CIFAR-10's format there and use them")
+    parser.add_argument(
+        "--out", type=Path, required=True, help="without suffix: .json is added to, the table is printed"
+    )
+    options = parser.parse_args()
+    device, store = set_up(tf32=False), options.out.with_suffix(".json")
+    if options.gratings:
+        write_gratings(options.gratings)
+    for name in options.cases:
+        row = run(name, CASES[name], device, options.gratings or options.data_dir)
+        rows = {**(json.loads(store.read_text()) if store.exists() else {}), name: row}
+        store.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
+        print(f"{name}: {row['means']} in {row['cpu_seconds']:.0f} s of CPU", flush=True)
+    print(table(json.loads(store.read_text())))
+
+
+if __name__ == "__main__":
+    main()
