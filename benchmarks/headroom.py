@@ -19,15 +19,14 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-import numpy as np
 import torch
 
 from app.domain import rules
 from app.domain.presets import merge
 from app.domain.spec import ResolvedSpec, parse
+from benchmarks.gratings import write_gratings
 from benchmarks.machine import set_up, versions
-from worker.envs.morph import cifar
-from worker.keys import generator, replicate_seed
+from worker.keys import replicate_seed
 from worker.train.environments import make_control, make_environments, ordered_runs
 from worker.train.evaluate import play
 from worker.train.plan import BlockPlan, RunPlan
@@ -70,6 +69,10 @@ def _task(name: str, **env: Any) -> dict[str, Any]:
     return {"env": {"task": name, **env}}
 
 
+def _reduced(name: str) -> Case:
+    return Case(_task(name, **_SMALL), _CNN3, replicates=1, reduced=_WORDS)
+
+
 CASES: Mapping[str, Case] = {
     "digits_tiny": Case(_task("digits_tiny"), _CNN, episodes=2),
     "digits_small": Case(_task("digits_small"), _CNN, episodes=2),
@@ -79,8 +82,8 @@ CASES: Mapping[str, Case] = {
     "lm_tiny": Case(_task("lm_tiny"), _LM),
     "cifar_baseline": Case(_task("cifar_baseline"), _CNN3),
     "cifar_impaired": Case(_task("cifar_impaired"), _CNN3),
-    "cifar_baseline_reduced": Case(_task("cifar_baseline", **_SMALL), _CNN3, replicates=1, reduced=_WORDS),
-    "cifar_impaired_reduced": Case(_task("cifar_impaired", **_SMALL), _CNN3, replicates=1, reduced=_WORDS),
+    "cifar_baseline_reduced": _reduced("cifar_baseline"),
+    "cifar_impaired_reduced": _reduced("cifar_impaired"),
 }
 
 
@@ -118,16 +121,16 @@ def plan_of(resolved: ResolvedSpec, replicate: int) -> BlockPlan:
     return BlockPlan("headroom", str(replicate), 1, replicate, seed, 1, resolved.hash, runs, len(runs))
 
 
+@dataclass
 class _Actor:
     """A control behind the call that ``play`` makes."""
 
-    def __init__(self, control: Any) -> None:
-        self._control, self._step = control, 0
+    control: Any
+    step: int = -1
 
-    def act(self, *_: Any) -> torch.Tensor:
-        self._step += 1
-        found: torch.Tensor = self._control.act(self._step - 1)
-        return found
+    def act(self, *_: Any) -> Any:
+        self.step += 1
+        return self.control.act(self.step)
 
 
 def scores(
@@ -143,22 +146,6 @@ def scores(
         run.arm: {name: fmean(float(e.values[column]) for e in episodes) for name, column in columns.items()}
         for run, episodes in zip(order, played, strict=True)
     }
-
-
-def write_gratings(folder: Path) -> None:
-    """Write 60,000 noisy 3x32x32 gratings in CIFAR-10's format; the classes are those of task ``synth``."""
-    folder.mkdir(parents=True, exist_ok=True)
-    draw = generator(_SEED, "val_subset", dataset="gratings")
-    v, u = np.meshgrid(*[(np.arange(32) + 0.5) / 32] * 2, indexing="ij")
-    for name in cifar.MEMBERS:
-        labels = draw.permutation(np.arange(cifar.RECORDS) % 10)
-        angle = np.pi * (labels % 5) / 5 + draw.normal(0.0, 0.1, cifar.RECORDS)
-        along = u * np.cos(angle)[:, None, None] + v * np.sin(angle)[:, None, None]
-        turns = np.where(labels < 5, 3.0, 6.0)[:, None, None] * along + draw.random((cifar.RECORDS, 1, 1))
-        noise = draw.standard_normal((cifar.RECORDS, 3, 32, 32), dtype=np.float32)
-        images = 0.5 + 0.25 * np.cos(2.0 * np.pi * turns)[:, None] + 0.5 * noise
-        pixels = (images.clip(0.0, 1.0) * 255.0).astype(np.uint8).reshape(cifar.RECORDS, -1)
-        (folder / name).write_bytes(np.concatenate([labels[:, None].astype(np.uint8), pixels], axis=1).tobytes())
 
 
 def run(name: str, case: Case, device: torch.device, data: Path | None) -> dict[str, Any]:
@@ -185,7 +172,7 @@ def run(name: str, case: Case, device: torch.device, data: Path | None) -> dict[
 def table(rows: Mapping[str, Any]) -> str:
     """Return the Markdown table of the rows measured so far, cases not run included."""
     lines = [
-        "| case | steps x batches x size, host lr, graft lr | alone | static | best schedule | static - alone | schedule - alone |",
+        "| case | updates, host lr, graft lr | alone | static | best schedule | static gains | schedule gains |",
         "|---|---|---|---|---|---|---|",
     ]
     for name in CASES:
