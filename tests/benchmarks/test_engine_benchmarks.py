@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import socket
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 import torch
 
-from benchmarks import host_engine, lockstep_ab
+from benchmarks import host_engine, lockstep_ab, overhead
 from benchmarks.machine import floor_seconds, write_cifar_shaped
 from worker.envs.morph import cifar
 
@@ -62,3 +63,13 @@ def test_generated_images_are_read_as_cifar(tmp_path: Path) -> None:
     images, labels = cifar.read(tmp_path)
     assert images.shape == (60_000, 3, 32, 32)
     assert set(labels.tolist()) == set(range(10))
+
+
+@pytest.mark.server
+def test_overhead_trains_the_same_runs_bare_and_through_the_service() -> None:
+    spec = overhead.spec_of("tiny", 3, 2)
+    assert overhead.bare(spec, None) > 0.0
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    assert overhead.service(spec, "cpu", port, None) > 0.0
