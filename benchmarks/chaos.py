@@ -1,10 +1,11 @@
 """Real processes under random kill -9: API, PostgreSQL and three CPU workers; run by hand, alone on the machine.
 
-    python -m benchmarks.chaos --kills 20 --minutes 5      (full size: --kills 100 --minutes 60)
+    python -m benchmarks.chaos --kills 15 --minutes 3      (full size: --kills 100 --minutes 50)
 
-The same experiments are trained twice on PostgreSQL, once undisturbed and once while workers, training
-children and the API are killed and the database's connections are ended (``--restart-cluster`` restarts the
-whole cluster instead). Exits 1 unless every digest, metric and report of the two are equal.
+Experiments are trained while workers, training children, the API and the PostgreSQL server are killed;
+new ones are submitted until the kills are done. Then the same experiments are trained undisturbed on a new
+database of the same cluster, which belongs to this run alone. Exits 1 unless every digest, metric and report
+of the two are equal; the first difference is printed. Figures go to benchmarks/results/chaos.json.
 """
 
 from __future__ import annotations
@@ -12,218 +13,253 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import random
-import signal
-import subprocess
 import sys
 import tempfile
 import time
 from collections import Counter
-from dataclasses import dataclass, field
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psycopg
 
 from app.client import ApiError, Client
 from app.store import migrate
 from app.store.engine import Store
-from tests import postgres
+from benchmarks.chaos_cast import NUM_WORKERS, ROOT, Cast, Cluster, NoPostgresError, strike
 from tests.factories import tiny_spec
-from worker.supervisor import descendants
 
-ROOT = Path(__file__).resolve().parents[1]
-NAME = "lockstep_chaos"
-
-
-@dataclass
-class Cast:
-    """The processes on stage."""
-
-    directory: Path
-    url: str = ""
-    port: int = 0
-    api: subprocess.Popen[str] | None = None
-    workers: list[subprocess.Popen[bytes]] = field(default_factory=list)
-
-    def start_api(self, database: str) -> None:
-        """Start the API on the port it had before."""
-        settings = {"DATABASE_URL": database, "DATA_DIR": str(self.directory / "data"), "LOG_LEVEL": "error"}
-        settings |= {"HEARTBEAT_SECONDS": "1", "LEASE_TTL_SECONDS": "8", "SWEEP_SECONDS": "1", "GRACE_SECONDS": "20"}
-        settings |= {"BACKOFF_SECONDS": "1"}
-        environment = {**os.environ, **{f"LOCKSTEP_{name}": value for name, value in settings.items()}}
-        command = [sys.executable, "-c", "from app.cli import main; main()", "serve", "--port", str(self.port)]
-        self.api = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT)
-        line = self.api.stdout.readline() if self.api.stdout else ""
-        self.url = line.split()[-1].rstrip("/")
-        self.port = int(self.url.rpartition(":")[2])
-        while True:
-            try:
-                httpx.get(f"{self.url}/healthz", timeout=5)
-                return
-            except httpx.TransportError:
-                time.sleep(0.2)
-
-    def start_worker(self, number: int) -> None:
-        """Start (again) the worker of one CPU slot."""
-        environment = {**os.environ, "LOCKSTEP_LOCK_DIR": str(self.directory / "locks"), "OMP_NUM_THREADS": "1"}
-        command = [sys.executable, "-m", "worker", "--api", self.url, "--device", f"cpu:chaos:{number}"]
-        command += ["--host", "chaos", "--work-dir", str(self.directory / "work")]
-        log = (self.directory / f"worker-{number}.log").open("ab")
-        process = subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, env=environment, cwd=ROOT)
-        log.close()
-        if number < len(self.workers):
-            self.workers[number] = process
-        else:
-            self.workers.append(process)
-
-    def end(self) -> None:
-        """End everything that was started here."""
-        for process in [*self.workers, self.api]:
-            if process is not None and process.poll() is None:
-                process.kill()
-                process.wait()
+_KINDS = ("worker", "child", "child", "api", "database")
+_FINAL = {"succeeded", "failed", "partial", "cancelled"}
+_OPEN = 3  # experiments in the queue at a time while kills are left
+#: Metrics that measure the machine.
+_TIMED = ("sys/", "ppo/update_seconds")
+#: What a row or a report says of the clock, of identifiers and of the resumes that the kills caused.
+_ROW_BOUND = frozenset(
+    {"id", "run_id", "block", "block_id", "experiment_id", "attempt", "seq", "t", "seconds", "device", "started_at"}
+)
+_RUN_BOUND = frozenset({"experiment_id", "generated_utc", "flags", "resumed", "attempts", "device", "run_id"})
 
 
-def strike(cast: Cast, kind: str, draw: random.Random, database: str, *, cluster: bool) -> bool:
-    """Kill one thing and start it again where nobody else would; return whether there was one to kill."""
-    if kind == "worker":
-        number = draw.randrange(len(cast.workers))
-        cast.workers[number].kill()
-        cast.workers[number].wait()
-        cast.start_worker(number)
-    elif kind == "child":
-        children = [pid for worker in cast.workers for pid in descendants(worker.pid) if _is_child(pid)]
-        if not children:
-            return False
-        os.kill(draw.choice(children), signal.SIGKILL)
-    elif kind == "api" and cast.api is not None:
-        cast.api.kill()
-        cast.api.wait()
-        cast.start_api(database)
-    elif cluster:
-        subprocess.run(["pg_ctlcluster", "--skip-systemctl-redirect", "15", "main", "restart"], check=True)
-    else:
-        with postgres.admin() as connection:
-            query = "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE datname = %s"
-            connection.execute(query, (NAME,))
-    return True
+def database(cluster: Cluster, name: str) -> str:
+    """Create a migrated database and return its URL."""
+    plain = cluster.url.replace("+psycopg", "")
+    with psycopg.connect(plain, autocommit=True) as connection:
+        connection.execute(f'CREATE DATABASE "{name}"')
+    url = cluster.url.removesuffix("postgres") + name
+    store = Store(url)
+    migrate.upgrade(store)
+    store.close()
+    return url
 
 
-def _is_child(pid: int) -> bool:
-    try:
-        return b"worker.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
-    except OSError:
-        return False
-
-
-def submit_all(client: Client, count: int, rounds: int) -> list[str]:
-    """Submit experiments that differ in their seed."""
-    ids = []
-    for number in range(count):
-        spec = tiny_spec(experiment={"seed": 100 + number, "replicates": 2}, budget={"rounds": rounds})
-        ids.append(str(client.submit({**spec, "eval": {"episodes": 2, "every_rounds": rounds}})["id"]))
-    return ids
+def submit(client: Client, number: int, rounds: int) -> str:
+    """Submit the experiment of a number, which is its seed; a repeated call is harmless."""
+    spec = tiny_spec(
+        experiment={"seed": 100 + number, "replicates": 2},
+        budget={"rounds": rounds},
+        eval={"episodes": 2, "every_rounds": 2},
+    )
+    while True:
+        try:
+            return str(client.submit(spec, key=f"chaos-{number}")["id"])
+        except (ApiError, httpx.TransportError):
+            time.sleep(0.5)
 
 
 def statuses(client: Client, ids: list[str]) -> list[str]:
-    """Return the states of experiments; empty while the API is away."""
+    """Return the states of experiments; empty while API or database are away."""
     try:
         return [str(client.call("GET", f"experiments/{item}")["status"]) for item in ids]
     except (ApiError, httpx.TransportError):
         return []
 
 
-def facts(client: Client, ids: list[str]) -> list[Any]:
-    """Return digests, metrics and report of each experiment, without what a clock or a resume decides."""
-    found = []
+def wait_for(client: Client, ids: list[str]) -> list[str]:
+    """Wait until every experiment has ended and has its final report; return the states."""
+    while not (found := statuses(client, ids)) or not set(found) <= _FINAL:
+        time.sleep(1.0)
     for item in ids:
-        tables = client.call("GET", f"experiments/{item}/export")
-        labels = {run[0]: (run[4], run[2]) for run in tables["tables"]["runs"]}
-        columns = tables["columns"]
-        digest = columns["rounds"].index("digest")
-        rounds = sorted((*labels[row[0]], row[2], row[digest]) for row in tables["tables"]["rounds"])
-        names = columns["points"]
-        points = sorted(
-            (*labels[row[0]], row[1], row[names.index("round")], str(row[names.index("value")]))
-            for row in tables["tables"]["points"]
-            if not row[1].startswith(("sys/", "ppo/update_seconds"))
-        )
-        found.append({"rounds": rounds, "points": points, "scores": _scores(client, item)})
+        while not _has_final(client, item):
+            time.sleep(1.0)
     return found
 
 
-def _scores(client: Client, item: str) -> Any:
-    """Return what the report concludes; its flags say that runs were resumed, which the disturbed ones were."""
-    report = client.report(item)
-    verdict = {name: value for name, value in report["verdict"].items() if name != "flags"}
-    return json.loads(json.dumps({"verdict": verdict, "comparisons": report["comparisons"]}))
+def _has_final(client: Client, item: str) -> bool:
+    try:
+        events = client.call("GET", f"experiments/{item}/events", params={"limit": 2000})["items"]
+        return any(event["type"] == "experiment_end" for event in events) and bool(client.report(item))
+    except (ApiError, httpx.TransportError):
+        return False
+
+
+def facts(client: Client, item: str) -> tuple[dict[str, Any], Counter[str]]:
+    """Return (digests, metrics, episodes and report without what names a machine or a moment, causes of stops)."""
+    exported = client.call("GET", f"experiments/{item}/export")
+    tables = {
+        name: [dict(zip(exported["columns"][name], row, strict=True)) for row in rows]
+        for name, rows in exported["tables"].items()
+    }
+    labels = {row["run_id"]: f"{row['group_id']}/{row['replicate']}" for row in tables["runs"]}
+    found: dict[str, Any] = {"report": stripped(client.report(item))}
+    for name in ("rounds", "points", "episodes", "eval_episodes"):
+        rows = [
+            {"run": labels[row["run_id"]], **{key: value for key, value in row.items() if key not in _ROW_BOUND}}
+            for row in tables[name]
+            if not row.get("metric", "").startswith(_TIMED)
+        ]
+        found[name] = sorted(rows, key=repr)
+    stops = (row["cause"] for row in tables["events"] if row["type"] == "block_status" and row["status"] == "stopping")
+    return found, Counter(stops)
+
+
+def stripped(document: Any) -> Any:
+    """Return a report without what is bound to one run of it."""
+    if isinstance(document, dict):
+        return {name: stripped(value) for name, value in document.items() if name not in _RUN_BOUND}
+    return [stripped(value) for value in document] if isinstance(document, list) else document
+
+
+def differences(first: Any, second: Any, path: str = "") -> Iterator[str]:
+    """Yield where two documents differ, as path and both values."""
+    if isinstance(first, dict) and isinstance(second, dict):
+        for name in sorted({*first, *second}):
+            yield from differences(first.get(name), second.get(name), f"{path}/{name}")
+    elif isinstance(first, list) and isinstance(second, list) and len(first) == len(second):
+        for index, (left, right) in enumerate(zip(first, second, strict=True)):
+            yield from differences(left, right, f"{path}/{index}")
+    elif first != second:
+        yield f"{path}: {str(first)[:200]} with kills, {str(second)[:200]} without"
+
+
+class Fire:
+    """When the next kill is due, and what has been killed."""
+
+    def __init__(self, kills: int, minutes: float, seed: int) -> None:
+        self.target, self._mean = kills, minutes * 60 / kills
+        self._draw = random.Random(seed)
+        self.done: Counter[str] = Counter()
+        self._began = time.monotonic()
+        self._next = self._began + 5.0
+
+    @property
+    def left(self) -> int:
+        """Kills that are still to come."""
+        return self.target - self.done.total()
+
+    def act(self, cast: Cast, cluster: Cluster) -> None:
+        """Kill something when it is due."""
+        if self.left <= 0 or time.monotonic() < self._next:
+            return
+        kind = self._draw.choice(_KINDS)
+        if strike(cast, cluster, kind, self._draw):
+            self.done[kind] += 1
+            at = time.monotonic() - self._began
+            print(f"{at:6.0f} s  kill {self.done.total():3d} of {self.target}: {kind}", flush=True)
+        self._next = time.monotonic() + self._draw.uniform(0.2, 1.6) * self._mean
+
+
+def disturbed(cast: Cast, cluster: Cluster, fire: Fire, rounds: int) -> tuple[list[str], list[str], float]:
+    """Train under fire; return ids, states and seconds."""
+    began = time.monotonic()
+    ids: list[str] = []
+    with Client(cast.url) as client:
+        while fire.left > 0:
+            found = statuses(client, ids)
+            if len(found) == len(ids) and sum(status not in _FINAL for status in found) < _OPEN:
+                ids.append(submit(client, len(ids), rounds))
+            fire.act(cast, cluster)
+            time.sleep(0.5)
+        return ids, wait_for(client, ids), time.monotonic() - began
+
+
+def collect(cast: Cast, ids: list[str]) -> tuple[list[Any], dict[str, Any]]:
+    """Return the facts of experiments, and how often their blocks were assigned and stopped for which cause."""
+    found, stops = [], Counter[str]()
+    with Client(cast.url, timeout=120) as client:
+        for item in ids:
+            one, causes = facts(client, item)
+            found.append(one)
+            stops.update(causes)
+        blocks = [block for item in ids for block in client.call("GET", f"experiments/{item}/blocks")["items"]]
+    numbers = [block["attempt"] for block in blocks]
+    return found, {"blocks": len(blocks), "attempts": sum(numbers), "most": max(numbers), "stopped_for": dict(stops)}
+
+
+def run(given: argparse.Namespace, cluster: Cluster, directory: Path) -> dict[str, Any]:
+    """Train under fire, train undisturbed, compare; return the figures."""
+    results = []
+    figures: dict[str, Any] = {}
+    for name in ("loud", "quiet"):
+        (directory / name).mkdir()
+        cast = Cast(directory / name, database(cluster, name))
+        try:
+            cast.start()
+            if name == "loud":
+                fire = Fire(given.kills, given.minutes, given.seed)
+                ids, states, seconds = disturbed(cast, cluster, fire, given.rounds)
+                figures |= {"kills": dict(fire.done), "num_kills": fire.done.total(), "seconds": round(seconds, 1)}
+            else:
+                began = time.monotonic()
+                with Client(cast.url) as client:
+                    ids = [submit(client, number, given.rounds) for number in range(len(results[0]))]
+                    states = wait_for(client, ids)
+                figures["seconds_undisturbed"] = round(time.monotonic() - began, 1)
+            found, figures[f"blocks_{name}"] = collect(cast, ids)
+            results.append(found)
+            figures[f"states_{name}"] = dict(Counter(states))
+            print(f"{name}: {figures}", flush=True)
+        finally:
+            cast.end()
+    return figures | compared(*results)
+
+
+def compared(loud: list[Any], quiet: list[Any]) -> dict[str, Any]:
+    """Return how many experiments are equal, with the first differences."""
+    found = [list(differences(first, second)) for first, second in zip(loud, quiet, strict=True)]
+    for number, lines in enumerate(found):
+        for line in lines[:10]:
+            print(f"experiment {number} differs at {line}")
+    return {
+        "experiments": len(found),
+        "equal": sum(not lines for lines in found),
+        "rounds": sum(len(item["rounds"]) for item in loud),
+        "metric_values": sum(len(item["points"]) for item in loud),
+        "episodes": sum(len(item["episodes"]) + len(item["eval_episodes"]) for item in loud),
+        "differences": [line for lines in found for line in lines[:10]][:50],
+    }
 
 
 def main() -> int:
-    """Train undisturbed, train under fire, compare."""
+    """Run, print and store the figures; exit 1 on a difference, 2 without PostgreSQL."""
     parser = argparse.ArgumentParser(description="Chaos with real processes.")
-    parser.add_argument("--kills", type=int, default=20)
-    parser.add_argument("--minutes", type=float, default=5.0)
-    parser.add_argument("--experiments", type=int, default=3)
+    parser.add_argument("--kills", type=int, default=15)
+    parser.add_argument("--minutes", type=float, default=3.0, help="how long the kills shall last")
     parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--restart-cluster", action="store_true", help="restart PostgreSQL 15 main itself")
+    parser.add_argument("--seed", type=int, default=7, help="of the kills")
+    parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/chaos.json")
     given = parser.parse_args()
-    draw = random.Random(7)
-    database = postgres.fresh(NAME)
-    store = Store(database)
-    migrate.upgrade(store)
-    store.close()
-    kills: Counter[str] = Counter()
-    with tempfile.TemporaryDirectory() as directory:
-        cast = Cast(Path(directory))
-        try:
-            cast.start_api(database)
-            for number in range(3):
-                cast.start_worker(number)
-            with Client(cast.url) as client:
-                quiet = submit_all(client, given.experiments, given.rounds)
-                wait_for(client, quiet, lambda: None)
-                began = time.monotonic()
-                loud = submit_all(client, given.experiments, given.rounds)
-                state = {"next": time.monotonic() + 5.0}
-
-                def fire() -> None:
-                    if kills.total() >= given.kills or time.monotonic() < state["next"]:
-                        return
-                    kind = draw.choice(["worker", "child", "child", "api", "database"])
-                    if strike(cast, kind, draw, database, cluster=given.restart_cluster):
-                        kills[kind] += 1
-                    state["next"] = time.monotonic() + draw.uniform(0.2, 1.8) * given.minutes * 60 / given.kills
-
-                wait_for(client, loud, fire)
-                print(f"{kills.total()} kills {dict(kills)} in {time.monotonic() - began:.0f} s")
-                ended = statuses(client, loud)
-                before, after = facts(client, quiet), facts(client, loud)
-        finally:
-            cast.end()
-            postgres.drop(NAME)
-    same = [first == second for first, second in zip(before, after, strict=True)]
-    rounds = sum(len(item["rounds"]) for item in after)
-    points = sum(len(item["points"]) for item in after)
-    print(f"states {ended}; {sum(same)} of {len(same)} experiments equal, {rounds} rounds, {points} metric values")
-    return 0 if all(same) and set(ended) == {"succeeded"} else 1
-
-
-def wait_for(client: Client, ids: list[str], act: Any) -> None:
-    """Wait until every experiment has ended, acting meanwhile."""
-    final = {"succeeded", "failed", "partial", "cancelled"}
-    while not (found := statuses(client, ids)) or not set(found) <= final:
-        act()
-        time.sleep(0.5)
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        try:
-            for item in ids:
-                client.report(item)
-            return
-        except (ApiError, httpx.TransportError):
-            time.sleep(1.0)
+    try:
+        cluster = Cluster()
+    except NoPostgresError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return 2
+    load = os.getloadavg()[0]
+    try:
+        with tempfile.TemporaryDirectory(prefix="lockstep-chaos-") as directory:
+            figures = run(given, cluster, Path(directory))
+    finally:
+        cluster.remove()
+    machine = {"machine": platform.machine(), "cores": os.cpu_count(), "load_before": load, "workers": NUM_WORKERS}
+    asked = {"kills": given.kills, "minutes": given.minutes, "rounds": given.rounds, "seed": given.seed}
+    given.out.write_text(json.dumps({**machine, "asked": asked, **figures}, indent=1, sort_keys=True) + "\n")
+    print(json.dumps(figures, indent=1, sort_keys=True))
+    good = figures["equal"] == figures["experiments"] > 0
+    good = good and set(figures["states_loud"]) == set(figures["states_quiet"]) == {"succeeded"}
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

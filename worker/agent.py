@@ -6,7 +6,6 @@ does; a share has one reader of log lines and one sender that empties the spool 
 
 from __future__ import annotations
 
-import contextlib
 import json
 import os
 import random
@@ -66,6 +65,8 @@ class Agent:
         except Refused as error:
             sys.stderr.write(f"refused: {error.detail}\n")
             return _exit_code(error)
+        except LeaseLost as error:
+            sys.stderr.write(f"stopped before the server had registered this worker: {error}\n")
         finally:
             self._stopping.set()
             self._beat_now.set()
@@ -117,7 +118,12 @@ class Agent:
         except TRANSIENT:
             self._stopping.wait(random.uniform(0.2, 2.0))
             return True
-        except (WorkerGone, LeaseLost):
+        except LeaseLost:  # gone for good: an operator drained this worker while it was idle
+            self._drain.set()
+            return False
+        except WorkerGone:
+            if self._stopping.is_set():
+                return False
             self._incarnation = secrets.token_hex(8)
             self._register(abilities)
             return True
@@ -166,7 +172,7 @@ class Agent:
         beat = p.HeartbeatRequest.model_validate(
             {
                 "incarnation": self._incarnation,
-                "state": self._state,
+                "state": "leaving" if self._stopping.is_set() and share is None else self._state,
                 "progress": [share.progress()] if share is not None else [],
                 "health": (self.monitor.health() if self._health.ok else self._health).model_dump(),
                 "spool_bytes": share.spool_bytes if share is not None else 0,
@@ -188,8 +194,8 @@ class Agent:
             share.heard(reply.leases, sent)
 
     def _retire(self) -> None:
-        self._state = "idle"
-        with contextlib.suppress(*TRANSIENT, WorkerGone, LeaseLost, Refused):
+        """Say goodbye, so that nothing is given to a worker that has gone."""
+        if self._worker_id:
             self._beat()
         self.control.close()
         self._heart.close()

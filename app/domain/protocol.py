@@ -169,10 +169,10 @@ class Health(Wire):
 
 
 class HeartbeatRequest(Wire):
-    """Sent by the supervisor every interval, also while idle."""
+    """Sent by the supervisor every interval, also while idle; ``leaving`` is its last word."""
 
     incarnation: Name
-    state: Literal["starting", "idle", "working", "cleaning", "quarantined"]
+    state: Literal["starting", "idle", "working", "cleaning", "quarantined", "leaving"]
     progress: list[Progress] = Field(default_factory=list)
     health: Health = Field(default_factory=Health)
     spool_bytes: Integer = 0

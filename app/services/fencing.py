@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from app.errors import LeaseLostError, NotFoundError
+from app.domain.status import WorkerStatus
+from app.errors import GoneError, LeaseLostError, NotFoundError
 from app.services.context import Context
 from app.store import blocks, experiments, leases
 from app.store.tables import Record
@@ -28,6 +29,19 @@ def fenced(session: Session, assignment_id: str, token: str) -> tuple[Record, Re
     if row is None or block is None or row.attempt != block.attempt:
         raise LeaseLostError(f"the lease of assignment {assignment_id} does not hold any more")
     return row, block
+
+
+def refuse_gone(worker: Record, *gone: WorkerStatus) -> None:
+    """Refuse a worker in one of the states ``gone``.
+
+    Raises:
+        GoneError: ``worker_drained`` when it was asked to drain (it ends), else ``worker_gone`` (it registers again).
+    """
+    if worker.status not in gone:
+        return
+    if worker.status == WorkerStatus.RETIRED and worker.drain:
+        raise GoneError(f"worker {worker.id} has been drained", code="worker_drained")
+    raise GoneError(f"worker {worker.id} is {worker.status}; register again", code="worker_gone")
 
 
 def grace(ctx: Context, session: Session, block: Record) -> float:

@@ -12,8 +12,9 @@ from sqlalchemy.orm import Session
 from app.domain.gang import Fit, Need, Wait, WorkerView, device_order, fit, gang_class
 from app.domain.protocol import AssignedRun, Assignment, CheckpointRef, RewardRef
 from app.domain.status import BlockStatus, RunStatus, WorkerStatus
-from app.errors import GoneError, NotFoundError
+from app.errors import NotFoundError
 from app.services.context import Context
+from app.services.fencing import refuse_gone
 from app.settings import Settings
 from app.store import blocks, experiments, leases, results, scheduling, workers
 from app.store.blocks import Why
@@ -254,14 +255,13 @@ def claim(ctx: Context, worker_id: str) -> Claimed:
 
     Raises:
         NotFoundError: for an unknown worker.
-        GoneError: when the worker is retired or lost: register again.
+        GoneError: when the worker is drained (end), or retired or lost (register again).
     """
     with ctx.store.read() as session:
         worker = workers.get(session, worker_id)
     if worker is None:
         raise NotFoundError(f"no worker {worker_id}", code="unknown_worker")
-    if worker.status in (WorkerStatus.RETIRED, WorkerStatus.LOST):
-        raise GoneError(f"worker {worker_id} is {worker.status}; register again", code="worker_gone")
+    refuse_gone(worker, WorkerStatus.RETIRED, WorkerStatus.LOST)
     offered = _collect(ctx, worker)
     if offered is None and worker.status == WorkerStatus.IDLE:
         tick(ctx)

@@ -20,7 +20,7 @@ from app.domain.status import AssignmentState, BlockStatus, Cause, Desired, Work
 from app.errors import ConflictError, GoneError, NotFoundError, UpgradeError
 from app.services.auditing import record
 from app.services.context import Actor, Context
-from app.services.fencing import grace
+from app.services.fencing import grace, refuse_gone
 from app.services.settling import end_assignment, refund_device_fault, settle
 from app.store import blocks, leases, scheduling, workers
 from app.store.blocks import Why
@@ -143,18 +143,38 @@ def heartbeat(ctx: Context, worker_id: str, request: HeartbeatRequest) -> Heartb
         worker = workers.get(session, worker_id)
         if worker is None:
             raise NotFoundError(f"no worker {worker_id}", code="unknown_worker")
-        if worker.incarnation != request.incarnation or worker.status == WorkerStatus.RETIRED:
-            raise GoneError(f"worker {worker_id} is retired; register again", code="worker_gone")
+        refuse_gone(worker, WorkerStatus.RETIRED)
+        if worker.incarnation != request.incarnation:
+            raise GoneError(f"worker {worker_id} has started anew; register again", code="worker_gone")
         now = ctx.store.now(session)
-        states = [_renew(ctx, session, now, worker, item) for item in request.progress]
-        leases.keep_uncollected(session, worker.id, worker.incarnation, now + ctx.settings.lease_ttl_seconds)
-        workers.change(session, worker_id, seen_epoch=now, health=request.health.model_dump())
-        _follow(session, now, worker, request)
+        states: list[LeaseState] = []
+        if request.state == "leaving":
+            _leave(ctx, session, now, worker)
+        else:
+            states = [_renew(ctx, session, now, worker, item) for item in request.progress]
+            leases.keep_uncollected(session, worker.id, worker.incarnation, now + ctx.settings.lease_ttl_seconds)
+            workers.change(session, worker_id, seen_epoch=now, health=request.health.model_dump())
+            _follow(session, now, worker, request)
         fresh = workers.get(session, worker_id)
     status = str(fresh.status) if fresh is not None else "retired"
     if status != worker.status:
         ctx.bell.ring()
     return HeartbeatReply(leases=states, drain=worker.drain, status=status)
+
+
+def _leave(ctx: Context, session: Session, now: float, worker: Record) -> None:
+    """The supervisor ends: what it still holds goes back at once, and it is given nothing more.
+
+    A worker in quarantine stays there, because a restart does not clear a quarantine.
+    """
+    text = "its supervisor has ended"
+    for row in leases.live(session):
+        if row.worker_id == worker.id:
+            lose_assignment(ctx, session, now, row, text)
+    if worker.status in (WorkerStatus.RESERVED, WorkerStatus.BUSY):
+        leases.move_worker(session, now, worker.id, WorkerStatus.CLEANING, text)
+    if worker.status != WorkerStatus.QUARANTINED:
+        leases.move_worker(session, now, worker.id, WorkerStatus.RETIRED, text)
 
 
 def _renew(ctx: Context, session: Session, now: float, worker: Record, item: Progress) -> LeaseState:

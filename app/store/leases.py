@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import select, update
+from sqlalchemy import literal, select, update
 from sqlalchemy.orm import Session
 
 from app.domain.status import (
@@ -147,8 +147,14 @@ def is_overdue(session: Session, assignment_id: str, before: float) -> bool:
 
 
 def shift_clocks(session: Session, now: float, gap: float, ttl: float) -> None:
-    """Move every term by time that must not count: the control plane was away, or its clock jumped."""
+    """Move every term by time that must not count: the control plane was away, or its clock jumped.
+
+    Locks blocks (in id order), then assignments, then workers, as every other transaction does.
+    """
+    due = t.block.c.status.in_(ACTIVE_BLOCK) | ((t.block.c.status == BlockStatus.QUEUED) & literal(gap < 0))
+    session.execute(select(t.block.c.id).where(due).order_by(t.block.c.id).with_for_update()).all()
     live = t.assignment.c.state.in_(LIVE_ASSIGNMENT)
+    session.execute(select(t.assignment.c.id).where(live).order_by(t.assignment.c.id).with_for_update()).all()
     session.execute(update(t.assignment).where(live).values(expires_epoch=now + ttl))
     session.execute(update(t.worker).where(t.worker.c.status.not_in(_GONE)).values(seen_epoch=now))
     columns = ("reserve_deadline_epoch", "ready_deadline_epoch", "stop_deadline_epoch", "round_opened_epoch")

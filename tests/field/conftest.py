@@ -91,6 +91,7 @@ class ServerProcess:
         """Start it and wait until it answers."""
         code = "from app.cli import main; main()"
         command = [sys.executable, "-c", code, "serve", "--port", str(self.port)]
+        self.close()
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self.environment, cwd=ROOT)
         assert self.process.stdout is not None
         line = self.process.stdout.readline()
@@ -99,6 +100,11 @@ class ServerProcess:
         self.port, self.url = int(found.group(1)), found.group(0)
         wait_until(self.is_up, timeout=20, what="the server")
         return self
+
+    def close(self) -> None:
+        """Close what an earlier start left open."""
+        if self.process is not None and self.process.stdout is not None:
+            self.process.stdout.close()
 
     def is_up(self) -> bool:
         """Return whether it answers."""
@@ -133,8 +139,7 @@ def server_process(tmp_path: Path, database_url: str) -> Iterator[Callable[..., 
         if server.process is not None and server.process.poll() is None:
             server.process.kill()
             server.process.wait()
-        if server.process is not None and server.process.stdout is not None:
-            server.process.stdout.close()
+        server.close()
 
 
 def block_status(client: Client, experiment_id: str) -> str:
@@ -167,11 +172,3 @@ def is_running(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Keep the field lessons out of the ordinary set until all of them pass there (`make soak` runs them)."""
-    here = str(Path(__file__).parent)
-    for item in items:
-        if str(item.path).startswith(here):
-            item.add_marker(pytest.mark.slow)

@@ -76,6 +76,28 @@ def test_l19_killed_child_reads_worker_lost_and_drain_takes_no_other_block(
         assert [item["status"] for item in blocks] == ["succeeded", "queued"]
 
 
+@pytest.mark.server
+@pytest.mark.parametrize("how", ["drain", "sigterm"])
+def test_l19_idle_worker_that_is_drained_or_told_to_stop_ends_and_is_given_nothing(
+    server: LiveServer, light_worker: StartLight, how: str
+) -> None:
+    import signal
+
+    with Client(server.url) as client:
+        worker = light_worker(server.url)
+        found = wait_until(lambda: client.call("GET", "workers")["items"], what="the worker")
+        wait_until(lambda: client.call("GET", "workers")["items"][0]["status"] == "idle", what="idle")
+        if how == "drain":
+            client.call("POST", f"workers/{found[0]['id']}/drain", json={"now": False})
+        else:
+            worker.process.send_signal(signal.SIGTERM)
+        assert worker.process.wait(timeout=15) == 0
+        assert client.call("GET", f"workers/{found[0]['id']}")["status"] == "retired"
+        experiment_id = client.submit(tiny_spec())["id"]
+        time.sleep(1.0)
+        assert block_status(client, experiment_id) == "queued"
+
+
 STAGES: dict[str, Callable[[SimulatedWorker], Any]] = {
     "assigned": lambda _worker: None,
     "collected": lambda worker: worker.claim(),

@@ -281,14 +281,14 @@ def test_l48_l49_points_of_an_absence_come_once_and_a_stop_at_the_end_changes_no
     with Client(server.url) as client:
         experiment_id = client.submit(tiny_spec(budget={"rounds": 10}))["id"]
         light_worker(server.url, seconds=0.3)
-        wait_until(lambda: first_block(client, experiment_id)["open_round"] >= 2, timeout=60, what="rounds")
+        wait_until(lambda: first_block(client, experiment_id)["open_round"] >= 2, timeout=120, what="rounds")
         server.stop(signal.SIGKILL)
         time.sleep(away)
         server.start()
-        wait_until(lambda: first_block(client, experiment_id)["open_round"] >= 10, timeout=60, what="the last round")
+        wait_until(lambda: first_block(client, experiment_id)["open_round"] >= 10, timeout=180, what="the last round")
         server.stop()
         server.start()
-        wait_until(lambda: block_status(client, experiment_id) == "succeeded", timeout=60, what="the end")
+        wait_until(lambda: block_status(client, experiment_id) == "succeeded", timeout=120, what="the end")
         assert first_block(client, experiment_id)["attempt"] == 1
         for item in client.series(experiment_id, ["eval/accuracy"], x="round")["series"]:
             assert item["x"] == list(range(10))
