@@ -6,7 +6,7 @@ STAMP := $(VENV)/.installed
 TESTS := -m "not gpu and not slow"
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-quick test-slow test-pg test-browser test-gpu soak lint type format bench serve worker lock clean
+.PHONY: setup demo test test-quick test-slow test-pg test-browser test-gpu soak lint type format bench bench-gpu serve worker lock clean
 
 setup: $(STAMP)  ## make the virtual environment and install what the lock names
 
@@ -60,6 +60,9 @@ type: setup  ## mypy --strict
 format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
+
+bench-gpu: ## everything that needs an NVIDIA GPU (see benchmarks/gpu.sh)
+	benchmarks/gpu.sh build/gpu tests speed engine precision service headroom
 
 bench: setup  ## short forms of the benchmarks
 	$(BIN)/python benchmarks/report_speed.py

@@ -1,0 +1,61 @@
+#!/usr/bin/env bash
+# What needs an NVIDIA GPU, part by part, with JSON for each figure:
+#
+#   benchmarks/gpu.sh OUT tests       correctness gates and parity (pytest -m gpu)
+#   benchmarks/gpu.sh OUT speed       the work unit of the reference, every path and precision, one and two arms
+#   benchmarks/gpu.sh OUT engine      hosts alone: captured against plain, with grafts
+#   benchmarks/gpu.sh OUT precision   bf16 against TF32, ten replicates
+#   benchmarks/gpu.sh OUT service     what the control plane costs beside the bare loop
+#   benchmarks/gpu.sh OUT headroom    CIFAR presets on generated images in CIFAR-10's format
+#
+# A part that fails is named at the end and makes the script fail; the others still run.
+set -uo pipefail
+cd "$(dirname "$0")/.."
+out="$1"
+shift
+mkdir -p "$out"
+python="${PYTHON:-python3}"
+export OMP_NUM_THREADS=1 CUBLAS_WORKSPACE_CONFIG=:4096:8
+failed=()
+
+step() {
+  local name="$1"
+  shift
+  local began=$SECONDS
+  "$@" >"$out/$name.log" 2>&1 || failed+=("$name")
+  tail -n 8 "$out/$name.log"
+  echo "== $name: $((SECONDS - began)) s"
+}
+
+ab() {
+  local name="$1"
+  shift
+  step "ab_$name" "$python" -m benchmarks.lockstep_ab --match reference --out "$out/lockstep_ab_$name.json" "$@"
+}
+
+for part in "$@"; do
+  case "$part" in
+    tests) step tests "$python" -m pytest tests/gpu -m gpu -rA -p no:cacheprovider ;;
+    speed)
+      ab fused_bf16_1arm --path fused --precision bf16
+      ab fused_bf16_2arms --path fused --precision bf16 --arms 2
+      ab fused_tf32_1arm --path fused --precision fp32 --tf32
+      ab captured_tf32_1arm --path captured --precision fp32 --tf32
+      ab captured_bf16_1arm --path captured --precision bf16
+      ;;
+    engine) step host_engine "$python" -m benchmarks.host_engine --out "$out/host_engine.json" ;;
+    precision)
+      step precision "$python" -m benchmarks.precision --horizon 40 --gratings "$out/gratings" --out "$out/precision.json"
+      ;;
+    service)
+      step overhead "$python" -m benchmarks.overhead --match reference --device cuda:0 --out "$out/overhead.json"
+      ;;
+    headroom)
+      step headroom "$python" -m benchmarks.headroom --cases cifar_baseline cifar_impaired \
+        --gratings "$out/gratings" --out "$out/headroom"
+      ;;
+    *) failed+=("$part (unknown)") ;;
+  esac
+done
+rm -rf "$out/gratings"
+[ "${#failed[@]}" -eq 0 ] || { echo "failed: ${failed[*]}"; exit 1; }

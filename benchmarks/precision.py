@@ -1,0 +1,79 @@
+"""Does bf16 train hosts as well as TF32: final accuracies of paired episodes over at least ten replicates.
+
+    python -m benchmarks.precision --gratings /tmp/gratings --out benchmarks/results/precision_h100.json
+    python -m benchmarks.precision --case digits_tiny --settings fp32 fp32 --replicates 2 --out FILE
+
+Plays the five-arm comparison of ``benchmarks.headroom`` (no learning; equal keys) once per setting and replicate.
+The rule of performance.md 7: a speed in bf16 counts only where the mean difference lies within the spread (the
+standard deviation) between replicates. Prints one row per arm and writes all scores.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+from collections.abc import Mapping
+from pathlib import Path
+from statistics import fmean, stdev
+from typing import Any
+
+from app.domain.presets import merge
+from benchmarks.gratings import write_gratings
+from benchmarks.headroom import CASES, Case, scores, spec_of
+from benchmarks.machine import machine, set_up, versions
+
+SETTINGS: Mapping[str, Mapping[str, Any]] = {
+    "fp32": {"precision": {"host": "fp32", "tf32": False}},
+    "tf32": {"precision": {"host": "fp32", "tf32": True}},
+    "bf16": {"precision": {"host": "bf16", "tf32": False}},
+    "bf16-fused": {"precision": {"host": "bf16", "tf32": False}, "engine": {"path": "fused"}},
+}
+
+
+def accuracies(case: Case, name: str, setting: str, replicates: int, data: Path | None) -> dict[str, list[float]]:
+    """Return {arm: test accuracy (%) of each replicate} under one setting."""
+    chosen = SETTINGS[setting]
+    device = set_up(tf32=bool(chosen["precision"]["tf32"]))
+    resolved = spec_of(name, Case(merge(case.base, chosen), case.static_set, case.episodes, replicates))
+    found = [scores(resolved, case, replicate, device, data) for replicate in range(replicates)]
+    return {arm: [one[arm]["accuracy"] for one in found] for arm in found[0]}
+
+
+def row(arm: str, first: list[float], second: list[float]) -> dict[str, Any]:
+    """Return the paired difference of an arm beside the spread of its first setting."""
+    differences = [b - a for a, b in zip(first, second, strict=True)]
+    found = {"arm": arm, "first": fmean(first), "second": fmean(second), "difference": fmean(differences)}
+    return found | {"spread": stdev(first), "within": abs(fmean(differences)) <= stdev(first)}
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--case", choices=list(CASES), default="cifar_baseline")
+    parser.add_argument("--settings", nargs=2, choices=list(SETTINGS), default=["tf32", "bf16-fused"])
+    parser.add_argument("--replicates", type=int, default=10)
+    parser.add_argument("--horizon", type=int, help="a shorter episode, in env steps")
+    parser.add_argument("--data-dir", type=Path, help="folder with CIFAR-10's files")
+    parser.add_argument("--gratings", type=Path, help="write gratings in CIFAR-10's format there and use them")
+    parser.add_argument("--out", type=Path, required=True)
+    options = parser.parse_args()
+    case = CASES[options.case]
+    if options.horizon:
+        base = merge(case.base, {"env": {"horizon": options.horizon}})
+        case = Case(base, case.static_set, case.episodes, options.replicates)
+    if options.gratings:
+        write_gratings(options.gratings)
+    data = options.gratings or options.data_dir
+    found = [accuracies(case, options.case, setting, options.replicates, data) for setting in options.settings]
+    rows = [row(arm, found[0][arm], found[1][arm]) for arm in found[0]]
+    first, second = options.settings
+    print(f"{'arm':18s} {first:>10s} {second:>10s} {'difference':>10s} {'spread':>8s}")
+    for item in rows:
+        values = f"{item['first']:10.2f} {item['second']:10.2f} {item['difference']:+10.2f} {item['spread']:8.2f}"
+        print(f"{item['arm']:18s} {values}  {'within' if item['within'] else 'OUTSIDE'}")
+    config = {name: getattr(options, name) for name in ("case", "settings", "replicates", "horizon")}
+    report = {"schema": 1, "config": config, "machine": machine(set_up(tf32=False)), "versions": versions()}
+    options.out.write_text(json.dumps(report | {"rows": rows, "accuracies": found}, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()
