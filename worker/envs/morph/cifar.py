@@ -31,7 +31,7 @@ def read(data_dir: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
     """Return images [60000, 3, 32, 32] and labels [60000], the test batch last.
 
     Raises:
-        FileNotFoundError: a file is missing or has the wrong size or content.
+        FileNotFoundError: a file is missing or has the wrong size or content, or the manifest is damaged.
     """
     images, labels = [], []
     hashes = _manifest(data_dir)
@@ -43,6 +43,8 @@ def read(data_dir: Path) -> tuple[NDArray[np.uint8], NDArray[np.uint8]]:
         if name in hashes and hashlib.sha256(content).hexdigest() != hashes[name]:
             raise FileNotFoundError(f"{path} differs from its manifest; {_remedy(data_dir)}")
         records = np.frombuffer(content, dtype=np.uint8).reshape(RECORDS, RECORD_BYTES)
+        if records[:, 0].max() > 9:
+            raise FileNotFoundError(f"{path} has labels above 9, so it is damaged; {_remedy(data_dir)}")
         labels.append(records[:, 0])
         images.append(records[:, 1:].reshape(RECORDS, 3, 32, 32))
     return np.concatenate(images), np.concatenate(labels)
@@ -116,11 +118,15 @@ def _extract(archive: Path, data_dir: Path) -> Path:
 
 
 def _manifest(data_dir: Path) -> dict[str, str]:
+    """Return the SHA-256 of every member, or nothing where the files were put there by hand."""
     path = data_dir / MANIFEST
     if not path.is_file():
         return {}
-    hashes: dict[str, str] = json.loads(path.read_text())["sha256"]
-    return hashes
+    try:
+        hashes: dict[str, str] = json.loads(path.read_text())["sha256"]
+        return {name: hashes[name] for name in MEMBERS}
+    except (ValueError, KeyError, TypeError) as error:
+        raise FileNotFoundError(f"{path} is damaged ({error!r}); {_remedy(data_dir)}") from error
 
 
 def _remedy(data_dir: Path) -> str:

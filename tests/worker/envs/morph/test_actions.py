@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker.envs.morph.factories import act, germinate, make, play, row, tiny
@@ -13,10 +12,8 @@ from worker.envs.morph import actions
 from worker.envs.morph.actions import Rules, canonical_action, decode, head_specs, legality, relevant_heads
 from worker.envs.morph.alpha import Ramp
 from worker.envs.morph.config import EnvConfig
-from worker.envs.morph.controls import make_control
-from worker.envs.morph.env import MorphEnvs
 from worker.envs.morph.gates import evaluate
-from worker.envs.morph.lifecycle import WITH_GRAFT, SlotTable
+from worker.envs.morph.lifecycle import SlotTable
 from worker.envs.morph.stages import Op, Stage
 from worker.envs.morph.tasks import action_order
 from worker.envs.morph.tracker import Tracker
@@ -136,57 +133,6 @@ def test_illegal_germination_leaves_the_state_unchanged() -> None:
     assert world.table.stage[0].tolist() == [Stage.DORMANT] * 2
     assert torch.equal(world.networks[0].store.flat, before)
     assert world.networks[0].live == [None, None]
-
-
-def check_invariants(envs: MorphEnvs) -> None:
-    world = envs.runs[0].world
-    table = world.table
-    for env in range(envs.num_envs):
-        live = np.array([cell is not None for cell in world.networks[env].live])
-        with_graft = np.isin(table.stage[env], WITH_GRAFT)
-        assert (live == with_graft).all()
-        assert ((table.blueprint[env] >= 0) == live).all()
-        assert ((table.params[env] > 0) == live).all()
-        early = np.isin(table.stage[env], [Stage.GERMINATED, Stage.TRAINING])
-        assert (table.alpha.alpha[env][early | ~live] == 0).all()
-        assert early.sum() <= 1
-        fixed = np.isin(table.stage[env], [Stage.HOLDING, Stage.FOSSILIZED])
-        assert (table.alpha.mode[env][fixed] == Ramp.HOLD).all()
-        assert (table.alpha.alpha[env][fixed] > 0).all()
-        assert ((table.alpha.alpha[env] >= 0) & (table.alpha.alpha[env] <= 1)).all()
-    for name, mask in actions.masks(envs.runs[0].legal, envs.heads, envs.device).items():
-        assert bool(mask.any(-1).all()) or name == "slot"
-    legal_now = envs.runs[0].legal
-    assert (legal_now.slot.any(2) == legal_now.op).all()
-
-
-settings_of_random_lives = st.fixed_dictionaries(
-    {
-        "pace": st.sampled_from(["quick", "standard"]),
-        "gates": st.sampled_from(["permissive", "strict"]),
-        "slots": st.sampled_from([("r0c0", "r0c1"), ("r1c0",), ("r0c0", "r0c1", "r1c0", "r1c1")]),
-        "max_grafts": st.sampled_from([None, 1, 2]),
-        "param_budget": st.sampled_from([None, 300]),
-        "auto_advance": st.sampled_from([(), ("g1", "g3"), ("g1", "g2", "g3")]),
-        "train_signal": st.sampled_from(["shadow", "ste"]),
-        "ablate_fossils": st.sampled_from(["always", "final"]),
-    }
-)
-
-
-@settings(max_examples=6, deadline=None, derandomize=True, suppress_health_check=list(HealthCheck))
-@given(settings_of_random_lives, st.integers(0, 1000))
-def test_random_legal_lives_of_200_steps_never_break_an_invariant(chosen: dict[str, object], seed: int) -> None:
-    envs = make(tiny(horizon=200, batches_per_step=1, val_images=200, **chosen), policies=["random"], seed=seed)
-    control = make_control("random", envs, 0)
-    envs.begin_round(0)
-    for step in range(200):
-        result = envs.step([control.act(step)])[0]
-        assert result is not None
-        assert bool(torch.isfinite(result.observation.features).all())
-        check_invariants(envs)
-    values = envs.pop_episodes(0)[0].values
-    assert values["n_invalid"] == 0
 
 
 @settings(max_examples=300, deadline=None, derandomize=True)

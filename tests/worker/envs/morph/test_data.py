@@ -6,6 +6,7 @@ import hashlib
 import json
 import tarfile
 import threading
+from collections.abc import Callable
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 from typing import ClassVar
@@ -13,11 +14,13 @@ from typing import ClassVar
 import numpy as np
 import pytest
 import torch
+from sklearn.datasets import load_digits
 
 from tests.worker.envs.morph.factories import CPU, SEED, rng, tiny
-from worker.envs.morph import cifar, synth
+from worker.envs.morph import cifar, data, synth
 from worker.envs.morph.config import EnvConfig
 from worker.envs.morph.data import Arrays, TrainingData, load, split_items
+from worker.train.abilities import datasets
 
 
 def training_data(config: EnvConfig, arrays: Arrays | None = None, seed: int = SEED) -> TrainingData:
@@ -146,6 +149,44 @@ def test_cifar_file_that_differs_from_its_manifest_is_refused(tmp_path: Path, mo
     (tmp_path / "test_batch.bin").write_bytes(bytes(content))
     with pytest.raises(FileNotFoundError, match="differs from its manifest"):
         cifar.read(tmp_path)
+
+
+@pytest.mark.parametrize("damage", [
+    lambda d: (d / "test_batch.bin").unlink(),
+    lambda d: (d / "data_batch_3.bin").write_bytes((d / "data_batch_3.bin").read_bytes()[:-1]),
+    lambda d: (d / "data_batch_1.bin").write_bytes(b"\x0a" + (d / "data_batch_1.bin").read_bytes()[1:]),
+    lambda d: (d / cifar.MANIFEST).write_text("{"),
+    lambda d: (d / cifar.MANIFEST).write_text('{"sha256": {"test_batch.bin": "00"}}'),
+], ids=["missing", "truncated", "label above 9 without a manifest", "broken manifest", "partial manifest"])  # fmt: skip
+def test_damaged_cifar_names_the_file_and_the_command_and_is_not_announced(
+    damage: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shrink(monkeypatch)
+    fake_cifar(tmp_path)
+    assert "cifar10" in datasets(tmp_path)
+    damage(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"(\.bin|\.json) .*run: lockstep data fetch cifar10 --data-dir"):
+        load("cifar10", tmp_path)
+    assert "cifar10" not in datasets(tmp_path)
+
+
+def test_digits_of_another_library_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    changed = load_digits()
+    changed.images[0, 0, 0] += 1
+    monkeypatch.setattr(data, "load_digits", lambda: changed)
+    with pytest.raises(ValueError, match="digits images of this scikit-learn differ"):
+        load("digits", None)
+    assert "digits" not in datasets(None)
+
+
+def test_another_text_under_the_same_name_has_another_fingerprint(tmp_path: Path) -> None:
+    corpus = tmp_path / "tinystories.txt"
+    corpus.write_text("once upon a time " * 1_000)
+    before = datasets(tmp_path)["text"]
+    corpus.write_text("once upon a time " * 999)
+    assert datasets(tmp_path)["text"] != before
+    corpus.unlink()
+    assert "text" not in datasets(tmp_path)
 
 
 def shrink(monkeypatch: pytest.MonkeyPatch) -> None:
