@@ -136,7 +136,7 @@ def show(experiment_id: Id) -> None:
 def watch(experiment_id: Id) -> None:
     """Follow the comparison of every round until the end."""
     with Client() as client:
-        board = Board(client.show(experiment_id), live=sys.stdout.isatty())
+        board = Board(client.show(experiment_id))
         for frame in client.watch(experiment_id):
             for line in board.lines(frame):
                 typer.echo(line)

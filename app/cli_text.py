@@ -35,11 +35,10 @@ def plan_text(plan: Mapping[str, Any]) -> str:
 class Board:
     """Turns live frames into lines: one for each complete round, one for each change of state."""
 
-    def __init__(self, experiment: Mapping[str, Any], *, live: bool) -> None:
+    def __init__(self, experiment: Mapping[str, Any]) -> None:
         self._rounds = int(experiment["rounds"])
         self._blocks = int(experiment["progress"]["blocks"])
         self._done: dict[str, int] = {}
-        self._live = live
 
     def lines(self, frame: Mapping[str, Any]) -> Iterator[str]:
         """Yield the lines of a frame."""

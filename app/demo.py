@@ -44,7 +44,7 @@ def run_demo(spec: Path, *, num_workers: int) -> None:
         submitted = client.submit(spec.read_text())
         page = f"{url}{submitted['links']['page']}"
         typer.echo(f"submitted {spec.name} as {submitted['id']}; watch it at {page}")
-        board = Board(client.show(submitted["id"]), live=sys.stdout.isatty())
+        board = Board(client.show(submitted["id"]))
         status = "unknown"
         for frame in client.watch(submitted["id"]):
             for line in board.lines(frame):

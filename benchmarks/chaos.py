@@ -37,11 +37,11 @@ _FINAL = {"succeeded", "failed", "partial", "cancelled"}
 _OPEN = 3  # experiments in the queue at a time while kills are left
 #: Metrics that measure the machine.
 _TIMED = ("sys/", "ppo/update_seconds")
-#: What a row or a report says of the clock, of identifiers and of the resumes that the kills caused.
-_ROW_BOUND = frozenset(
-    {"id", "run_id", "block", "block_id", "experiment_id", "attempt", "seq", "t", "seconds", "device", "started_at"}
-)
-_RUN_BOUND = frozenset({"experiment_id", "generated_utc", "flags", "resumed", "attempts", "device", "run_id"})
+#: What rows and reports say of the clock, of identifiers and of the resumes that the kills caused.
+_NAMES = {"id", "run_id", "block", "block_id", "experiment_id", "device"}
+_TIMES = {"t", "seconds", "wall_seconds", "device_seconds", "started_at", "generated_utc"}
+_RESUMES = {"attempt", "attempts", "seq", "flags", "resumed"}
+_BOUND = _NAMES | _TIMES | _RESUMES
 
 
 def database(cluster: Cluster, name: str) -> str:
@@ -80,11 +80,11 @@ def statuses(client: Client, ids: list[str]) -> list[str]:
 
 def wait_for(client: Client, ids: list[str]) -> list[str]:
     """Wait until every experiment has ended and has its final report; return the states."""
-    while not (found := statuses(client, ids)) or not set(found) <= _FINAL:
-        time.sleep(1.0)
     for item in ids:
-        while not _has_final(client, item):
+        while not set(statuses(client, [item]) or ["away"]) <= _FINAL or not _has_final(client, item):
             time.sleep(1.0)
+    while not (found := statuses(client, ids)):
+        time.sleep(1.0)
     return found
 
 
@@ -107,7 +107,7 @@ def facts(client: Client, item: str) -> tuple[dict[str, Any], Counter[str]]:
     found: dict[str, Any] = {"report": stripped(client.report(item))}
     for name in ("rounds", "points", "episodes", "eval_episodes"):
         rows = [
-            {"run": labels[row["run_id"]], **{key: value for key, value in row.items() if key not in _ROW_BOUND}}
+            {"run": labels[row["run_id"]], **stripped(row)}
             for row in tables[name]
             if not row.get("metric", "").startswith(_TIMED)
         ]
@@ -117,9 +117,9 @@ def facts(client: Client, item: str) -> tuple[dict[str, Any], Counter[str]]:
 
 
 def stripped(document: Any) -> Any:
-    """Return a report without what is bound to one run of it."""
+    """Return a row or report without what is bound to one run of it."""
     if isinstance(document, dict):
-        return {name: stripped(value) for name, value in document.items() if name not in _RUN_BOUND}
+        return {name: stripped(value) for name, value in document.items() if name not in _BOUND}
     return [stripped(value) for value in document] if isinstance(document, list) else document
 
 
@@ -166,11 +166,15 @@ def disturbed(cast: Cast, cluster: Cluster, fire: Fire, rounds: int) -> tuple[li
     """Train under fire; return ids, states and seconds."""
     began = time.monotonic()
     ids: list[str] = []
+    open_ids: list[str] = []
     with Client(cast.url) as client:
         while fire.left > 0:
-            found = statuses(client, ids)
-            if len(found) == len(ids) and sum(status not in _FINAL for status in found) < _OPEN:
-                ids.append(submit(client, len(ids), rounds))
+            found = statuses(client, open_ids)
+            if len(found) == len(open_ids):
+                open_ids = [item for item, status in zip(open_ids, found, strict=True) if status not in _FINAL]
+                if len(open_ids) < _OPEN:
+                    ids.append(submit(client, len(ids), rounds))
+                    open_ids.append(ids[-1])
             fire.act(cast, cluster)
             time.sleep(0.5)
         return ids, wait_for(client, ids), time.monotonic() - began
@@ -191,7 +195,7 @@ def collect(cast: Cast, ids: list[str]) -> tuple[list[Any], dict[str, Any]]:
 
 def run(given: argparse.Namespace, cluster: Cluster, directory: Path) -> dict[str, Any]:
     """Train under fire, train undisturbed, compare; return the figures."""
-    results = []
+    results: list[list[Any]] = []
     figures: dict[str, Any] = {}
     for name in ("loud", "quiet"):
         (directory / name).mkdir()

@@ -92,6 +92,17 @@ class Cluster:
         log = str(self._root / "log")
         self._run("pg_ctl", "-D", str(self._data), "-w", "-t", "120", "-o", options, "-l", log, "start")
 
+    def restart(self, tries: int = 5) -> None:
+        """Start it after a kill; what the dead server left in shared memory may take a moment to go."""
+        for left in reversed(range(tries)):
+            try:
+                self.start()
+                return
+            except subprocess.CalledProcessError:
+                if not left:
+                    raise
+                time.sleep(2.0)
+
     def kill(self) -> None:
         """Kill -9 of the server process; its backends end by themselves."""
         pid = int((self._data / "postmaster.pid").read_text().split()[0])
@@ -214,5 +225,5 @@ def strike(cast: Cast, cluster: Cluster, kind: str, draw: random.Random) -> bool
     else:
         cluster.kill()
         time.sleep(draw.choice([0.0, draw.uniform(0.0, 10.0)]))
-        cluster.start()
+        cluster.restart()
     return True

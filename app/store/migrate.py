@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import shutil
 import time
+from contextlib import closing
 from pathlib import Path
 
 from alembic import command
@@ -11,7 +11,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from app.store.engine import StartupError, Store
+from app.store.engine import StartupError, Store, sqlite_module
 
 _SCRIPTS = Path(__file__).resolve().parents[2] / "migrations"
 
@@ -76,8 +76,8 @@ def _backup(store: Store) -> Path | None:
     if not store.is_sqlite or current_revision(store) is None or not store.url.database:
         return None
     path = Path(store.url.database)
-    with store.engine.connect() as connection:
-        connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
     copy = path.with_name(f"{path.name}.{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.bak")
-    shutil.copy2(path, copy)
+    # SQLite's own backup: a copy of the file could miss what another connection writes meanwhile
+    with closing(sqlite_module().connect(path)) as source, closing(sqlite_module().connect(copy)) as target:
+        source.backup(target)
     return copy

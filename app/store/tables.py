@@ -63,7 +63,6 @@ experiment = Table(
     Column("priority", Integer, nullable=False),
     Column("rank", Float, nullable=False),
     Column("desired", String(8), nullable=False),
-    Column("desired_cause", String(16)),
     Column("version", Integer, nullable=False),
     Column("event_seq", Integer, nullable=False),
     Column("parent_id", String(40)),

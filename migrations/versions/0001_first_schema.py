@@ -62,7 +62,6 @@ def upgrade() -> None:
         sa.Column("priority", sa.Integer(), nullable=False),
         sa.Column("rank", sa.Float(), nullable=False),
         sa.Column("desired", sa.String(length=8), nullable=False),
-        sa.Column("desired_cause", sa.String(length=16), nullable=True),
         sa.Column("version", sa.Integer(), nullable=False),
         sa.Column("event_seq", sa.Integer(), nullable=False),
         sa.Column("parent_id", sa.String(length=40), nullable=True),

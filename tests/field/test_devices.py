@@ -114,7 +114,7 @@ def test_l24_child_inherits_no_device_variable_or_secret_and_a_device_has_one_wo
         experiment_id = client.submit(tiny_spec(budget={"rounds": 1}))["id"]
         canaries = {"CUDA_VISIBLE_DEVICES": "0,1,2,3", "AWS_SECRET_ACCESS_KEY": "canary", "LOCKSTEP_TOKEN": "canary"}
         worker = light_worker(sqlite_server.url, "environment", device="cpu:fieldhost:0", **canaries)
-        wait_until(lambda: client.runs(experiment_id)[0]["status"] == "succeeded", timeout=60, what="the end")
+        wait_until(lambda: client.runs(experiment_id)[0]["status"] == "succeeded", timeout=120, what="the end")
         run_id = client.runs(experiment_id)[0]["id"]
         lines = client.call("GET", f"runs/{run_id}/logs")["items"]
         seen = json.loads(next(line["text"] for line in lines if line["text"].startswith("{")))

@@ -26,12 +26,10 @@ from app.services.operations import ensure_epoch
 from app.settings import Settings
 from app.store import tables as t
 from app.store.engine import Store
-from tests.conftest import Clock, LiveServer, wait_until
+from tests.conftest import LiveServer, wait_until
 from tests.factories import LOCAL, SimulatedWorker, submit, tiny_spec
-from tests.field.conftest import SOAK, ServerProcess, StartLight, block_status, first_block, timeline
+from tests.field.conftest import SOAK, STEADY, ServerProcess, StartLight, block_status, first_block, timeline
 from tests.services.simulation import FlakyWorker, Wall
-
-BOUND = 2.5 + 0.5 + 0.3  # ttl + interval + sweep of the tests' settings
 
 
 @pytest.fixture
@@ -73,16 +71,36 @@ def events_of(ctx: Context, experiment_id: str, status: str) -> list[dict[str, A
 
 
 @pytest.mark.server
-def test_l01_killed_worker_leaves_running_within_the_bound(server: LiveServer, light_worker: StartLight) -> None:
+def test_l01_killed_worker_leaves_running_by_itself(server: LiveServer, light_worker: StartLight) -> None:
     with Client(server.url) as client:
         experiment_id = client.submit(tiny_spec(budget={"rounds": 50}))["id"]
         worker = light_worker(server.url, seconds=0.2)
         wait_until(lambda: block_status(client, experiment_id) == "running", what="running")
         worker.process.kill()
-        began = time.monotonic()
-        wait_until(lambda: block_status(client, experiment_id) != "running", timeout=BOUND + 2.0, what="the expiry")
-        assert time.monotonic() - began <= BOUND + 1.0
+        wait_until(lambda: block_status(client, experiment_id) != "running", what="the expiry")
         assert first_block(client, experiment_id)["status"] in ("queued", "stopping")
+
+
+def test_l01_killed_worker_leaves_running_within_ttl_interval_and_sweep(sim: Context, wall: Wall) -> None:
+    """On a clock of the test's own, because a loaded machine delays sweeps, and that time expires nothing."""
+    experiment_id = submit(sim, tiny_spec(budget={"rounds": 9}))
+    worker = FlakyWorker(sim, wall, "w")
+    worker.start()
+    worker.beat()
+    worker.step()
+    worker.step()
+    worker.beat()
+    assert states(sim, experiment_id) == ["running"]
+    worker.kill()
+    settings = sim.settings
+    bound = settings.lease_ttl_seconds + settings.heartbeat_seconds + settings.sweep_seconds
+    waited = 0.0
+    while states(sim, experiment_id) == ["running"] and waited <= bound:
+        wall.elapsed += settings.sweep_seconds
+        waited += settings.sweep_seconds
+        sweeping.sweep(sim)
+    assert states(sim, experiment_id) == ["queued"]
+    assert settings.lease_ttl_seconds < waited <= bound
 
 
 def test_l02_worker_cut_off_for_two_ttl_never_shares_its_block(sim: Context, wall: Wall) -> None:
@@ -108,7 +126,7 @@ def test_l03_experiment_of_a_killed_worker_can_be_cancelled_and_deleted(server: 
         wait_until(worker.claim, what="an assignment")
         worker.ready()  # and never again a word: SIGKILL
         client.call("POST", f"experiments/{experiment_id}/cancel")
-        wait_until(lambda: block_status(client, experiment_id) == "cancelled", timeout=20, what="cancelled")
+        wait_until(lambda: block_status(client, experiment_id) == "cancelled", timeout=60, what="cancelled")
         client.call("DELETE", f"experiments/{experiment_id}")
         assert client.call("GET", "experiments")["items"] == []
 
@@ -150,28 +168,28 @@ def test_l05_fenced_round_and_release_never_end_the_workers_loop(server: LiveSer
         assert first_block(client, experiment_id)["attempt"] >= 2
 
 
-def test_l06_four_sweepers_make_one_transition_of_one_expiry(ctx: Context, clock: Clock) -> None:
-    experiment_id = submit(ctx)
-    worker = SimulatedWorker(ctx).register()
-    sweeping.sweep(ctx)
+def test_l06_four_sweepers_make_one_transition_of_one_expiry(sim: Context, wall: Wall) -> None:
+    experiment_id = submit(sim)
+    worker = SimulatedWorker(sim).register()
+    sweeping.sweep(sim)
     worker.claim()
     worker.ready()
-    for _ in range(6):
-        clock.advance(0.6)
+    for _ in range(5):
+        wall.elapsed += 12.0  # short of what counts as an absence of the control plane
         gate = threading.Barrier(4)
 
         def race() -> None:
             gate.wait()  # noqa: B023 - joined within the round
-            sweeping.sweep(ctx)
+            sweeping.sweep(sim)
 
         threads = [threading.Thread(target=race) for _ in range(4)]
         for thread in threads:
             thread.start()
         for thread in threads:
             thread.join()
-    assert states(ctx, experiment_id) == ["queued"]
-    assert len(events_of(ctx, experiment_id, "queued")) == 1
-    assert len(events_of(ctx, experiment_id, "stopping")) == 1
+    assert states(sim, experiment_id) == ["queued"]
+    assert len(events_of(sim, experiment_id, "queued")) == 1
+    assert len(events_of(sim, experiment_id, "stopping")) == 1
 
 
 def test_l07_eight_claimers_get_every_job_once(ctx: Context) -> None:
@@ -231,7 +249,7 @@ def test_l08_ttl_below_four_intervals_is_refused_at_startup() -> None:
 def test_l09_child_that_shows_no_progress_keeps_its_lease_and_is_stalled(
     make_server: Callable[..., LiveServer], database_url: str, light_worker: StartLight, halted: bool
 ) -> None:
-    server = make_server(database_url, stall_after_seconds=1.5)
+    server = make_server(database_url, **STEADY, stall_after_seconds=1.5)
     seconds = 600.0 if SOAK else 5.0
     with Client(server.url) as client:
         experiment_id = client.submit(tiny_spec(budget={"rounds": 1}))["id"]
@@ -247,7 +265,7 @@ def test_l09_child_that_shows_no_progress_keeps_its_lease_and_is_stalled(
         if halted:
             wait_until(lambda: time.monotonic() > 0 and client.runs(experiment_id)[0]["stalled"], what="stalled")
             os.kill(pid, signal.SIGCONT)
-        wait_until(lambda: block_status(client, experiment_id) == "succeeded", timeout=seconds + 30, what="the end")
+        wait_until(lambda: block_status(client, experiment_id) == "succeeded", timeout=seconds + 120, what="the end")
         assert first_block(client, experiment_id)["attempt"] == 1
 
 
@@ -426,7 +444,7 @@ def test_l15_worker_stopped_by_sigterm_gives_its_block_back_as_preempted(
         worker = light_worker(server.url, seconds=0.2)
         wait_until(lambda: first_block(client, experiment_id)["open_round"] >= 1, what="a round")
         worker.process.send_signal(signal.SIGTERM)
-        assert worker.process.wait(timeout=20) == 0
+        assert worker.process.wait(timeout=60) == 0
         assert first_block(client, experiment_id)["status"] == "queued"
         assert client.call("GET", "workers")["items"] == []  # it said goodbye: nothing can be given to it
         causes = [event["cause"] for event in timeline(client, experiment_id) if event["status"] == "stopping"]

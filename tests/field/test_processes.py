@@ -14,7 +14,7 @@ from app.services import reading, steering, worker_calls
 from app.services.context import Context
 from tests.conftest import LiveServer, wait_until
 from tests.factories import LOCAL, SimulatedWorker, submit, tiny_spec
-from tests.field.conftest import SOAK, StartLight, block_status, first_block, is_running, timeline
+from tests.field.conftest import SOAK, STEADY, StartLight, block_status, first_block, is_running, timeline
 
 
 @pytest.mark.server
@@ -22,7 +22,7 @@ from tests.field.conftest import SOAK, StartLight, block_status, first_block, is
 def test_l16_l17_cancel_ends_descendants_and_hung_children_within_grace(
     make_server: Callable[..., LiveServer], database_url: str, light_worker: StartLight, mode: str
 ) -> None:
-    server = make_server(database_url, grace_seconds=1.0)
+    server = make_server(database_url, **STEADY, grace_seconds=1.0)
     with Client(server.url) as client:
         spec = tiny_spec(budget={"rounds": 5}, lockstep={"grace_seconds": 1.0})
         experiment_id = client.submit(spec)["id"]
@@ -33,7 +33,7 @@ def test_l16_l17_cancel_ends_descendants_and_hung_children_within_grace(
         began = time.monotonic()
         wait_until(lambda: not any(is_running(pid) for pid in pids), timeout=11.0, what="the end of every process")
         assert time.monotonic() - began <= 1.0 + 10.0
-        wait_until(lambda: block_status(client, experiment_id) == "cancelled", timeout=15, what="cancelled")
+        wait_until(lambda: block_status(client, experiment_id) == "cancelled", timeout=60, what="cancelled")
         assert worker.process.poll() is None
         wait_until(lambda: client.call("GET", "workers")["items"][0]["status"] == "idle", what="the device")
 
@@ -71,7 +71,7 @@ def test_l19_killed_child_reads_worker_lost_and_drain_takes_no_other_block(
         wait_until(lambda: block_status(client, experiment_id) == "running", what="the second attempt")
         worker_id = client.call("GET", "workers")["items"][0]["id"]
         client.call("POST", f"workers/{worker_id}/drain", json={"now": False})
-        assert worker.process.wait(timeout=40) == 0
+        assert worker.process.wait(timeout=120) == 0
         blocks = client.call("GET", f"experiments/{experiment_id}/blocks")["items"]
         assert [item["status"] for item in blocks] == ["succeeded", "queued"]
 
@@ -91,7 +91,7 @@ def test_l19_idle_worker_that_is_drained_or_told_to_stop_ends_and_is_given_nothi
             client.call("POST", f"workers/{found[0]['id']}/drain", json={"now": False})
         else:
             worker.process.send_signal(signal.SIGTERM)
-        assert worker.process.wait(timeout=15) == 0
+        assert worker.process.wait(timeout=60) == 0
         assert client.call("GET", f"workers/{found[0]['id']}")["status"] == "retired"
         experiment_id = client.submit(tiny_spec())["id"]
         time.sleep(1.0)
@@ -133,7 +133,7 @@ def test_l20_cancel_while_the_child_starts_or_trains_leaves_the_device_idle(
         worker = light_worker(sqlite_server.url, mode)
         worker.note("stage")
         client.call("POST", f"experiments/{experiment_id}/cancel")
-        wait_until(lambda: block_status(client, experiment_id) == "cancelled", timeout=25, what="cancelled")
+        wait_until(lambda: block_status(client, experiment_id) == "cancelled", timeout=60, what="cancelled")
         wait_until(lambda: client.call("GET", "workers")["items"][0]["status"] == "idle", what="the device")
 
 

@@ -85,3 +85,18 @@ def test_database_newer_than_the_code_is_refused_and_not_changed(empty: Store) -
     with pytest.raises(StartupError, match="newer than the code"):
         migrate.upgrade(empty)
     assert migrate.current_revision(empty) == "9999"
+
+
+def test_copy_before_a_migration_holds_every_row(tmp_path: Path) -> None:
+    store = Store(f"sqlite:///{tmp_path / 'lockstep.db'}")
+    migrate.upgrade(store)
+    ctx = Context(store, Settings(database_url=url_of(store)), FileStore(tmp_path / "files"), MetricNames(), Bell())
+    submit(ctx)
+    path = migrate._backup(store)
+    assert path is not None
+    copy = Store(f"sqlite:///{path}")
+    with copy.read() as session:
+        assert session.execute(select(func.count()).select_from(t.experiment)).scalar_one() == 1
+    assert migrate.check(copy)
+    copy.close()
+    store.close()
