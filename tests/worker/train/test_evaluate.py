@@ -26,6 +26,15 @@ def test_evaluating_twice_gives_the_same_and_moves_nothing() -> None:
     assert all(torch.equal(before[k], v) for k, v in run.learner.state_dict().items())
 
 
+# defect 32 of the reference: exploration floors reached its evaluation
+@pytest.mark.parametrize("mode", ["greedy", "sample"])
+def test_evaluation_ignores_the_floors_of_training(mode: str) -> None:
+    held = trainer(block(MORPH, MORPH_ARMS, ppo={"prob_floor": {"op": 0.2, "blueprint": 0.1}}, eval={"mode": mode}))
+    plain = trainer(block(MORPH, MORPH_ARMS, eval={"mode": mode}))
+    floored, bare = (one.evaluator.evaluate(one.runs, 0)["run-A"] for one in (held, plain))
+    assert floored.metrics == bare.metrics
+
+
 def test_evaluation_happens_when_due_and_after_the_last_round() -> None:
     records = train(block(GYM, GYM_ARMS, budget={"rounds": 5}, eval={"every_rounds": 2}))
     evaluated = [r.round for r in records if "eval/native_return_mean" in r.runs[0].metrics]

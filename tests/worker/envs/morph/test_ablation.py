@@ -73,6 +73,23 @@ def test_engine_equals_running_each_mask_alone(count: int, dtype: torch.dtype, t
         torch.testing.assert_close(table.loss[row], loss, atol=tolerance, rtol=0)
 
 
+# defect 21
+@pytest.mark.parametrize("count", [1, 2, 3, 4])
+def test_main_is_the_full_coalition_bitwise_at_any_alpha(count: int) -> None:
+    net = garden(SLOTS, torch.float32)
+    assert len({float(net.cell(slot).alpha) for slot in range(4)} - {0.0, 1.0}) >= 2
+    x, y = items(torch.float32)
+    plan = ValPlan(tuple(net.in_execution_order(list(range(count)))))
+    measured = decode(Validator(net, 10_000).run(x, y, plan).numpy(), plan)
+    full = plan.masks.index((1 << count) - 1)
+    assert measured.loss == measured.mask_loss[full]
+    assert measured.accuracy == measured.mask_accuracy[full]
+    # a validation without ablation, all grafts kept on, measures the same network
+    alone_plan = ValPlan((), fixed=plan.players)
+    again = decode(Validator(net, 10_000).run(x, y, alone_plan).numpy(), alone_plan)
+    assert measured.loss == pytest.approx(again.loss, abs=1e-6)
+
+
 def test_prospective_configuration_is_main_with_the_graft_at_alpha_one() -> None:
     net = garden(SLOTS, torch.float64)
     x, y = items(torch.float64)

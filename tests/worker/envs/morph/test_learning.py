@@ -9,6 +9,7 @@ import pytest
 
 from tests.worker.envs.morph.factories import act, germinate, make, play, row
 from worker.envs.morph.config import EnvConfig
+from worker.envs.morph.data import load
 from worker.envs.morph.stages import Op, Stage
 
 SET = {"r0c0": "bottleneck", "r0c1": "conv_heavy"}
@@ -53,7 +54,11 @@ def test_language_model_reaches_2_8_nats_in_eight_epochs() -> None:
     envs.begin_round(0)
     for _ in range(8):
         play(envs, row(envs))
-    assert envs.pop_episodes(0)[0].values["final_loss"] < 2.8
+    loss = envs.pop_episodes(0)[0].values["final_loss"]
+    assert loss < 2.8
+    counts = np.bincount(load("pydoc", None).images)
+    shares = counts[counts > 0] / counts.sum()
+    assert loss < -(shares * np.log(shares)).sum()
 
 
 def test_language_model_graft_lives_to_become_a_fossil_and_loss_falls() -> None:
