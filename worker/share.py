@@ -5,11 +5,9 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import json
-import re
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
@@ -17,14 +15,13 @@ from typing import Any, ParamSpec, TypeVar
 from app.domain import protocol as p
 from worker.control import Control, LeaseLost, Refused
 from worker.devices import Bound
+from worker.logs import LogReader
 from worker.options import Options
 from worker.spool import Spool
 from worker.supervisor import Child
 
 ArgumentsP = ParamSpec("ArgumentsP")
 ResultT = TypeVar("ResultT")
-_LEVELS = re.compile(r"\b(debug|info|warning|error)\b", re.IGNORECASE)
-_LINES_PER_SECOND = 200
 _POLL_SECONDS = 0.2
 _RELEASE_SECONDS = 120.0
 _STOP_CAUSES = {"cancel": "user", "pause": "user", "drain": "preempted", "abort": "preempted"}
@@ -67,13 +64,22 @@ class Share:
         self._failure: dict[str, Any] | None = None
         self._finished = False
         self._stopped = False
-        self._log_seq = 0
-        self._last_lines: deque[str] = deque(maxlen=20)
+        self._logs = LogReader(self._spool)
 
     @property
     def spool_bytes(self) -> int:
         """Bytes that wait to be sent."""
         return self._spool.waiting_bytes
+
+    @property
+    def _ahead(self) -> int:
+        """Rounds the child may train before the last one is acknowledged (ADR 0008).
+
+        One where this share holds all arms, for nobody waits at its barrier; the checkpoint that is being
+        uploaded must outlast the next one.
+        """
+        whole = len(self._lease.runs) == self._lease.num_arms
+        return int(whole and self._lease.checkpoint_keep >= 2)
 
     def set_terms(self, terms: p.RegisterReply) -> None:
         """Take over ttl and interval as the server announced them."""
@@ -186,7 +192,7 @@ class Share:
             }
         )
         threads = [
-            threading.Thread(target=self._read_logs, args=(child,), name="logs", daemon=True),
+            threading.Thread(target=self._logs.read, args=(child.output,), name="logs", daemon=True),
             threading.Thread(target=self._send_all, args=(child,), name="sender", daemon=True),
             threading.Thread(target=self._watch, args=(child,), name="ladder", daemon=True),
         ]
@@ -205,30 +211,15 @@ class Share:
         kind = frame.pop("type")
         if kind == "progress":
             self._round, self._step = int(frame["round"]), int(frame["step"])
-        elif kind in ("ready", "refused", "round", "checkpoint", "points"):
+        elif kind == "round":
+            self._round, self._step = int(frame["round"]) + 1, 0
+            self._spool.append(kind, {"frame": frame})
+        elif kind in ("ready", "refused", "checkpoint", "points"):
             self._spool.append(kind, {"frame": frame})
         elif kind == "failed":
             self._failure = frame
         elif kind == "done":
             self._finished, self._stopped = True, bool(frame["stopped"])
-
-    def _read_logs(self, child: Child) -> None:
-        """Read the child's output: carriage-return progress collapses, long lines and floods are cut."""
-        second, count = 0, 0
-        for raw in _lines(child.output):
-            text = raw.rpartition("\r")[2] if "\r" in raw.rstrip("\r") else raw.rstrip("\r")
-            now = int(time.monotonic())
-            second, count = (second, count + 1) if now == second else (now, 1)
-            if not text.strip():
-                continue
-            if count > _LINES_PER_SECOND:
-                self._spool.dropped_logs += 1
-                continue
-            found = _LEVELS.search(text[:40])
-            self._log_seq += 1
-            self._last_lines.append(text[:500])
-            level = found.group(1).lower() if found else "info"
-            self._spool.append("log", {"seq": self._log_seq, "level": level, "text": text[: p.MAX_LOG_LINE_BYTES]})
 
     def _watch(self, child: Child) -> None:
         """The stop ladder: past the grace the whole tree is killed. The fence needs no answer of a heartbeat."""
@@ -293,7 +284,8 @@ class Share:
         request = p.ReadyRequest.model_validate(frame)
         while not self._lost.is_set() and child.is_alive() and self._stop_cause is None:
             if self._patient(self._control.ready, self._lease, request).start:
-                child.send({"type": "go", "round": self._lease.resume_round})
+                for ahead in range(1 + self._ahead):
+                    child.send({"type": "go", "round": self._lease.resume_round + ahead})
                 return
             time.sleep(_POLL_SECONDS)
 
@@ -305,9 +297,8 @@ class Share:
         reply = self._patient(self._control.put_round, self._lease, index, payload)
         if not reply.complete and self._lease.barrier == "round":
             self._wait_at_barrier(index)
-        self._round, self._step = index + 1, 0
         if not frame["checkpoint_follows"]:
-            child.send({"type": "go", "round": index + 1})
+            child.send({"type": "go", "round": index + 1 + self._ahead})
 
     def _wait_at_barrier(self, index: int) -> None:
         while not self._lost.is_set():
@@ -330,7 +321,7 @@ class Share:
         runs = [p.CommitRun(run_id=arms[arm], sha256=digest) for arm, digest in sorted(frame["files"].items())]
         body = p.CommitRequest(next_round=next_round, runs=runs).model_dump_json().encode()
         self._patient(self._control.post_json, self._lease, "checkpoints", body)
-        child.send({"type": "go", "round": next_round})
+        child.send({"type": "go", "round": next_round + self._ahead})
 
     def _upload(self, path: Path, run_id: str, kind: str, name: str, next_round: int | None) -> None:
         content = path.read_bytes()
@@ -380,7 +371,7 @@ class Share:
             return p.ReleaseRequest(outcome="error", cause=cause, detail=detail, seconds=seconds, pinned_run=pinned)
         text = self._exit_text()
         killed = text == "killed by SIGKILL"
-        tail = "\n".join(self._last_lines)
+        tail = "\n".join(self._logs.last_lines)
         detail = f"{tail}\nthe training process ended without a word: {text}".lstrip()
         return p.ReleaseRequest(
             outcome="error", cause="worker_lost" if killed else "bug", detail=detail, seconds=seconds
@@ -388,12 +379,3 @@ class Share:
 
     def _exit_text(self) -> str:
         return self._child.exit_text() if self._child is not None else "not started"
-
-
-def _lines(source: Any) -> Iterable[str]:
-    """Yield lines of a stream, cut at 64 KiB so that a line without end cannot fill memory."""
-    while True:
-        raw = source.readline(65_536)
-        if not raw:
-            return
-        yield raw.decode(errors="replace").rstrip("\n")

@@ -123,8 +123,9 @@ def main() -> None:
     index = assignment["resume_round"]
     while index < assignment["rounds"]:
         command = json.loads(commands.readline() or '{"type": "stop"}')
-        if command["type"] == "stop":
+        if command["type"] == "stop" or stopped.is_set():
             break
+        note(f"round-{index}", "begun")
         misbehave()
         send("progress", round=index, step=0)
         send("round", **round_of(assignment, index))

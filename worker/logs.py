@@ -1,0 +1,56 @@
+"""A child's output as log lines of its runs."""
+
+from __future__ import annotations
+
+import re
+import time
+from collections import deque
+from collections.abc import Iterator
+from typing import IO
+
+from app.domain import protocol as p
+from worker.spool import Spool
+
+_LEVELS = re.compile(r"\b(debug|info|warning|error)\b", re.IGNORECASE)
+_LINES_PER_SECOND = 200
+_READ_BYTES = 65_536
+
+
+class LogReader:
+    """Puts lines into the spool; progress bars collapse, long lines and floods are cut and counted.
+
+    Attributes:
+        last_lines: the newest lines, for the account of a child that dies without a word.
+    """
+
+    def __init__(self, spool: Spool) -> None:
+        self._spool = spool
+        self._seq = 0
+        self.last_lines: deque[str] = deque(maxlen=20)
+
+    def read(self, source: IO[bytes]) -> None:
+        """Read until the stream ends."""
+        second, count = 0, 0
+        for raw in _lines(source):
+            text = raw.rstrip("\r").rpartition("\r")[2]  # a carriage return overwrites what stood there
+            now = int(time.monotonic())
+            second, count = (second, count + 1) if now == second else (now, 1)
+            if not text.strip():
+                continue
+            if count > _LINES_PER_SECOND:
+                self._spool.dropped_logs += 1
+                continue
+            self._append(text)
+
+    def _append(self, text: str) -> None:
+        found = _LEVELS.search(text[:40])
+        level = found.group(1).lower() if found else "info"
+        self._seq += 1
+        self.last_lines.append(text[:500])
+        self._spool.append("log", {"seq": self._seq, "level": level, "text": text[: p.MAX_LOG_LINE_BYTES]})
+
+
+def _lines(source: IO[bytes]) -> Iterator[str]:
+    """Yield lines, cut at 64 KiB so that a line without end cannot fill memory."""
+    while raw := source.readline(_READ_BYTES):
+        yield raw.decode(errors="replace").rstrip("\n")
