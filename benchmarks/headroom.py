@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import fmean
@@ -77,6 +77,7 @@ CASES: Mapping[str, Case] = {
     "digits_cpu": Case({"preset": "digits_cpu"}, _CNN, episodes=4),
     "synth_small": Case(_task("synth_small"), _CNN),
     "lm_tiny": Case(_task("lm_tiny"), _LM, replicates=1, reduced="1 replicate instead of 4"),
+    "lm_bench": Case({"preset": "lm_bench"}, _LM, replicates=1, reduced="1 replicate instead of 4"),
     "cifar_baseline": Case(_task("cifar_baseline"), _CNN3),
     "cifar_impaired": Case(_task("cifar_impaired"), _CNN3),
     **{
@@ -86,9 +87,9 @@ CASES: Mapping[str, Case] = {
 }
 
 
-def spec_of(name: str, case: Case) -> ResolvedSpec:
-    """Return the resolved five-arm experiment of a case; a spec that the service would refuse raises."""
-    arms = [{"label": policy, "policy": policy} for policy in ("noop", *SCHEDULES)]
+def spec_of(name: str, case: Case, schedules: Sequence[str] = SCHEDULES) -> ResolvedSpec:
+    """Return the resolved experiment of a case; a spec that the service would refuse raises."""
+    arms = [{"label": policy, "policy": policy} for policy in ("noop", *schedules)]
     static = {"label": "static", "policy": "static_matched", "static_set": dict(case.static_set)}
     own = {
         # smoke: nothing is registered for a test, for the table claims none
@@ -140,15 +141,15 @@ def scores(
     }
 
 
-def run(name: str, case: Case, device: torch.device, data: Path | None) -> dict[str, Any]:
+def run(name: str, case: Case, schedules: Sequence[str], device: torch.device, data: Path | None) -> dict[str, Any]:
     """Measure a case and return its row."""
-    resolved, began = spec_of(name, case), time.process_time()
+    resolved, began = spec_of(name, case, schedules), time.process_time()
     found = [scores(resolved, case, replicate, device, data) for replicate in range(case.replicates)]
     row: dict[str, Any] = {"reduced": case.reduced, "episodes": case.episodes, "replicates": found}
     means, losses = ({a: fmean(one[a][key] for one in found) for a in found[0]} for key in ("accuracy", "loss"))
-    best = max(SCHEDULES, key=means.__getitem__)
+    best = max(schedules, key=means.__getitem__, default=None)
     row |= {"means": means, "losses": losses, "best": best}
-    for label, arm in (("static", "static"), ("schedule", best)):
+    for label, arm in {"static": "static", **({"schedule": best} if best else {})}.items():
         gains = [one[arm]["accuracy"] - one["noop"]["accuracy"] for one in found]
         row[f"{label}_gain"] = {"mean": fmean(gains), "least": min(gains), "most": max(gains)}
     env, config = resolved.arms[0].config["env"], resolved.arms[0].config
@@ -174,16 +175,18 @@ def table(rows: Mapping[str, Any]) -> str:
         row = rows[name]
         shape = " x ".join(map(str, row["updates"])) + f", {row['host_lr']:g}, {row['graft_lr']:g}"
         means, losses, best = row["means"], row["losses"], row["best"]
-        cells = [f"{means[arm]:.1f} % ({losses[arm]:.3f})" for arm in ("noop", "static", best)]
-        gains = [row[f"{label}_gain"] for label in ("static", "schedule")]
-        spans = [f"{gain['mean']:+.1f} ({gain['least']:+.1f} to {gain['most']:+.1f})" for gain in gains]
-        lines.append(f"| {name} | {shape} | {cells[0]} | {cells[1]} | {cells[2]} `{best}` | {' | '.join(spans)} |")
+        cells = [shape, *(f"{means[arm]:.1f} % ({losses[arm]:.3f})" for arm in ("noop", "static"))]
+        cells.append(f"{means[best]:.1f} % ({losses[best]:.3f}) `{best}`" if best else "not run")
+        gains = [row.get(f"{label}_gain") for label in ("static", "schedule")]
+        cells += [f"{g['mean']:+.1f} ({g['least']:+.1f} to {g['most']:+.1f})" if g else "" for g in gains]
+        lines.append(f"| {name} | {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=[])
+    parser.add_argument("--schedules", nargs="*", choices=SCHEDULES, default=SCHEDULES)
     parser.add_argument("--data-dir", type=Path, help="folder with CIFAR-10's files")
     parser.add_argument("--gratings", type=Path, help="write gratings in CIFAR-10's format there and use them")
     parser.add_argument("--out", type=Path, required=True, help="without suffix: results are added to its .json")
@@ -192,7 +195,7 @@ def main() -> None:
     if options.gratings:
         write_gratings(options.gratings)
     for name in options.cases:
-        row = run(name, CASES[name], device, options.gratings or options.data_dir)
+        row = run(name, CASES[name], options.schedules, device, options.gratings or options.data_dir)
         rows = {**(json.loads(store.read_text()) if store.exists() else {}), name: row}
         store.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
         print(f"{name}: {row['means']} in {row['cpu_seconds']:.0f} s of CPU", flush=True)

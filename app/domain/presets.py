@@ -114,6 +114,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "env": {**_DIGITS_BENCH["env"], "task": "digits_small"},
         "host": {"lr": 0.01},
     },
+    "lm_bench": {"env": {"task": "lm_tiny"}, "graft": {"lr": 0.02}},
     "gym_classic": _GYM,
     "gym_lstm": {
         **_GYM,
