@@ -2,7 +2,9 @@
 
     python -m benchmarks.control_plane --database sqlite|postgresql [--claims 3000] [--experiments 10000]
 
-Prints machine, versions, median and p99 of each row and its ratio to the target; exits 1 on a miss.
+Prints machine, versions, median and p99 of each row and its ratio to the target, writes them to
+benchmarks/results/control_plane_<database>.json, and exits 1 on a miss. Claims and ingest go to a server
+process of its own, so that the load does not share its interpreter.
 """
 
 from __future__ import annotations
@@ -18,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -32,6 +34,7 @@ from app.store.engine import Store, sqlite_module, utc
 from tests import postgres
 from tests.conftest import LiveServer, start_server
 from tests.factories import tiny_spec
+from tests.field.conftest import ROOT, ServerProcess
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ class Simulated:
         self.send("POST", held, "ready", {"device_uid": self.uid, "resume_round": 0})
 
 
-def claims(server: LiveServer, count: int, workers: int = 8) -> list[Row]:
+def claims(server: ServerProcess, count: int, workers: int = 8) -> list[Row]:
     """Claim-to-release cycles: claim, ready, release (refused for cause config, which ends the block)."""
     with httpx.Client(base_url=f"{server.url}/api/v1/", timeout=120) as http:
         for first in range(0, count, 1000):
@@ -162,7 +165,7 @@ def batch(run_id: str, first: int, count: int, metrics: int = 10) -> bytes:
     return json.dumps({"series": [series]}).encode()
 
 
-def ingest(server: LiveServer, seconds: float, senders: int = 16, size: int = 500) -> list[Row]:
+def ingest(server: ServerProcess, seconds: float, senders: int = 16, size: int = 500) -> list[Row]:
     """Metric rows a second over HTTP, with heartbeats of the same workers at their side."""
     with httpx.Client(base_url=f"{server.url}/api/v1/", timeout=60) as http:
         http.post("experiments", json=tiny_spec(experiment={"replicates": senders})).raise_for_status()
@@ -175,7 +178,7 @@ def ingest(server: LiveServer, seconds: float, senders: int = 16, size: int = 50
         worker.ready(held)
         holds.append(held)
     bodies = [
-        [batch(held["runs"][0]["run_id"], 1 + n * size, size) for n in range(int(seconds * 8) + 8)] for held in holds
+        [batch(held["runs"][0]["run_id"], 1 + n * size, size) for n in range(int(seconds * 12) + 8)] for held in holds
     ]
     sent = [0] * senders
     beats: list[float] = []
@@ -199,8 +202,9 @@ def ingest(server: LiveServer, seconds: float, senders: int = 16, size: int = 50
     with ThreadPoolExecutor(senders) as pool:
         list(pool.map(send, range(senders)))
     took = time.perf_counter() - began
+    rate, detail = sum(sent) * size / took, f"{sum(sent) * size} rows in {took:.1f} s"
     return [
-        Row("ingest", sum(sent) * size / took, "rows/s", 10_000.0, True, f"{sum(sent) * size} rows in {took:.1f} s"),
+        Row("ingest", rate, "rows/s", 10_000.0, True, detail),
         Row("heartbeat p99 during ingest", percentile(beats, 0.99), "s", 0.25, False, spread(beats)),
     ]
 
@@ -309,20 +313,40 @@ def barrier(server: LiveServer, rounds: int = 20) -> list[Row]:
 
 
 @contextmanager
-def running(database: str) -> Iterator[LiveServer]:
-    """A server on a fresh database."""
+def fresh(database: str) -> Iterator[tuple[str, Path]]:
+    """A migrated database and a folder for files."""
     with tempfile.TemporaryDirectory() as directory:
         url = f"sqlite:///{directory}/bench.db" if database == "sqlite" else postgres.fresh("lockstep_bench")
         store = Store(url)
         migrate.upgrade(store)
         store.close()
-        server = start_server(Settings(database_url=url, data_dir=Path(directory), log_level="error"))
         try:
-            yield server
+            yield url, Path(directory)
         finally:
-            server.stop()
             if database != "sqlite":
                 postgres.drop("lockstep_bench")
+
+
+@contextmanager
+def in_thread(url: str, directory: Path) -> Iterator[LiveServer]:
+    """A server in a thread, for rows that fill its database by hand."""
+    server = start_server(Settings(database_url=url, data_dir=directory, log_level="error"))
+    try:
+        yield server
+    finally:
+        server.stop()
+
+
+@contextmanager
+def in_process(url: str, directory: Path) -> Iterator[ServerProcess]:
+    """A server as a process of its own, for rows that load it."""
+    given = {"DATABASE_URL": url, "DATA_DIR": str(directory), "LOG_LEVEL": "error"}
+    server = ServerProcess({**os.environ, **{f"LOCKSTEP_{name}": value for name, value in given.items()}})
+    try:
+        yield server.start()
+    finally:
+        server.stop()
+        server.close()
 
 
 def main() -> int:
@@ -334,30 +358,36 @@ def main() -> int:
     parser.add_argument("--ingest-seconds", type=float, default=20.0)
     parser.add_argument("--points", type=int, default=100_000)
     parser.add_argument("--only", nargs="*", default=["claims", "ingest", "lists", "series", "barrier"])
+    parser.add_argument("--out", type=Path, help="default benchmarks/results/control_plane_<database>.json")
     given = parser.parse_args()
-    rows: dict[str, Callable[[LiveServer], list[Row]]] = {
-        "barrier": barrier,
-        "series": lambda server: series(server, given.points),
-        "ingest": lambda server: ingest(server, given.ingest_seconds),
-        "lists": lambda server: lists(server, given.experiments),
-        "claims": lambda server: claims(server, given.claims),
+    rows: dict[str, tuple[Any, Callable[[Any], list[Row]]]] = {
+        "barrier": (in_thread, barrier),
+        "series": (in_thread, lambda server: series(server, given.points)),
+        "ingest": (in_process, lambda server: ingest(server, given.ingest_seconds)),
+        "lists": (in_thread, lambda server: lists(server, given.experiments)),
+        "claims": (in_process, lambda server: claims(server, given.claims)),
     }
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     versions = ", ".join(f"{name} {version(name)}" for name in ("fastapi", "sqlalchemy", "psycopg", "uvicorn"))
     sqlite = sqlite_module().sqlite_version
     print(f"{platform.machine()}, {os.cpu_count()} cores, load {load}; Python {platform.python_version()}, {versions}")
     print(f"database {given.database}" + (f" {sqlite}" if given.database == "sqlite" else ""))
-    missed = 0
+    found: list[Row] = []
     for name in (name for name in rows if name in given.only):
-        with running(given.database) as server:
-            for row in rows[name](server):
+        serving, measure = rows[name]
+        with fresh(given.database) as (url, directory), serving(url, directory) as server:
+            for row in measure(server):
+                found.append(row)
                 ratio = row.value / row.target if row.target else float("nan")
-                missed += not row.holds
                 word = "ok  " if row.holds else "MISS"
                 figure = f"{row.value:.4g} {row.unit} (target {row.target:g}, ratio {ratio:.2f})"
-                print(f"{word} {row.name}: {figure} {row.detail}")
-                sys.stdout.flush()
-    return 1 if missed else 0
+                print(f"{word} {row.name}: {figure} {row.detail}", flush=True)
+    out = given.out or ROOT / f"benchmarks/results/control_plane_{given.database}.json"
+    head = {"machine": platform.machine(), "cores": os.cpu_count(), "load_before": load, "versions": versions}
+    asked = {name: value for name, value in vars(given).items() if name != "out"}
+    figures = [{**asdict(row), "holds": row.holds} for row in found]
+    out.write_text(json.dumps({**head, "sqlite": sqlite, "asked": asked, "rows": figures}, indent=1) + "\n")
+    return 0 if all(row.holds for row in found) else 1
 
 
 if __name__ == "__main__":
