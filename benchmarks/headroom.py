@@ -152,14 +152,10 @@ def run(name: str, case: Case, schedules: Sequence[str], device: torch.device, d
     for label, arm in {"static": "static", **({"schedule": best} if best else {})}.items():
         gains = [one[arm]["accuracy"] - one["noop"]["accuracy"] for one in found]
         row[f"{label}_gain"] = {"mean": fmean(gains), "least": min(gains), "most": max(gains)}
-    env, config = resolved.arms[0].config["env"], resolved.arms[0].config
-    row |= {
-        "host_lr": config["host"]["lr"],
-        "graft_lr": config["graft"]["lr"],
-        "cpu_seconds": time.process_time() - began,
-    }
-    row["updates"] = [env["horizon"], env["batches_per_step"], env["batch_size"]]
-    return row | {"versions": versions(), "device": device.type}
+    config = resolved.arms[0].config
+    row["updates"] = [config["env"][key] for key in ("horizon", "batches_per_step", "batch_size")]
+    row |= {"host_lr": config["host"]["lr"], "graft_lr": config["graft"]["lr"], "device": device.type}
+    return row | {"versions": versions(), "cpu_seconds": time.process_time() - began}
 
 
 def table(rows: Mapping[str, Any]) -> str:
