@@ -1,6 +1,6 @@
 """Look for pay without work: 10,000 episodes of searched op sequences in a simulated lifecycle.
 
-    python -m benchmarks.reward_farm [--episodes 10000] [--modes shaped escrow ..]
+    python -m benchmarks.reward_farm [--episodes 10000] [--modes shaped escrow ..] [--out FILE]
 
 Grafts in this world are worth nothing or harm (contribution <= 0) and the host does not move, so whatever
 beats waiting is a farm. An evolutionary search over legal op sequences maximises each mode's return among
@@ -12,7 +12,9 @@ Axes: E episode of a generation, S slot.
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -183,9 +185,10 @@ def main() -> int:
     parser.add_argument("--modes", nargs="*", default=sorted(registered_modes()))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plant", action="store_true", help="build a farm into every mode that prunes")
+    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     torch.set_num_threads(1)
-    farms = 0
+    farms, rows = 0, []
     for mode in args.modes:
         constants = {"prune_harmful_pay": 3.0} if args.plant else {}
         reward = make_reward(mode, constants, gamma=GAMMA, task="digits_tiny")
@@ -193,6 +196,10 @@ def main() -> int:
         farms += best > 1e-4
         verdict = "FARM" if best > 1e-4 else "ok"
         print(f"{verdict:4} {mode:11} best margin over waiting {best:+.4f} (waiting {idle:.3f})", flush=True)
+        rows.append({"mode": mode, "best_margin": best, "waiting": idle, "farm": best > 1e-4})
+    if args.out is not None:
+        setting = {"episodes": args.episodes, "seed": args.seed, "planted": args.plant, "steps": T, "slots": S}
+        args.out.write_text(json.dumps({**setting, "modes": rows}, indent=1) + "\n")
     return min(farms, 1)
 
 
