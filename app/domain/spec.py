@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
@@ -130,7 +130,9 @@ def parse(raw: Mapping[str, Any]) -> ResolvedSpec:
     document = _with_preset(raw)
     spec = _fill(_validate_spec(document))
     base = _config_data(spec)
-    arms = tuple(_resolve_arm(index, arm, base) for index, arm in enumerate(spec.arms))
+    given = raw.get("reward")
+    named = frozenset(given) if isinstance(given, Mapping) else frozenset()
+    arms = tuple(_resolve_arm(index, arm, base, named) for index, arm in enumerate(spec.arms))
     full = spec.model_dump(mode="json", by_alias=True)
     return ResolvedSpec(spec=spec, document=full, arms=arms, hash=canonical_hash(full))
 
@@ -312,7 +314,8 @@ def _config_data(spec: Spec) -> dict[str, Any]:
     return {name: value for name, value in data.items() if name not in _META}
 
 
-def _resolve_arm(index: int, arm: sections.Arm, base: Mapping[str, Any]) -> ResolvedArm:
+def _resolve_arm(index: int, arm: sections.Arm, base: Mapping[str, Any], named: frozenset[str]) -> ResolvedArm:
+    """Return one arm; ``named`` are the fields of the experiment's own reward section, presets left out."""
     overrides = _overrides(index, arm)
     merged = json.loads(json.dumps(base))
     for path, value in overrides.items():
@@ -322,16 +325,21 @@ def _resolve_arm(index: int, arm: sections.Arm, base: Mapping[str, Any]) -> Reso
     config = _validate(Config, merged, "arms", index, "overrides").model_dump(mode="json", by_alias=True)
     mode = str(config["reward"]["mode"])
     diff = tuple(diff_paths(base, config))
-    config["reward"] = _reward_of(mode, config["reward"])
+    own = {path.removeprefix("reward.") for path in overrides if path.startswith("reward.")}
+    config["reward"] = _reward_of(mode, config["reward"], own | (named if mode == base["reward"]["mode"] else set()))
     return ResolvedArm(arm.label, arm.policy, mode, arm.static_set, config, diff)
 
 
-def _reward_of(mode: str, section: Mapping[str, Any]) -> dict[str, Any]:
-    """A registered or native mode gets its own fields only, not the constants of the built-in ones."""
+def _reward_of(mode: str, section: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
+    """A registered or native mode gets what was written for it, not the defaults of the built-in constants.
+
+    A constant of its own may bear the name of a built-in one: it is kept where the arm sets it, or where the
+    experiment's reward section names both the mode and the constant.
+    """
     if mode in catalog.REWARD_MODES:
         return dict(section)
     constants = set(Reward.model_fields) - {"mode"}
-    return {name: value for name, value in section.items() if name not in constants}
+    return {name: value for name, value in section.items() if name not in constants or name in own}
 
 
 def _overrides(index: int, arm: sections.Arm) -> dict[str, Any]:

@@ -145,3 +145,20 @@ def test_replicates_one_warns_that_no_inference_is_possible() -> None:
     found, warnings = check(parse(raw))
     assert found == []
     assert any("no inference" in warning for warning in warnings)
+
+
+def test_a_registered_reward_gets_what_was_written_for_it_and_no_built_in_default() -> None:
+    # a plug-in's constant may bear the name of a built-in one
+    arms = [
+        {"label": "a"},
+        {"label": "b", "overrides": {"reward.rent_weight": 0.25}},
+        {"label": "c", "reward": "shaped"},
+    ]
+    raw = tiny_spec(arms=arms, reward={"mode": "thrifty", "sparse_scale": 2.0})
+    a, b, c = (arm.config["reward"] for arm in parse(raw).arms)
+    assert a == {"mode": "thrifty", "sparse_scale": 2.0}
+    assert b == {"mode": "thrifty", "sparse_scale": 2.0, "rent_weight": 0.25}
+    assert len(c) > 20
+    # what the experiment's section names for the built-in mode is not meant for another one
+    raw = tiny_spec(arms=[{"label": "a"}, {"label": "b", "reward": "thrifty"}], reward={"sparse_scale": 2.0})
+    assert parse(raw).arms[1].config["reward"] == {"mode": "thrifty"}
