@@ -34,7 +34,7 @@ from worker.train.environments import (
 from worker.train.evaluate import Evaluation, Evaluator
 from worker.train.events import evaluation_events, ppo_update_completed, run_started
 from worker.train.metrics import episode_rows, kept_metrics, policy_metrics, reward_metrics, train_metrics
-from worker.train.plan import BlockPlan, ConfigRefused, RoundRecord, RunPlan, RunRound
+from worker.train.plan import ArmOutOfMemory, BlockPlan, ConfigRefused, RoundRecord, RunPlan, RunRound, owned
 from worker.train.policies import restore, save_policy, snapshot
 from worker.train.runs import ControlledRun, Run, TrainedRun
 
@@ -58,18 +58,6 @@ _MIB = 2**20
 def update_order(seed: int, round_index: int, num_arms: int) -> list[int]:
     """Return the arm indices in the order of their updates (stream ``update_order``)."""
     return [int(i) for i in generator(seed, "update_order", round=round_index).permutation(num_arms)]
-
-
-class ArmOutOfMemory(RuntimeError):  # noqa: N818 - says what happened
-    """The device ran out of memory in the work of one run alone.
-
-    Attributes:
-        run_id: whose work it was.
-    """
-
-    def __init__(self, run_id: str, message: str) -> None:
-        super().__init__(message)
-        self.run_id = run_id
 
 
 class BlockTrainer:
@@ -215,12 +203,16 @@ class BlockTrainer:
         fresh = self.envs.resets_each_round or round_index == 0
         for run, (observation, masks) in zip(self.runs, self.envs.begin_round(round_index), strict=True):
             if run.diverged is None:
-                run.begin(round_index, observation, masks, fresh=fresh)
+                with owned(run.plan, "start of a round"):
+                    run.begin(round_index, observation, masks, fresh=fresh)
         self._roll(round_index)
         rolled = time.perf_counter()
         order = list(self.update_order(round_index))
         by_arm = {run.plan.arm_index: run for run in self.runs if run.diverged is None}
-        updates = {arm: _updated(by_arm[arm]) for arm in order if arm in by_arm}
+        updates = {}
+        for arm in (k for k in order if k in by_arm):
+            with owned(by_arm[arm].plan, "update"):
+                updates[arm] = by_arm[arm].update()
         updated = time.perf_counter()
         evaluations: dict[str, Evaluation] = {}
         if self.evaluator.is_due(round_index):
@@ -244,10 +236,11 @@ class BlockTrainer:
 
     def _roll(self, round_index: int) -> None:
         for t in range(self.envs.steps_per_round):
-            results = self.envs.step([run.act(t) for run in self.runs])
+            results = self.envs.step([_act(run, t) for run in self.runs])
             for run, result in zip(self.runs, results, strict=True):
                 if result is not None:
-                    run.record(t, result)
+                    with owned(run.plan, "rollout"):
+                        run.record(t, result)
             self._progress(round_index, t)
 
     def _clock(self, round_index: int, rollout_seconds: float, seconds: float) -> dict[str, float]:
@@ -301,9 +294,6 @@ class BlockTrainer:
         )
 
 
-def _updated(run: Run) -> dict[str, float]:
-    """Update one run; memory that runs out here is that run's own doing."""
-    try:
-        return run.update()
-    except torch.OutOfMemoryError as error:
-        raise ArmOutOfMemory(run.plan.run_id, f"the update of arm {run.plan.arm} ran out of memory: {error}") from error
+def _act(run: Run, t: int) -> torch.Tensor | None:
+    with owned(run.plan, "acting"):
+        return run.act(t)

@@ -22,7 +22,7 @@ from worker.rl.heads import choose
 from worker.rl.learner import Learner, Streams, bounded_uniforms
 from worker.rl.precision import autocast
 from worker.train.environments import MORPH, cross_rewards, kind_of, make_control, make_environments
-from worker.train.plan import BlockPlan, RunPlan
+from worker.train.plan import BlockPlan, RunPlan, owned
 from worker.train.runs import Control, Run, TrainedRun
 
 #: Columns of an evaluation row that are means of episodes, by metric name.
@@ -81,6 +81,18 @@ class _ControlActor:
         actions = self._control.act(self._step)
         self._step += 1
         return actions
+
+
+class _OwnedActor:
+    """A policy whose memory is its run's own."""
+
+    def __init__(self, plan: RunPlan, policy: FrozenPolicy) -> None:
+        self._plan, self._policy = plan, policy
+
+    def act(self, observation: Observation, masks: Masks) -> Tensor:
+        """Return actions [M, H]."""
+        with owned(self._plan, "evaluation"):
+            return self._policy.act(observation, masks)
 
 
 @dataclass
@@ -172,7 +184,8 @@ class Evaluator:
             if run.diverged is not None:
                 return None
             if isinstance(run, TrainedRun):
-                return FrozenPolicy(run.learner, self.num_envs, run.streams if mode == "sample" else None)
+                policy = FrozenPolicy(run.learner, self.num_envs, run.streams if mode == "sample" else None)
+                return _OwnedActor(run.plan, policy)
             return _ControlActor(make_control(self.plan, run.plan, envs, position, 0))
 
         episodes = play(envs, actor, len(runs))

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+import torch
+
 
 class ConfigRefused(Exception):  # noqa: N818 - the configuration is refused, which is no error of ours
     """The configuration cannot be trained; raised before round 0.
@@ -70,6 +72,40 @@ class BlockPlan:
     runs: tuple[RunPlan, ...]
     num_arms: int
     reward_modes: tuple[tuple[str, Mapping[str, Any], float | None], ...] = ()
+
+
+class ArmOutOfMemory(RuntimeError):  # noqa: N818 - says what happened
+    """The device ran out of memory in the work of one run alone.
+
+    Attributes:
+        run_id: whose work it was.
+    """
+
+    def __init__(self, run_id: str, message: str) -> None:
+        super().__init__(message)
+        self.run_id = run_id
+
+
+class owned:  # noqa: N801 - reads as a statement
+    """Context of work that one run alone does: memory that runs out there is that run's own doing.
+
+    Args:
+        run: whose work it is.
+        work: what it does, in words.
+    """
+
+    __slots__ = ("_run", "_work")
+
+    def __init__(self, run: RunPlan, work: str) -> None:
+        self._run, self._work = run, work
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> None:
+        if isinstance(error, torch.OutOfMemoryError):
+            told = f"the {self._work} of arm {self._run.arm} ran out of memory: {error}"
+            raise ArmOutOfMemory(self._run.run_id, told) from error
 
 
 @dataclass

@@ -289,16 +289,46 @@ def test_settings_that_cannot_be_trained_are_refused_before_round_0(
     assert refused.value.remedy
 
 
-def test_memory_that_runs_out_in_one_arms_update_is_pinned_on_that_arm(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("name", "work"), [("begin", "start"), ("act", "acting"), ("record", "rollout"), ("update", "update")]
+)
+def test_memory_that_runs_out_in_one_arms_own_work_is_pinned_on_that_arm(
+    monkeypatch: pytest.MonkeyPatch, name: str, work: str
+) -> None:
     held = trainer(block(GYM, GYM_ARMS))
 
-    def exhausted() -> dict[str, float]:
+    def exhausted(*_args: Any, **_named: Any) -> None:
         raise torch.OutOfMemoryError("tried to allocate 80 GiB")
 
-    monkeypatch.setattr(next(run for run in held.runs if run.plan.arm == "B"), "update", exhausted)
-    with pytest.raises(ArmOutOfMemory, match=r"arm B ran out of memory.*80 GiB") as caught:
+    monkeypatch.setattr(next(run for run in held.runs if run.plan.arm == "B"), name, exhausted)
+    with pytest.raises(ArmOutOfMemory, match=rf"{work}.*arm B ran out of memory.*80 GiB") as caught:
         next(held.rounds(0))
     assert caught.value.run_id == "run-B"
+
+
+def test_memory_that_runs_out_in_an_evaluation_is_pinned_and_in_the_common_step_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    held = trainer(block(GYM, GYM_ARMS, eval={"every_rounds": 1}))
+    trained = [run for run in held.runs if isinstance(run, TrainedRun)]
+    net = next(run for run in trained if run.plan.arm == "B").learner.net
+    plain, calls = net.step, iter(range(10**6))
+
+    def exhausted(*args: Any) -> Any:
+        if next(calls) == held.envs.steps_per_round:
+            raise torch.OutOfMemoryError("tried to allocate 80 GiB")
+        return plain(*args)
+
+    monkeypatch.setattr(net, "step", exhausted)
+    with pytest.raises(ArmOutOfMemory, match=r"evaluation of arm B.*80 GiB"):
+        next(held.rounds(0))
+
+    def all_exhausted(_actions: Any) -> Any:
+        raise torch.OutOfMemoryError("tried to allocate 80 GiB")
+
+    monkeypatch.setattr(held.envs, "step", all_exhausted)
+    with pytest.raises(torch.OutOfMemoryError):
+        next(held.rounds(0))
 
 
 def test_trainer_tells_start_update_evaluation_and_cross_evaluation_once_each() -> None:
