@@ -59,6 +59,8 @@ def _assign_all(ctx: Context, session: Session, now: float) -> int:
         # blocks assigned in this transaction have left the queue, hence the offset without them
         page = scheduling.eligible_blocks(session, now, shares, limit=_BATCH, skip=seen - assigned, without=full)
         for block in page:
+            if not any(view.idle for view in views.values()):
+                return assigned  # each further block would cost queries for nothing
             choice = round_.choose(block, _need_now(session, block))
             if isinstance(choice, Fit) and _assign(ctx, session, now, block, choice, idle):
                 assigned += 1
