@@ -107,7 +107,11 @@ class Ledger:
         return {"xeval": scores}
 
     def _add(self, name: str, value: np.ndarray) -> None:
-        self.sums[name] = self.sums[name] + value if name in self.sums else value.astype(np.float64)
+        total = self.sums.get(name)
+        if total is None:
+            self.sums[name] = value.astype(np.float64)
+        else:
+            total += value
 
 
 class GymEnvs:
@@ -221,8 +225,8 @@ class GymEnvs:
         for index, action in enumerate(actions.tolist()):
             if lanes[index].is_over:
                 continue
-            paid, ends, cut, infos[index] = self._advance(run, index, self._native(action))
-            valid[index], native[index] = True, paid
+            native[index], ends, cut, infos[index] = self._advance(run, index, self._native(action))
+            valid[index] = True
             if ends or cut:
                 terminated[index], truncated[index] = ends, cut and not ends
                 ended.append(index)

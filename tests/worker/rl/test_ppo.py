@@ -12,7 +12,9 @@ import torch
 
 from tests.worker.rl.cases import HEADS, Head, learner_config, make_learner, random_rollout
 from worker.rl.config import entropy_coefficient, floor_scale, learning_rate
+from worker.rl.heads import Floors, evaluate
 from worker.rl.learner import Adam, Learner, adam_step
+from worker.rl.minibatch import minibatches
 from worker.rl.nets import FlatParameters
 from worker.rl.ppo import (
     AnchorMismatch,
@@ -113,18 +115,42 @@ def test_wait_steps_give_no_gradient_to_the_other_heads() -> None:
     assert float(grads["outputs.layers.0.weight"].abs().sum()) > 0.0
 
 
-@pytest.mark.parametrize("ratio", ["joint", "per_head"])
+LOSSES: dict[str, dict[str, Any]] = {
+    "joint": {},
+    "per_head": {"ratio": "per_head"},
+    "value_clip": {"value_clip": 0.05},
+    "raw_entropy": {"entropy_normalised": False, "entropy_head_weights": {"op": 2.0, "size": 0.5}},
+    "minibatch_norm": {"adv_norm": "minibatch"},
+    "floors": {"prob_floor": {"op": 0.1, "size": 0.15}},
+}
+
+
+@pytest.mark.parametrize("loss_of", list(LOSSES))
 @pytest.mark.parametrize("body", ["mlp", "lstm"])
-def test_gradient_of_the_full_loss_equals_finite_differences(body: str, ratio: str) -> None:
-    learner, _, prepared = setup(body, hidden=8, ratio=ratio, entropy_coef_start=0.05)
+def test_gradient_of_the_full_loss_equals_finite_differences(body: str, loss_of: str) -> None:
+    changes = LOSSES[loss_of]
+    learner, _, prepared = setup(body, hidden=8, **changes)
+    floors = Floors.build(learner.heads, changes.get("prob_floor", {}), {"op": (2,)}, 1.0)
+    if floors is not None:
+        floors = Floors(floors.value.double(), floors.allowed)
+    # large enough that a wrong slope of the entropy shows
+    prepared = replace(prepared, rule=replace(prepared.rule, entropy_coef=0.5, floors=floors))
     learner.net.double()
     batch = prepared.replay.batch.map(lambda x: x.double() if x.dtype == torch.float32 else x)
+    state = tuple(s.double() for s in prepared.replay.state)
+    resets = tuple((t, keep.double()) for t, keep in prepared.replay.resets)
     # old values off the current ones, away from the clip kinks at 0.8 and 1.2
     shift = torch.from_numpy(np.random.default_rng(2).uniform(-0.05, 0.05, batch.old_log_prob.shape))
     with torch.no_grad():
         batch = replace(batch, old_log_prob=torch.where(batch.relevant, batch.old_log_prob + shift, 0.0))
-    state = tuple(s.double() for s in prepared.replay.state)
-    resets = tuple((t, keep.double()) for t, keep in prepared.replay.resets)
+        if floors is not None:
+            logits, _ = learner.net.sequence(batch.features, batch.ids, state, resets)
+            mixed = evaluate(logits, batch.actions, batch.rows, batch.relevant, floors).log_prob
+            batch = replace(batch, old_log_prob=torch.where(batch.relevant, mixed + shift, 0.0))
+        if "value_clip" in changes:
+            # on both sides of the clip
+            away = torch.from_numpy(np.random.default_rng(3).uniform(-0.1, 0.1, batch.old_value.shape))
+            batch = replace(batch, old_value=batch.old_value + away)
     replay = Replay(batch, state, resets)
     parameters = list(learner.net.parameters())
     loss, _ = ppo_loss(learner.net, replay, prepared.rule)
@@ -204,9 +230,8 @@ def test_lstm_minibatches_partition_the_environments() -> None:
     learner, _, prepared = setup("lstm", epochs=1, minibatches=4)
     batch = prepared.replay.batch
     marked = replace(batch, target=torch.arange(E, dtype=torch.float32).expand(T, E).contiguous())
-    from worker.rl import ppo
 
-    parts = list(ppo._minibatches(learner, replace(prepared.replay, batch=marked), order()))
+    parts = list(minibatches(learner, replace(prepared.replay, batch=marked), order()))
     rows = [int(x) for part in parts for x in part.batch.target[0].tolist()]
     assert sorted(rows) == list(range(E))
     assert len(parts) == 4
