@@ -108,7 +108,8 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "checkpoint": {"every_rounds": 1},
     },
     "digits_bench": _DIGITS_BENCH,
-    # at the task's own 480 updates the host alone reaches 93 % and grafts add 4 pp; with 160 they add 10
+    # with the 480 updates of the task the host alone reaches 93 % and grafts add 4 pp; here they add 7
+    # (docs/results/headroom.md)
     "digits_small_bench": {
         **_DIGITS_BENCH,
         "env": {**_DIGITS_BENCH["env"], "task": "digits_small"},
