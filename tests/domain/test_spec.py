@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from app.domain import catalog
+from app.domain import catalog, sections
 from app.domain.presets import PRESETS
 from app.domain.problems import InvalidSpecError, Problem
 from app.domain.rules import check
@@ -162,3 +162,10 @@ def test_a_registered_reward_gets_what_was_written_for_it_and_no_built_in_defaul
     # what the experiment's section names for the built-in mode is not meant for another one
     raw = tiny_spec(arms=[{"label": "a"}, {"label": "b", "reward": "thrifty"}], reward={"sparse_scale": 2.0})
     assert parse(raw).arms[1].config["reward"] == {"mode": "thrifty"}
+
+
+def test_every_field_outside_of_the_reward_constants_says_what_it_is() -> None:
+    models = [m for m in vars(sections).values() if isinstance(m, type) and issubclass(m, sections.Section)]
+    fields = [(m.__name__, name, field) for m in models for name, field in m.model_fields.items()]
+    assert len(fields) > 80
+    assert [f"{model}.{name}" for model, name, field in fields if not field.description] == []
