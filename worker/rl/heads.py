@@ -135,28 +135,16 @@ def log_probabilities(logits: Tensor, mask: Tensor, floors: Floors | None) -> Te
 
     A row without a legal choice gives a uniform row; callers must not use it.
     """
-    log_p = _masked(logits, mask)
-    return log_p if floors is None else _floored(log_p, mask, floors)
-
-
-def _masked(logits: Tensor, mask: Tensor) -> Tensor:
     wide = logits if logits.dtype == torch.float64 else logits.float()
-    return F.log_softmax(torch.where(mask, wide, MASKED), dim=-1)
-
-
-def _floored(log_p: Tensor, mask: Tensor, floors: Floors) -> Tensor:
-    # pi'(a) = (1 - n f) pi(a) + f [a floored]
-    kept, f, floored = _shares(log_p, mask, floors)
-    mixed = kept * log_p.exp() + f * floored
-    return torch.where(mask, mixed.clamp(min=torch.finfo(log_p.dtype).tiny).log(), MASKED)
-
-
-def _shares(log_p: Tensor, mask: Tensor, floors: Floors) -> tuple[Tensor, Tensor, Tensor]:
-    """Return 1 - n f, f [.., 1] and the floored choices [.., N]; n = floored legal choices, f <= 0.99 / n."""
+    log_p = F.log_softmax(torch.where(mask, wide, MASKED), dim=-1)
+    if floors is None:
+        return log_p
+    # pi'(a) = (1 - n f) pi(a) + f [a floored], n = floored legal choices, f <= 0.99 / n
     floored = mask & floors.allowed
     count = floored.sum(-1, keepdim=True)
-    f = torch.minimum(floors.value.unsqueeze(-1).to(log_p.dtype), MAX_FLOOR_MASS / count.clamp(min=1))
-    return 1.0 - count * f, f, floored
+    f = torch.minimum(floors.value.unsqueeze(-1).to(wide.dtype), MAX_FLOOR_MASS / count.clamp(min=1))
+    mixed = (1.0 - count * f) * log_p.exp() + f * floored
+    return torch.where(mask, mixed.clamp(min=torch.finfo(wide.dtype).tiny).log(), MASKED)
 
 
 def choose(
@@ -216,40 +204,10 @@ def _choose_head(logits: Tensor, mask: Tensor, uniforms: Tensor | None, floors: 
 
 @dataclass(frozen=True)
 class HeadTerms:
-    """Quantities of executed actions per head.
-
-    Attributes:
-        log_prob: [.., H], 0 where a head is irrelevant.
-        entropy: [.., H] nats, 0 where a head is irrelevant.
-        plain: [.., H, N] log-probabilities before floors.
-        log_p: [.., H, N] log-probabilities.
-        actions, rows, relevant, floors: as given to ``evaluate``.
-    """
+    """Per-head quantities of executed actions, all [.., H]; 0 where a head is irrelevant."""
 
     log_prob: Tensor
     entropy: Tensor
-    plain: Tensor
-    log_p: Tensor
-    actions: Tensor
-    rows: Tensor
-    relevant: Tensor
-    floors: Floors | None
-
-    def logit_slope(self, log_prob_slope: Tensor, entropy_slope: Tensor) -> Tensor:
-        """Return dL/dlogits [.., H, N] for given dL/dlog_prob and dL/dentropy, both [.., H]."""
-        p = self.log_p.exp()
-        # H = -sum p ln p: dH / d ln p = -p (ln p + 1)
-        outer = torch.where(self.relevant, entropy_slope, 0.0).unsqueeze(-1)
-        slope = -(outer * p + outer * self.log_p * p)
-        taken = torch.where(self.relevant, log_prob_slope, 0.0).unsqueeze(-1)
-        slope.scatter_add_(-1, self.actions.unsqueeze(-1), taken)
-        if self.floors is not None:
-            # d ln pi' / d ln pi = (1 - n f) pi / pi'
-            kept, _, _ = _shares(self.plain, self.rows, self.floors)
-            slope = slope * kept * (self.plain - self.log_p).exp()
-            p = self.plain.exp()
-        # through the softmax: d ln p_b / d logit_a = [a = b] - p_a; an illegal choice has p = 0 and no slope
-        return torch.where(self.rows, torch._log_softmax_backward_data(slope, self.plain, -1, slope.dtype), 0.0)
 
 
 def evaluate(logits: Tensor, actions: Tensor, rows: Tensor, relevant: Tensor, floors: Floors | None) -> HeadTerms:
@@ -262,10 +220,9 @@ def evaluate(logits: Tensor, actions: Tensor, rows: Tensor, relevant: Tensor, fl
         relevant: [.., H] bool.
         floors: as in force when the actions were drawn.
     """
-    plain = _masked(logits, rows)
-    log_p = plain if floors is None else _floored(plain, rows, floors)
+    log_p = log_probabilities(logits, rows, floors)
     taken = log_p.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
-    # an illegal choice has p = 0 exactly and a finite ln p: no term, no slope
+    # an illegal choice has p = 0 exactly and a finite ln p: no term, no gradient
     plogp = (log_p.exp() * log_p).sum(-1)
-    log_prob, entropy = torch.where(relevant, taken, 0.0), torch.where(relevant, -plogp, 0.0)
-    return HeadTerms(log_prob, entropy, plain, log_p, actions, rows, relevant, floors)
+    zero = torch.zeros((), dtype=log_p.dtype, device=log_p.device)
+    return HeadTerms(torch.where(relevant, taken, zero), torch.where(relevant, -plogp, zero))

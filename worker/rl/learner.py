@@ -112,14 +112,6 @@ class Learner:
         """Where the parameters live."""
         return self.flat.data.device
 
-    def normalise(self, values: Tensor) -> Tensor:
-        """Return values in reward units in the units of the value head."""
-        return values if self.popart is None else self.popart.normalise(values)
-
-    def denormalise(self, values: Tensor) -> Tensor:
-        """Return outputs of the value head in reward units."""
-        return values if self.popart is None else self.popart.denormalise(values)
-
     def state_dict(self) -> dict[str, Tensor]:
         """Return all tensors that a resume needs, under flat names; scalars as float64 tensors."""
         state = {"policy/flat": self.flat.data, "adam/m": self.adam.m, "adam/v": self.adam.v}

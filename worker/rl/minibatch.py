@@ -1,13 +1,11 @@
-"""Minibatches of a PPO update; loss and gradient of one of them, on CUDA as one graph replay."""
+"""Loss and gradient of one minibatch of a PPO update; on CUDA as one graph replay."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import fields, replace
-from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -22,48 +20,6 @@ if TYPE_CHECKING:
 
     #: The loss and its statistics vector, whose entry 3 is the approximate KL.
     Loss = Callable[[PolicyNet, Replay, LossRule], tuple[Tensor, Tensor]]
-
-
-class _WithSlopes(torch.autograd.Function):
-    """A number whose slopes in two tensors are known."""
-
-    @staticmethod
-    def forward(ctx: Any, loss: Tensor, _logits: Tensor, _values: Tensor, *slopes: Tensor) -> Tensor:
-        ctx.save_for_backward(*slopes)
-        return loss.clone()
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        logit_slope, value_slope = ctx.saved_tensors
-        return None, grads[0] * logit_slope, grads[0] * value_slope, None, None
-
-
-def with_slopes(loss: Tensor, outputs: tuple[Tensor, Tensor], slopes: tuple[Tensor, Tensor]) -> Tensor:
-    """Return ``loss`` as a function of ``outputs`` (logits, values) with the given gradients."""
-    like = tuple(slope.to(output.dtype) for slope, output in zip(slopes, outputs, strict=True))
-    joined: Tensor = _WithSlopes.apply(loss, *outputs, *like)  # type: ignore[no-untyped-call]
-    return joined
-
-
-def minibatches(learner: Learner, whole: Replay, order: np.random.Generator) -> Iterator[Replay]:
-    """Yield disjoint parts of a rollout: shuffled transitions [B], or whole environment rows [T, e] for an LSTM."""
-    count, batch = learner.cfg.ppo.minibatches, whole.batch
-    if not learner.net.recurrent:
-        flat = batch.map(lambda x: x.flatten(0, 1))
-        index = torch.from_numpy(order.permutation(len(flat.valid))).to(flat.valid.device)
-        shuffled = flat.map(lambda x: x[index])
-        edges = np.linspace(0, len(index), count + 1).round().astype(int)
-        for a, b in pairwise(edges.tolist()):
-            yield replace(whole, batch=shuffled.map(lambda x, a=a, b=b: x[a:b]), state=(), resets=())  # type: ignore[misc]
-        return
-    rows = torch.from_numpy(order.permutation(batch.valid.shape[1])).to(batch.valid.device)
-    for part in rows.tensor_split(count):
-        yield replace(
-            whole,
-            batch=batch.map(lambda x, p=part: x[:, p]),  # type: ignore[misc]
-            state=tuple(s[:, part] for s in whole.state),
-            resets=tuple((t, keep[part]) for t, keep in whole.resets),
-        )
 
 
 def loss_and_grad(learner: Learner, replay: Replay, rule: LossRule, loss_of: Loss) -> tuple[Tensor, Tensor]:

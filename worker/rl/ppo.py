@@ -9,19 +9,19 @@ Axes: T step, E environment, H heads, N choices; a minibatch has leading axes [B
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from typing import NamedTuple
+from itertools import pairwise
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from worker.rl.config import LearnerConfig, PPOConfig
+from worker.rl.config import LearnerConfig
 from worker.rl.gae import gae
 from worker.rl.heads import Floors, Heads, evaluate
 from worker.rl.learner import Learner, adam_step
-from worker.rl.minibatch import loss_and_grad, minibatches, with_slopes
+from worker.rl.minibatch import loss_and_grad
 from worker.rl.nets import PolicyNet, State
 from worker.rl.precision import anchor_limit, autocast
 from worker.rl.rollout import PolicyError, Rollout
@@ -101,103 +101,80 @@ def normalise_advantages(advantage: Tensor, weight: Tensor, floor: float) -> Ten
 
 
 def ppo_loss(net: PolicyNet, replay: Replay, rule: LossRule) -> tuple[Tensor, Tensor]:
-    """Return L = L_pi + c_v L_V + c_H L_H, differentiable, and the statistics vector (``LOSS_STATS``)."""
-    batch = replay.batch
+    """Return L = L_pi + c_v L_V + c_H L_H and the statistics vector (``LOSS_STATS``)."""
+    batch, cfg = replay.batch, rule.cfg.ppo
     logits, values = net.sequence(batch.features, batch.ids, replay.state, replay.resets)
-    with torch.no_grad():
-        loss, stats, slopes = _objective(logits, values, batch, rule)
-    return with_slopes(loss, (logits, values), slopes), stats
-
-
-def _objective(
-    logits: Tensor, values: Tensor, batch: Batch, rule: LossRule
-) -> tuple[Tensor, Tensor, tuple[Tensor, Tensor]]:
-    """Return the loss, its statistics and (dL/dlogits, dL/dvalues).
-
-    Every term gives its slope, times its coefficient, beside its value: autograd's bookkeeping over some
-    forty operations on a few hundred numbers costs more than the networks. A test compares with finite differences.
-    """
-    cfg = rule.cfg.ppo
     terms = evaluate(logits, batch.actions, batch.rows, batch.relevant, rule.floors)
+    count = batch.unforced.sum().clamp(min=1)
     advantage = batch.advantage
     if cfg.adv_norm == "minibatch":
         advantage = normalise_advantages(advantage, batch.unforced, rule.adv_floor)
-    # log rho = sum over relevant heads of (new - old)
+    # log rho = sum over relevant heads of (new - old), clamped
     per_head = terms.log_prob - batch.old_log_prob
-    joint = _surrogate(per_head.sum(-1), advantage, batch.unforced, cfg.clip)
+    log_ratio = per_head.sum(-1).clamp(-_LOG_RATIO_CLAMP, _LOG_RATIO_CLAMP)
+    ratio = log_ratio.exp()
     extra: list[Tensor] = []
-    policy_loss, log_prob_slope = joint.loss, joint.slope.unsqueeze(-1).expand_as(per_head)
-    if cfg.ratio == "per_head":
-        policy_loss, log_prob_slope, extra = _per_head_loss(per_head, advantage, batch, cfg.clip)
-    value_loss, value_slope = _value_loss(values.to(advantage.dtype), batch, cfg)
-    entropy_loss, entropy_slope = _entropy_loss(terms.entropy, batch, rule)
+    if cfg.ratio == "joint":
+        policy_loss = _surrogate(ratio, advantage, batch.unforced, cfg.clip, count)
+    else:
+        policy_loss, extra = _per_head_loss(per_head, advantage, batch, cfg.clip)
+    value_loss = _value_loss(values.to(ratio.dtype), batch, cfg.value_clip)
+    entropy_loss = _entropy_loss(terms.entropy, batch, rule)
     loss = policy_loss + cfg.value_coef * value_loss + rule.entropy_coef * entropy_loss
-    inside = torch.where(batch.unforced > 0, joint.ratio, 1.0)
-    stats = [policy_loss, value_loss, entropy_loss, joint.kl, joint.clipped, inside.max(), inside.min(), *extra]
-    return loss, torch.stack(stats), (terms.logit_slope(log_prob_slope, entropy_slope), value_slope)
+    with torch.no_grad():
+        stats = [policy_loss, value_loss, entropy_loss]
+        stats += _ratio_stats(ratio, log_ratio, batch.unforced, cfg.clip, count)
+        inside = torch.where(batch.unforced > 0, ratio, 1.0)
+        return loss, torch.stack([*stats, inside.max(), inside.min(), *extra])
 
 
-class _Surrogate(NamedTuple):
-    """The clipped surrogate: its mean, its slope in ln rho [..], rho [..], approximate KL and share clipped."""
-
-    loss: Tensor
-    slope: Tensor
-    ratio: Tensor
-    kl: Tensor
-    clipped: Tensor
+def _surrogate(ratio: Tensor, advantage: Tensor, weight: Tensor, clip: float, count: Tensor) -> Tensor:
+    # L_pi = -mean(min(rho A, clip(rho, 1 - eps, 1 + eps) A))
+    gain = torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip, 1.0 + clip) * advantage)
+    return -(gain * weight).sum() / count
 
 
-def _surrogate(log_ratio: Tensor, advantage: Tensor, weight: Tensor, clip: float) -> _Surrogate:
-    count = weight.sum().clamp(min=1)
-    held = log_ratio.clamp(-_LOG_RATIO_CLAMP, _LOG_RATIO_CLAMP)
-    ratio = held.exp()
-    # L_pi = -mean(min(rho A, clip(rho, 1 - eps, 1 + eps) A)); its slope in ln rho is -rho A where the first is taken
-    free, near = ratio * advantage, ratio.clamp(1.0 - clip, 1.0 + clip) * advantage
-    loss = -(torch.minimum(free, near) * weight).sum() / count
-    slope = torch.where((free <= near) & (held == log_ratio), -weight / count * advantage * ratio, 0.0)
+def _per_head_loss(per_head: Tensor, advantage: Tensor, batch: Batch, clip: float) -> tuple[Tensor, list[Tensor]]:
+    """Return the sum of each head's own surrogate and [KL, clip fraction] of every head."""
+    losses, stats = [], []
+    for h in range(per_head.shape[-1]):
+        weight = batch.unforced * batch.relevant[..., h]
+        count = weight.sum().clamp(min=1)
+        log_ratio = per_head[..., h].clamp(-_LOG_RATIO_CLAMP, _LOG_RATIO_CLAMP)
+        ratio = log_ratio.exp()
+        losses.append(_surrogate(ratio, advantage, weight, clip, count))
+        with torch.no_grad():
+            stats += _ratio_stats(ratio, log_ratio, weight, clip, count)
+    return torch.stack(losses).sum(), stats
+
+
+def _value_loss(values: Tensor, batch: Batch, clip: float | None) -> Tensor:
+    # L_V = 0.5 mean((V - R)^2), optionally the larger of that and the loss of the clipped value
+    error = (values - batch.target) ** 2
+    if clip is not None:
+        near = batch.old_value + (values - batch.old_value).clamp(-clip, clip)
+        error = torch.maximum(error, (near - batch.target) ** 2)
+    return 0.5 * (error * batch.valid).sum() / batch.valid.sum().clamp(min=1)
+
+
+def _entropy_loss(entropy: Tensor, batch: Batch, rule: LossRule) -> Tensor:
+    # L_H = -sum_h m_h mean(H_h / ln n_valid) over relevant, unforced steps with n_valid >= 2
+    if rule.cfg.ppo.entropy_normalised:
+        entropy = entropy * batch.entropy_scale
+    axes = tuple(range(entropy.ndim - 1))
+    mean = (entropy * batch.open_steps).sum(axes) / batch.open_steps.sum(axes).clamp(min=1)
+    wanted = rule.cfg.ppo.entropy_head_weights
+    if wanted:
+        mean = mean * mean.new_tensor([wanted.get(name, 1.0) for name in rule.heads.names])
+    return -mean.sum()
+
+
+def _ratio_stats(ratio: Tensor, log_ratio: Tensor, weight: Tensor, clip: float, count: Tensor) -> list[Tensor]:
     # approx_kl = mean((rho - 1) - ln rho) (Schulman 2020, estimator k3)
     away = ratio - 1.0
-    kl = ((away - held) * weight).sum() / count
-    return _Surrogate(loss, slope, ratio, kl, ((away.abs() > clip) * weight).sum() / count)
-
-
-def _per_head_loss(
-    per_head: Tensor, advantage: Tensor, batch: Batch, clip: float
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """Return the sum of each head's own surrogate, its slope [.., H] and [KL, clip fraction] of every head."""
-    weights = batch.unforced.unsqueeze(-1) * batch.relevant
-    parts = [
-        _surrogate(log_ratio, advantage, weight, clip)
-        for log_ratio, weight in zip(per_head.unbind(-1), weights.unbind(-1), strict=True)
-    ]
-    stats = [number for part in parts for number in (part.kl, part.clipped)]
-    return torch.stack([p.loss for p in parts]).sum(), torch.stack([p.slope for p in parts], dim=-1), stats
-
-
-def _value_loss(values: Tensor, batch: Batch, cfg: PPOConfig) -> tuple[Tensor, Tensor]:
-    # L_V = 0.5 mean((V - R)^2), optionally the larger of that and the loss of the clipped value
-    count = batch.valid.sum().clamp(min=1)
-    miss = values - batch.target
-    error, slope = miss**2, miss
-    if cfg.value_clip is not None:
-        moved = values - batch.old_value
-        near_miss = batch.old_value + moved.clamp(-cfg.value_clip, cfg.value_clip) - batch.target
-        # beyond the clip the nearer value is constant
-        near_slope = torch.where(moved.abs() <= cfg.value_clip, near_miss, 0.0)
-        slope = torch.where(near_miss**2 > error, near_slope, miss)
-        error = torch.maximum(error, near_miss**2)
-    return 0.5 * (error * batch.valid).sum() / count, cfg.value_coef * batch.valid / count * slope
-
-
-def _entropy_loss(entropy: Tensor, batch: Batch, rule: LossRule) -> tuple[Tensor, Tensor]:
-    # L_H = -sum_h m_h mean(H_h / ln n_valid) over relevant, unforced steps with n_valid >= 2
-    axes, cfg = tuple(range(entropy.ndim - 1)), rule.cfg.ppo
-    scale: Tensor | float = batch.entropy_scale if cfg.entropy_normalised else 1.0
-    if cfg.entropy_head_weights:
-        scale = scale * entropy.new_tensor([cfg.entropy_head_weights.get(name, 1.0) for name in rule.heads.names])
-    count = batch.open_steps.sum(axes).clamp(min=1)
-    mean = (entropy * scale * batch.open_steps).sum(axes) / count
-    return -mean.sum(), -(rule.entropy_coef * batch.open_steps / count * scale)
+    kl = ((away - log_ratio) * weight).sum() / count
+    clipped = ((away.abs() > clip) * weight).sum() / count
+    return [kl, clipped]
 
 
 @dataclass(frozen=True)
@@ -248,7 +225,7 @@ def prepare(learner: Learner, rollout: Rollout, entropy_coef: float, floors: Flo
         raise PolicyError("a relevant head had no legal choice: the environment's masks are wrong")
     terms = evaluate(logits, rollout.actions, rows, relevant, floors)
     gap = _check_anchor(terms.log_prob.sum(-1), rollout, cfg.precision)
-    values = learner.denormalise(raw_values.float())
+    values = _denormalise(learner, raw_values.float())
     discount = (cfg.ppo.gamma, cfg.ppo.lambda_)
     advantages, returns = gae(rewards, values, next_values, rollout.terminated, rollout.truncated, discount)
     if learner.popart is not None:
@@ -268,8 +245,8 @@ def prepare(learner: Learner, rollout: Rollout, entropy_coef: float, floors: Flo
         rows=rows,
         relevant=relevant,
         old_log_prob=terms.log_prob,
-        old_value=learner.normalise(values),
-        target=learner.normalise(returns),
+        old_value=_normalise(learner, values),
+        target=_normalise(learner, returns),
         advantage=advantages,
         valid=rollout.valid.to(values.dtype),
         unforced=unforced.to(values.dtype),
@@ -296,7 +273,7 @@ def update(learner: Learner, prepared: Prepared, lr: float, order: np.random.Gen
     done = skipped = non_finite = 0
     stopped, stop_epoch = False, math.nan
     for epoch in range(cfg.epochs):
-        for replay in minibatches(learner, prepared.replay, order):
+        for replay in _minibatches(learner, prepared.replay, order):
             if stopped:
                 skipped += 1
                 continue
@@ -345,6 +322,25 @@ def _summary(history: Tensor, head_names: list[str]) -> dict[str, float]:
     return mean
 
 
+def _minibatches(learner: Learner, whole: Replay, order: np.random.Generator) -> Iterator[Replay]:
+    count, batch = learner.cfg.ppo.minibatches, whole.batch
+    if not learner.net.recurrent:
+        flat = batch.map(lambda x: x.flatten(0, 1))
+        index = torch.from_numpy(order.permutation(len(flat.valid))).to(flat.valid.device)
+        shuffled = flat.map(lambda x: x[index])
+        edges = np.linspace(0, len(index), count + 1).round().astype(int)
+        for a, b in pairwise(edges.tolist()):
+            yield Replay(shuffled.map(lambda x, a=a, b=b: x[a:b]), (), ())  # type: ignore[misc]
+        return
+    rows = torch.from_numpy(order.permutation(batch.valid.shape[1])).to(batch.valid.device)
+    for part in rows.tensor_split(count):
+        yield Replay(
+            batch.map(lambda x, p=part: x[:, p]),  # type: ignore[misc]
+            tuple(s[:, part] for s in whole.state),
+            tuple((t, keep[part]) for t, keep in whole.resets),
+        )
+
+
 def _next_values(learner: Learner, rollout: Rollout, raw_values: Tensor) -> Tensor:
     """Return V of the true next observation [T, E] in reward units."""
     needed = rollout.truncated & rollout.valid
@@ -360,7 +356,7 @@ def _next_values(learner: Learner, rollout: Rollout, raw_values: Tensor) -> Tens
         layers = range(len(rollout.initial_state))
         state = tuple(torch.stack([rollout.states[t][k][:, e] for t, e in pairs], dim=1) for k in layers)
         result[steps, envs] = learner.net.step_values(features, ids, state).float()
-    return learner.denormalise(result)
+    return _denormalise(learner, result)
 
 
 def _check_anchor(anchor: Tensor, rollout: Rollout, precision: str) -> float:
@@ -392,3 +388,11 @@ def _moments(learner: Learner, advantages: Tensor, returns: Tensor) -> tuple[flo
         return math.nan, math.nan, float(sigma)
     mean, std = torch.stack([advantages.mean(), advantages.std(correction=0)]).tolist()
     return mean, std, float(sigma)
+
+
+def _normalise(learner: Learner, values: Tensor) -> Tensor:
+    return values if learner.popart is None else learner.popart.normalise(values)
+
+
+def _denormalise(learner: Learner, values: Tensor) -> Tensor:
+    return values if learner.popart is None else learner.popart.denormalise(values)

@@ -14,7 +14,6 @@ from tests.worker.rl.cases import HEADS, Head, learner_config, make_learner, ran
 from worker.rl.config import entropy_coefficient, floor_scale, learning_rate
 from worker.rl.heads import Floors, evaluate
 from worker.rl.learner import Adam, Learner, adam_step
-from worker.rl.minibatch import minibatches
 from worker.rl.nets import FlatParameters
 from worker.rl.ppo import (
     AnchorMismatch,
@@ -230,8 +229,9 @@ def test_lstm_minibatches_partition_the_environments() -> None:
     learner, _, prepared = setup("lstm", epochs=1, minibatches=4)
     batch = prepared.replay.batch
     marked = replace(batch, target=torch.arange(E, dtype=torch.float32).expand(T, E).contiguous())
+    from worker.rl import ppo
 
-    parts = list(minibatches(learner, replace(prepared.replay, batch=marked), order()))
+    parts = list(ppo._minibatches(learner, replace(prepared.replay, batch=marked), order()))
     rows = [int(x) for part in parts for x in part.batch.target[0].tolist()]
     assert sorted(rows) == list(range(E))
     assert len(parts) == 4
