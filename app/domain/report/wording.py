@@ -188,7 +188,10 @@ def _identical(facts: VerdictFacts) -> str:
         return "All replicates are identical, as an A/A experiment must be: the difference is exactly 0."
     if "ALL_FAILED" in facts.result.flags:
         return "All replicates are identical: every run failed, so nothing can be compared."
-    return "All replicates are identical: the changed setting had no effect or was not applied."
+    return (
+        "All scores are identical: the changed setting had no effect on the metric, was not applied, or the metric is "
+        "at its limit."
+    )
 
 
 def _inconclusive(facts: VerdictFacts) -> str:

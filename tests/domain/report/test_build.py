@@ -133,7 +133,10 @@ def test_verdict_five_blocks_cannot_reach_alpha_and_the_p_is_not_claimed() -> No
 def test_verdict_identical_runs_says_the_setting_had_no_effect() -> None:
     found = verdict({"a": BETTER, "b": BETTER})
     assert found["code"] == "IDENTICAL_RUNS"
-    assert found["sentence"] == ("All replicates are identical: the changed setting had no effect or was not applied.")
+    assert found["sentence"] == (
+        "All scores are identical: the changed setting had no effect on the metric, was not applied, or the metric is "
+        "at its limit."
+    )
 
 
 @pytest.mark.parametrize("blocks", [1, 2, 6])
