@@ -140,13 +140,22 @@ def _nobody(need: Need, workers: Sequence[WorkerView]) -> Wait:
         wanted = [f"data set {need.dataset}"] if need.dataset else []
         wanted += [f"reward {name}" for name in sorted(need.rewards)]
         wanted += [f"environment {need.environment}"] if need.environment else []
-        text = f"none of {len(healthy)} workers has {', '.join(wanted)}"
+        text = f"none of {len(healthy)} workers has {', '.join(wanted)}{_remedy(need, healthy)}"
         return Wait("missing_data", text, {"workers": len(healthy)})
     quarantined = sum(worker.quarantined for worker in workers)
     if quarantined:
         text = f"all {quarantined} workers are quarantined"
         return Wait("quarantined", text, {"quarantined": quarantined})
     return Wait("class_unavailable", "no worker is registered; start one with `lockstep worker`", {"workers": 0})
+
+
+def _remedy(need: Need, workers: Sequence[WorkerView]) -> str:
+    """Return how a data set that no worker has gets to one."""
+    if need.dataset is None or any(need.dataset in worker.datasets for worker in workers):
+        return ""
+    if need.dataset == "cifar10":
+        return "; run `lockstep data fetch cifar10 --data-dir DIR` on a worker's host and start it with --data-dir DIR"
+    return "; start a worker with --data-dir of a folder that holds it"
 
 
 def _waiting(need: Need, roomy: Sequence[WorkerView], held: frozenset[str]) -> Wait:

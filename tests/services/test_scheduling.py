@@ -251,6 +251,9 @@ def test_why_waiting_names_each_reason(ctx: Context, clock: Clock) -> None:
     assert waits(ctx, experiment_id) == "class_unavailable"
     blind = SimulatedWorker(ctx, "blind", datasets={}).register()
     assert waits(ctx, experiment_id) == "missing_data"
+    images = submit(ctx, tiny_spec(env={"task": "cifar_baseline", "n_envs": 2, "horizon": 150}))
+    assert "lockstep data fetch cifar10" in reading.show_experiment(ctx, images)["why_waiting"]["text"]
+    steering.set_desired(ctx, images, Desired.CANCEL, "", LOCAL)
     worker_calls.drain(ctx, blind.worker_id, LOCAL, now=False)
     worker = SimulatedWorker(ctx).register()
     assert waits(ctx, experiment_id) == "starting"
