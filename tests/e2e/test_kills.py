@@ -17,7 +17,7 @@ from tests.factories import tiny_spec
 from worker.supervisor import descendants
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("training")]
-ROUNDS = 6
+ROUNDS = 9
 
 
 def child_of(worker: WorkerProcess) -> int | None:
@@ -43,7 +43,8 @@ def test_kill_of_child_and_supervisor_loses_doubles_and_mixes_no_round(
         quiet = client.submit(spec)["id"]
         follow(url, quiet)
         disturbed = client.submit(spec)["id"]
-        wait_until(lambda: rounds_done(client, disturbed) >= 1, what="the first round")
+        # the second round comes after the checkpoint of the first
+        wait_until(lambda: rounds_done(client, disturbed) >= 2, what="two rounds")
         pid = child_of(worker)
         assert pid is not None
         os.kill(pid, signal.SIGKILL)
