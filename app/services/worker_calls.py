@@ -26,6 +26,8 @@ from app.store import blocks, leases, scheduling, workers
 from app.store.blocks import Why
 from app.store.tables import Record
 
+_STILL_QUARANTINED = "in quarantine since before its restart: "
+
 
 def register(ctx: Context, request: RegisterRequest) -> RegisterReply:
     """Enter a supervisor; an older incarnation of the same name on the device is superseded.
@@ -75,8 +77,8 @@ def _enter(ctx: Context, session: Session, request: RegisterRequest) -> str:
     worker_id = ctx.store.new_id("wrk")
     workers.insert_worker(session, now, {"id": worker_id, **_columns(request)})
     if quarantined and holder is not None:  # a restart does not clear a quarantine; an operator does
-        text = f"in quarantine since before its restart: {holder.status_text or ''}"
-        leases.move_worker(session, now, worker_id, WorkerStatus.QUARANTINED, text)
+        text = (holder.status_text or "").removeprefix(_STILL_QUARANTINED)
+        leases.move_worker(session, now, worker_id, WorkerStatus.QUARANTINED, _STILL_QUARANTINED + text)
     return worker_id
 
 

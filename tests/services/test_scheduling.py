@@ -367,8 +367,11 @@ def test_two_fast_failures_quarantine_the_device_until_an_operator_clears_it(ctx
     assert shown["status"] == "quarantined"
     assert "device lost" in shown["status_text"]
     assert block(ctx, experiment_id)["status"] == "queued"
-    again = SimulatedWorker(ctx).register()
-    assert reading.show_worker(ctx, again.worker_id)["status"] == "quarantined"
+    again = SimulatedWorker(ctx)
+    for again.incarnation in ("second", "third"):
+        shown = reading.show_worker(ctx, again.register().worker_id)
+        assert shown["status"] == "quarantined"
+        assert shown["status_text"].count("before its restart") == 1
     worker_calls.clear(ctx, again.worker_id, LOCAL)
     again.beat("idle")
     assert reading.show_worker(ctx, again.worker_id)["status"] == "idle"
