@@ -39,9 +39,11 @@ _OPEN = 3  # experiments in the queue at a time while kills are left
 _TIMED = ("sys/", "ppo/update_seconds")
 #: What rows and reports say of the clock, of identifiers and of the resumes that the kills caused.
 _NAMES = {"id", "run_id", "block", "block_id", "experiment_id", "device"}
-_TIMES = {"t", "seconds", "wall_seconds", "device_seconds", "started_at", "generated_utc"}
-_RESUMES = {"attempt", "attempts", "seq", "flags", "resumed"}
-_BOUND = _NAMES | _TIMES | _RESUMES
+_TIMES = {"t", "seconds", "wall_seconds", "device_seconds", "device_hours", "started_at", "generated_utc"}
+_RESUMES = {"attempt", "attempts", "seq", "flags", "resumed", "resumed_runs"}
+#: The scores' digest covers the device, whose name holds the slot of the worker that came first.
+_BOUND = _NAMES | _TIMES | _RESUMES | {"scores_sha256"}
+_RESUME_GATE = "no run resumed"
 
 
 def database(cluster: Cluster, name: str) -> str:
@@ -132,7 +134,9 @@ def stripped(document: Any) -> Any:
     """Return a row or report without what is bound to one run of it."""
     if isinstance(document, dict):
         return {name: stripped(value) for name, value in document.items() if name not in _BOUND}
-    return [stripped(value) for value in document] if isinstance(document, list) else document
+    if not isinstance(document, list):
+        return document
+    return [stripped(item) for item in document if not (isinstance(item, dict) and item.get("gate") == _RESUME_GATE)]
 
 
 def differences(first: Any, second: Any, path: str = "") -> Iterator[str]:
