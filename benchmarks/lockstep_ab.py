@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 from app.domain.presets import merge
-from app.domain.spec import parse
+from app.domain.spec import ResolvedSpec, parse
 from benchmarks.machine import Sampler, floor_seconds, machine, set_up, versions, write_cifar_shaped
 from worker.envs.morph.actions import FULL_TARGET, canonical_action
 from worker.envs.morph.blueprints import blueprint_id
@@ -99,6 +99,12 @@ class Scheduled:
         return masks
 
 
+def runs_of(resolved: ResolvedSpec) -> tuple[RunPlan, ...]:
+    """Return one run for each arm of a specification."""
+    arms = enumerate(resolved.arms)
+    return tuple(RunPlan(f"run-{a.label}", a.label, i, a.policy, a.static_set, a.config) for i, a in arms)
+
+
 def plan_of(options: Options) -> BlockPlan:
     """Return one block of equal arms; its budget is never reached, so nothing is evaluated."""
     rounds = 10_000
@@ -113,8 +119,7 @@ def plan_of(options: Options) -> BlockPlan:
         "eval": {"every_rounds": rounds},
     }
     resolved = parse(merge({}, own))
-    arms = list(enumerate(resolved.arms))[: options.arms]
-    runs = tuple(RunPlan(f"run-{a.label}", a.label, i, a.policy, a.static_set, a.config) for i, a in arms)
+    runs = runs_of(resolved)[: options.arms]
     return BlockPlan("bench", "block", 1, 0, 1, rounds, resolved.hash, runs, options.arms)
 
 

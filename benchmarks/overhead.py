@@ -29,12 +29,12 @@ import torch
 from app.client import Client
 from app.domain.presets import merge
 from app.domain.spec import parse
-from benchmarks.lockstep_ab import MATCHES
+from benchmarks.lockstep_ab import MATCHES, runs_of
 from benchmarks.machine import machine, set_up, versions, write_cifar_shaped
 from benchmarks.run_experiments import process, wait_for
 from worker.keys import replicate_seed
 from worker.train.block import BlockTrainer
-from worker.train.plan import BlockPlan, RunPlan
+from worker.train.plan import BlockPlan
 
 SEED = 42
 
@@ -57,8 +57,7 @@ def spec_of(match: str, rounds: int, num_arms: int) -> dict[str, Any]:
 def bare(spec: dict[str, Any], data_dir: Path | None) -> float:
     """Train the block with nobody to report to; return the seconds of the timed rounds."""
     resolved = parse(spec)
-    arms = enumerate(resolved.arms)
-    runs = tuple(RunPlan(f"run-{a.label}", a.label, i, a.policy, a.static_set, a.config) for i, a in arms)
+    runs = runs_of(resolved)
     rounds = resolved.spec.budget.rounds
     seed = replicate_seed(SEED, 0)
     device = set_up(tf32=False)

@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
@@ -34,7 +35,7 @@ def accuracies(case: Case, name: str, setting: str, replicates: int, data: Path 
     """Return {arm: test accuracy (%) of each replicate} under one setting."""
     chosen = SETTINGS[setting]
     device = set_up(tf32=bool(chosen["precision"]["tf32"]))
-    resolved = spec_of(name, Case(merge(case.base, chosen), case.static_set, case.episodes, replicates))
+    resolved = spec_of(name, replace(case, base=merge(case.base, chosen)))
     found = [scores(resolved, case, replicate, device, data) for replicate in range(replicates)]
     return {arm: [one[arm]["accuracy"] for one in found] for arm in found[0]}
 
@@ -58,8 +59,7 @@ def main() -> None:
     options = parser.parse_args()
     case = CASES[options.case]
     if options.horizon:
-        base = merge(case.base, {"env": {"horizon": options.horizon}})
-        case = Case(base, case.static_set, case.episodes, options.replicates)
+        case = replace(case, base=merge(case.base, {"env": {"horizon": options.horizon}}))
     if options.gratings:
         write_gratings(options.gratings)
     data = options.gratings or options.data_dir

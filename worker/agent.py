@@ -105,8 +105,6 @@ class Agent:
             }
         )
         reply = self.control.patiently(lambda: self.control.register(request), until=self._stopping.is_set)
-        if reply is None:
-            raise LeaseLost("no registration")
         self._worker_id, self._terms = reply.worker_id, reply
         self._beat_now.set()
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -176,7 +177,7 @@ REWARD_MODES = ("shaped", "simplified", "sparse", "escrow", "basic", "basic_plus
 #: Modes that read contributions at every step, so fossils must be ablated always (environment.md 7).
 CONTRIBUTION_MODES = frozenset({"shaped", "escrow", "basic", "basic_plus", "simplified"})
 GYM_REWARD_MODES = ("native",)
-POLICIES = (
+Policy = Literal[
     "ppo",
     "noop",
     "random",
@@ -186,7 +187,7 @@ POLICIES = (
     "fixed_deep_first",
     "static_matched",
     "static_wide",
-)
+]
 GYM_POLICIES = ("ppo", "random")
 GYM_WRAPPERS = ("mask_velocity",)
 

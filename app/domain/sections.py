@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
 
+from app.domain.catalog import Policy
+
 Text = Annotated[str, Field(max_length=200)]
 Positive = Annotated[FiniteFloat, Field(gt=0)]
 NonNegative = Annotated[FiniteFloat, Field(ge=0)]
@@ -55,17 +57,7 @@ class Arm(Section):
     """A named variant."""
 
     label: str = Field(pattern=r"^[A-Za-z0-9_-]{1,32}$", description="group_id of the arm")
-    policy: Literal[
-        "ppo",
-        "noop",
-        "random",
-        "heuristic",
-        "fixed_schedule",
-        "fixed_early",
-        "fixed_deep_first",
-        "static_matched",
-        "static_wide",
-    ] = Field("ppo", description="ppo, or a control that does not learn")
+    policy: Policy = Field("ppo", description="ppo, or a control that does not learn")
     reward: str | None = Field(None, description="Short for the override reward.mode")
     overrides: dict[str, Any] = Field(default_factory=dict, description="Dot paths to values")
     static_set: dict[str, str] | None = Field(None, description="{slot: blueprint} of a static control")
