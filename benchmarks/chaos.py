@@ -39,7 +39,8 @@ _OPEN = 3  # experiments in the queue at a time while kills are left
 _TIMED = ("sys/", "ppo/update_seconds")
 #: What rows and reports say of the clock, of identifiers and of the resumes that the kills caused.
 _NAMES = {"id", "run_id", "block", "block_id", "experiment_id", "device"}
-_TIMES = {"t", "seconds", "wall_seconds", "device_seconds", "device_hours", "started_at", "generated_utc"}
+_SPANS = {"seconds", "wall_seconds", "device_seconds", "device_hours"}
+_TIMES = {"t", "received_at", "started_at", "generated_utc"} | _SPANS
 _RESUMES = {"attempt", "attempts", "seq", "flags", "resumed", "resumed_runs"}
 #: The scores' digest covers the device, whose name holds the slot of the worker that came first.
 _BOUND = _NAMES | _TIMES | _RESUMES | {"scores_sha256"}

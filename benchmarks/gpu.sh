@@ -48,7 +48,7 @@ for part in "$@"; do
       step precision "$python" -m benchmarks.precision --horizon 40 --gratings "$out/gratings" --out "$out/precision.json"
       ;;
     service)
-      step overhead "$python" -m benchmarks.overhead --match reference --device cuda:0 --out "$out/overhead.json"
+      step overhead "$python" -m benchmarks.overhead --match reference --device gpu --out "$out/overhead.json"
       ;;
     headroom)
       step headroom "$python" -m benchmarks.headroom --cases cifar_baseline cifar_impaired \

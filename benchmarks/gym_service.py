@@ -3,7 +3,7 @@
     python -m benchmarks.gym_service --out docs/results examples/{cartpole,acrobot,cartpole-masked}.yaml
     python -m benchmarks.gym_service --replicates 2 --steps 100000 --out /tmp/short examples/cartpole.yaml
 
-Writes ``gym-classic.json`` and ``gym-classic.md`` with one row per arm beside the published figures of
+Adds to ``gym-classic.json`` and ``gym-classic.md`` one row per arm beside the published figures of
 training.md 8.5, and each report. ``--replicates`` and ``--steps`` shorten a specification; the learning
 rate then anneals over the shorter run, so that such a table shows the path, not the score.
 """
@@ -11,11 +11,9 @@ rate then anneals over the shorter run, so that such a table shows the path, not
 from __future__ import annotations
 
 import argparse
-import contextlib
 import csv
 import io
 import json
-import os
 import tempfile
 from collections import defaultdict
 from pathlib import Path
@@ -26,7 +24,8 @@ from app.client import Client
 from app.domain.presets import merge
 from app.domain.spec import load_text, parse
 from benchmarks.gym_classic import LAST, interval
-from benchmarks.run_experiments import process, save, wait_for
+from benchmarks.run_experiments import save
+from benchmarks.served import service
 
 ANCHORS = {
     "CartPole-v1": "CleanRL 490.0 +- 6.1, baselines 497.5 +- 4.0, SB3 zoo 500 +- 0",
@@ -72,6 +71,14 @@ def rows_of(client: Client, experiment_id: str, spec: dict[str, Any]) -> list[di
     return found
 
 
+def added(store: Path, rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Put rows into a file, in place of rows of the same task and arm, and return all of it."""
+    kept = json.loads(store.read_text()) if store.exists() else []
+    found = {(row["task"], row["arm"]): row for row in [*kept, *rows]}
+    store.write_text(json.dumps(list(found.values()), indent=1) + "\n")
+    return list(found.values())
+
+
 def table(rows: list[dict[str, Any]]) -> str:
     """Return the rows as Markdown, beside the published figures."""
     lines = ["| task | arm | runs | last 100 returns: mean | 95 % interval | lowest run | greedy mean | published |"]
@@ -97,27 +104,15 @@ def main() -> None:
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
     specs = {path: shortened(path, options.replicates, options.steps) for path in options.specs}
-    with contextlib.ExitStack() as stack:
-        work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        environment = {**os.environ, "LOCKSTEP_DATA_DIR": str(work / "data"), "OMP_NUM_THREADS": "1"}
-        environment["LOCKSTEP_LOCK_DIR"] = str(work / "locks")
-        url = f"http://127.0.0.1:{options.port}"
-        stack.enter_context(
-            process(["app.cli", "serve", "--port", str(options.port)], work / "server.log", environment)
-        )
-        wait_for(url)
-        client = stack.enter_context(Client(url))
+    with service(options.port) as running:
+        client = running.client
         submitted = {path: client.submit(spec)["id"] for path, spec in specs.items()}
-        for number in range(options.workers):
-            command = ["worker", "--api", url, "--device", "cpu", "--work-dir", str(work / "workers")]
-            stack.enter_context(process(command, work / f"worker-{number}.log", environment))
-        rows: list[dict[str, Any]] = []
+        running.start_workers(["cpu"] * options.workers)
         for path, experiment_id in submitted.items():
             for _ in client.watch(experiment_id, metrics=["none"]):
                 pass
             save(client, experiment_id, path.stem, options.out)
-            rows += rows_of(client, experiment_id, specs[path])
-            (options.out / "gym-classic.json").write_text(json.dumps(rows, indent=1) + "\n")
+            rows = added(options.out / "gym-classic.json", rows_of(client, experiment_id, specs[path]))
             (options.out / "gym-classic.md").write_text(table(rows))
             print(table(rows), flush=True)
 

@@ -60,6 +60,7 @@ class Options:
     blueprint: str
     rounds: int
     warmup_rounds: int
+    horizon: int | None = None
 
 
 class Scheduled:
@@ -108,10 +109,11 @@ def runs_of(resolved: ResolvedSpec) -> tuple[RunPlan, ...]:
 def plan_of(options: Options) -> BlockPlan:
     """Return one block of equal arms; its budget is never reached, so nothing is evaluated."""
     rounds = 10_000
+    shape = {"n_envs": options.n_envs, **({"horizon": options.horizon} if options.horizon else {})}
     own = {
         "experiment": {"name": "bench", "kind": "aa", "replicates": 1},
         "arms": [{"label": label} for label in "AB"],
-        "env": {**MATCHES[options.match], "n_envs": options.n_envs},
+        "env": merge(MATCHES[options.match], shape),
         "budget": {"rounds": rounds},
         "precision": {"host": options.precision, "tf32": options.tf32},
         "engine": {"path": options.path},
@@ -246,6 +248,7 @@ def options_of(arguments: Sequence[str] | None = None) -> tuple[Options, Path | 
     parser.add_argument("--match", choices=sorted(MATCHES), default="reference")
     parser.add_argument("--arms", type=int, choices=(1, 2), default=1)
     parser.add_argument("--n-envs", type=int)
+    parser.add_argument("--horizon", type=int, help="env steps of an episode, instead of those of the match")
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="fp32")
     parser.add_argument("--tf32", action="store_true")
     parser.add_argument("--path", choices=("auto", "eager", "captured", "fused"), default="auto")

@@ -1,7 +1,7 @@
 """What the control plane costs: the same block trained bare and through the whole service, in turn.
 
     python -m benchmarks.overhead --out benchmarks/results/overhead_cpu.json
-    python -m benchmarks.overhead --match reference --device cuda:0 --rounds 10 --out FILE
+    python -m benchmarks.overhead --match reference --device gpu --rounds 10 --out FILE
 
 Bare is the training loop in a process of its own that reports to nobody. The service is the API, a
 supervisor with its child, leases, heartbeats, barrier and every metric stored. Both train the same runs
@@ -13,9 +13,7 @@ Prints the seconds and the ratio of medians, bare / service, to be at least 0.99
 from __future__ import annotations
 
 import argparse
-import contextlib
 import json
-import os
 import statistics
 import subprocess
 import sys
@@ -26,12 +24,11 @@ from typing import Any
 
 import torch
 
-from app.client import Client
 from app.domain.presets import merge
 from app.domain.spec import parse
 from benchmarks.lockstep_ab import MATCHES, runs_of
 from benchmarks.machine import machine, set_up, versions, write_cifar_shaped
-from benchmarks.run_experiments import process, wait_for
+from benchmarks.served import service
 from worker.keys import replicate_seed
 from worker.train.block import BlockTrainer
 from worker.train.plan import BlockPlan
@@ -73,22 +70,13 @@ def bare(spec: dict[str, Any], data_dir: Path | None) -> float:
     return ends[-1] - ends[0]
 
 
-def service(spec: dict[str, Any], device: str, port: int, data_dir: Path | None) -> float:
+def through(spec: dict[str, Any], device: str, port: int, data_dir: Path | None) -> float:
     """Train the block through API and worker; return the seconds between the same two round ends."""
-    with contextlib.ExitStack() as stack:
-        work = Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        environment = {**os.environ, "LOCKSTEP_DATA_DIR": str(work / "data"), "OMP_NUM_THREADS": "1"}
-        environment["LOCKSTEP_LOCK_DIR"] = str(work / "locks")
-        url = f"http://127.0.0.1:{port}"
-        stack.enter_context(process(["app.cli", "serve", "--port", str(port)], work / "server.log", environment))
-        wait_for(url)
-        client = stack.enter_context(Client(url))
-        command = ["worker", "--api", url, "--device", device, "--work-dir", str(work / "workers")]
-        command += ["--data-dir", str(data_dir)] if data_dir else []
-        stack.enter_context(process(command, work / "worker.log", environment))
-        submitted = client.submit(spec)
+    with service(port) as running:
+        running.start_workers([device], data_dir)
+        submitted = running.client.submit(spec)
         ends: dict[int, float] = {}
-        for frame in client.watch(submitted["id"], metrics=["none"]):
+        for frame in running.client.watch(submitted["id"], metrics=["none"]):
             for item in frame.get("rounds", []):
                 ends.setdefault(int(item["round"]), time.perf_counter())
         last = max(ends)
@@ -127,7 +115,7 @@ def main() -> None:
         given += ["--data-dir", str(data_dir)] if data_dir else []
         seconds: dict[str, list[float]] = {"bare": [], "service": []}
         for leg in ["bare", "service", "service", "bare"] * options.repeats:
-            took = alone(given) if leg == "bare" else service(spec, options.device, options.port, data_dir)
+            took = alone(given) if leg == "bare" else through(spec, options.device, options.port, data_dir)
             seconds[leg].append(took)
             print(f"{leg:8s} {took:8.2f} s for {options.rounds - 2} rounds", flush=True)
     ratio = statistics.median(seconds["bare"]) / statistics.median(seconds["service"])

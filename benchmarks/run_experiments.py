@@ -10,45 +10,14 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
-import subprocess
-import sys
-import tempfile
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from statistics import fmean
 
-import httpx
-
 from app.client import ApiError, Client
+from benchmarks.served import service
 
 FORMS = ("json", "md", "html", "csv")
-
-
-@contextlib.contextmanager
-def process(arguments: list[str], log: Path, environment: dict[str, str]) -> Iterator[subprocess.Popen[bytes]]:
-    with log.open("wb") as output:
-        started = subprocess.Popen(
-            [sys.executable, "-m", *arguments], stdout=output, stderr=subprocess.STDOUT, env=environment
-        )
-        try:
-            yield started
-        finally:
-            started.terminate()
-            with contextlib.suppress(subprocess.TimeoutExpired):
-                started.wait(timeout=60)
-            started.kill()
-
-
-def wait_for(url: str) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        with contextlib.suppress(httpx.TransportError):
-            if httpx.get(f"{url}/healthz").status_code == 200:
-                return
-        time.sleep(0.2)
-    raise SystemExit("the server did not start")
 
 
 def save(client: Client, experiment_id: str, name: str, out: Path) -> None:
@@ -82,21 +51,10 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="folder for database and logs (default: a temporary one)")
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
-    with contextlib.ExitStack() as stack:
-        work = options.keep or Path(stack.enter_context(tempfile.TemporaryDirectory()))
-        work.mkdir(parents=True, exist_ok=True)
-        environment = {**os.environ, "LOCKSTEP_DATA_DIR": str(work / "data"), "OMP_NUM_THREADS": "1"}
-        environment["LOCKSTEP_LOCK_DIR"] = str(work / "locks")
-        url = f"http://127.0.0.1:{options.port}"
-        stack.enter_context(
-            process(["app.cli", "serve", "--port", str(options.port)], work / "server.log", environment)
-        )
-        wait_for(url)
-        client = stack.enter_context(Client(url))
+    with service(options.port, options.keep) as running:
+        client = running.client
         submitted = {path: client.submit(path.read_text())["id"] for path in options.specs}
-        for number in range(options.workers):
-            command = ["worker", "--api", url, "--device", options.device, "--work-dir", str(work / "workers")]
-            stack.enter_context(process(command, work / f"worker-{number}.log", environment))
+        running.start_workers([options.device] * options.workers)
         began = time.monotonic()
         for path, experiment_id in submitted.items():
             for _ in client.watch(experiment_id, metrics=["none"]):

@@ -48,7 +48,7 @@ def _queries(experiment_id: str) -> dict[str, Select[Any]]:
         *(t.run.c[name] for name in ("status", "cause", "rounds_done", "env_steps", "resumed", "device_seconds")),
         t.run.c.record,
     ).join(t.arm, (t.arm.c.experiment_id == t.run.c.experiment_id) & (t.arm.c.arm_index == t.run.c.arm_index))
-    rounds = _current(t.round_result, "attempt", "round", "digest", "env_steps", "seconds")
+    rounds = _current(t.round_result, "attempt", "round", "digest", "env_steps", "seconds", "received_at")
     points = _current(t.point, "attempt", "seq", "step", "round", "t", "value", "kind", name=True)
     return {
         "episodes": select(*episodes.c)

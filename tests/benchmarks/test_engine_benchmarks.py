@@ -72,4 +72,4 @@ def test_overhead_trains_the_same_runs_bare_and_through_the_service() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    assert overhead.service(spec, "cpu", port, None) > 0.0
+    assert overhead.through(spec, "cpu", port, None) > 0.0
