@@ -11,6 +11,7 @@ learns nothing. Adds each case to ``<out>.json`` and prints the table of all row
 from __future__ import annotations
 
 import argparse
+import gc
 import json
 import time
 from collections.abc import Mapping, Sequence
@@ -130,6 +131,9 @@ def scores(
     resolved: ResolvedSpec, case: Case, replicate: int, device: torch.device, data: Path | None
 ) -> dict[str, Any]:
     """Return {arm: {accuracy %, loss, grafts kept}} of a replicate's evaluation."""
+    if device.type == "cuda":  # the graphs of ten replicates would not fit beside each other
+        gc.collect()
+        torch.cuda.empty_cache()
     plan = plan_of(resolved, replicate)
     envs = make_environments(plan, device, phase="eval", num_envs=case.episodes, data_dir=data)
     order = [plan.runs[index] for index in ordered_runs(plan)]

@@ -13,7 +13,7 @@ from typer.testing import CliRunner
 
 from app.cli import app, with_alias
 from app.domain.spec import parse
-from app.services.comparison import compare_block, log_line
+from app.services.comparison import compare_runs, log_line
 from app.services.context import Context
 from app.store import experiments
 from tests.factories import submit, tiny_spec
@@ -124,8 +124,7 @@ def test_other_arguments_are_left_alone() -> None:
 def test_comparison_before_the_first_episode_says_no_data_and_later_names_arm_and_reward(ctx: Context) -> None:
     experiment_id = submit(ctx, tiny_spec())
     with ctx.store.read() as session:
-        [block] = experiments.blocks(session, experiment_id)
-        found = compare_block(session, block, 0)
+        found = compare_runs(session, experiments.runs(session, experiment_id), 0)
     assert log_line(found) == "A (shaped): Acc=no data, Reward=no data; B (simplified): Acc=no data, Reward=no data"
     assert found["differences"] == [{"arm": "B", "against": "A", "accuracy": None}]
     arm = {"group_id": "A", "reward_mode": "shaped", "accuracy": 61.25, "reward": 3.456}

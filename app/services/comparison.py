@@ -8,23 +8,21 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from app.domain.nonfinite import jsonable
-from app.store import experiments, results
+from app.store import results
 from app.store.tables import Record
 
 LAST_EPISODES = 10
 
 
-def compare_block(session: Session, block: Record, round_index: int) -> dict[str, Any]:
-    """Return means over each arm's last 10 episodes up to a common round, and differences to arm 0.
+def compare_runs(session: Session, runs: Sequence[Record], round_index: int) -> dict[str, Any]:
+    """Return means over each run's last 10 episodes up to a common round, and differences to the first.
 
     Accuracy is the validation accuracy at the end of an episode (percentage points); reward is in
     each arm's own units, so rewards of different modes are never subtracted.
     """
-    runs = experiments.runs(session, block.experiment_id, block_id=block.id)
-    rows = results.last_episodes(session, [run.no for run in runs], round_index, LAST_EPISODES)
     arms: list[dict[str, Any]] = []
     for run in runs:
-        mine = rows.get(run.no, [])
+        mine = results.last_episodes(session, run.no, round_index, LAST_EPISODES)
         arms.append(
             {
                 "group_id": run.label,

@@ -51,27 +51,31 @@ class RoundOf:
     result: RunRound
 
 
-def store_round(ctx: Context, session: Session, now: float, item: RoundOf) -> None:
-    """Insert round, metrics, episodes and events of one run in the caller's transaction."""
-    run, result, attempt = item.run, item.result, item.assignment.attempt
-    _store_metrics(ctx, session, now, item)
-    device = item.assignment.device_uid
-    results.insert_episodes(session, now, run, attempt, device, storable(result.episodes))
-    results.insert_eval_episodes(session, now, run, attempt, device, storable(result.eval_episodes))
-    results.insert_round(
-        session,
-        now,
-        {
-            "run_no": run.no,
-            "attempt": attempt,
-            "round": item.index,
-            "digest": result.digest,
-            "env_steps": float(result.env_steps),
-            "seconds": item.request.seconds,
-            "update_order": list(item.request.update_order),
-        },
-    )
-    add_events(session, now, run.experiment_id, [_training_event(item, storable(event)) for event in result.events])
+def store_rounds(ctx: Context, session: Session, now: float, items: Sequence[RoundOf]) -> None:
+    """Insert round, metrics, episodes and events of runs of one block in the caller's transaction."""
+    if not items:
+        return
+    for item in items:
+        run, result, attempt = item.run, item.result, item.assignment.attempt
+        _store_metrics(ctx, session, now, item)
+        device = item.assignment.device_uid
+        results.insert_episodes(session, now, run, attempt, device, storable(result.episodes))
+        results.insert_eval_episodes(session, now, run, attempt, device, storable(result.eval_episodes))
+    results.insert_rounds(session, now, [_round_row(item) for item in items])
+    events = [_training_event(item, storable(event)) for item in items for event in item.result.events]
+    add_events(session, now, items[0].run.experiment_id, events)
+
+
+def _round_row(item: RoundOf) -> dict[str, Any]:
+    return {
+        "run_no": item.run.no,
+        "attempt": item.assignment.attempt,
+        "round": item.index,
+        "digest": item.result.digest,
+        "env_steps": float(item.result.env_steps),
+        "seconds": item.request.seconds,
+        "update_order": list(item.request.update_order),
+    }
 
 
 def _store_metrics(ctx: Context, session: Session, now: float, item: RoundOf) -> None:
@@ -125,15 +129,16 @@ def post_points(ctx: Context, assignment_id: str, token: str, request: PointsReq
         row, block = fenced(session, assignment_id, token)
         mine = set(leases.run_ids(session, row.id))
         by_id = {run.id: run for run in experiments.runs(session, block.experiment_id, block_id=block.id)}
-        acknowledged: dict[str, int] = {}
+        highest: dict[str, int] = {}
         for series in request.series:
             if series.run_id not in mine:
                 raise InvalidError(f"run {series.run_id} is not part of this assignment", code="foreign_run")
             run = by_id[series.run_id]
             points.insert_points(session, run.no, row.attempt, _point_rows(ctx, session, series))
-            acknowledged[run.id] = points.advance(session, run.no, row.attempt, series.first_seq, len(series.value))
+            points.advance(session, run.no, row.attempt, series.first_seq, len(series.value))
+            highest[run.id] = points.acknowledged(session, run.no, row.attempt)
     ctx.bell.ring()
-    return PointsReply(acknowledged=acknowledged)
+    return PointsReply(acknowledged=highest)
 
 
 def _point_rows(ctx: Context, session: Session, series: Points) -> list[PointRow]:

@@ -6,6 +6,7 @@ One function is one transaction. A lost lease stores nothing and raises ``LeaseL
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -28,7 +29,7 @@ from app.domain.status import (
 )
 from app.errors import ConflictError, InvalidError, NotFoundError
 from app.services import ingest
-from app.services.comparison import compare_block, log_line
+from app.services.comparison import compare_runs, log_line
 from app.services.context import Context
 from app.services.fencing import fenced, grace
 from app.services.scheduling import resume_round
@@ -133,28 +134,29 @@ def put_round(ctx: Context, assignment_id: str, token: str, index: int, request:
     with ctx.store.write() as session:
         row, block = fenced(session, assignment_id, token)
         now = ctx.store.now(session)
-        runs = _runs_of_share(session, row, block, request)
-        new, conflict = _sort_out(session, row, runs, index)
+        runs = experiments.runs(session, block.experiment_id, block_id=block.id)
+        new, conflict = _sort_out(session, row, _of_share(session, row, runs, request), index)
         if conflict is not None:
             text = f"round {index} of run {conflict} was handed in twice with different results"
             blocks.stop(session, now, block, Why("worker", Cause.BUG, text), grace_seconds=grace(ctx, session, block))
         else:
             _check_open(session, block, index, [run for _, run in new])
+            items = [ingest.RoundOf(row, run, index, request, result) for result, run in new]
+            ingest.store_rounds(ctx, session, now, items)
             for result, run in new:
-                ingest.store_round(ctx, session, now, ingest.RoundOf(row, run, index, request, result))
                 _apply_outcome(session, now, block, run, index, result)
-            reply = _close_round(session, now, row, block, index)
+            reply = _close_round(session, now, _Share(row, block, runs), index)
     if conflict is not None:
         raise ConflictError(text, code="round_conflict")
     ctx.bell.ring()
     return reply
 
 
-def _runs_of_share(
-    session: Session, row: Record, block: Record, request: RoundRequest
+def _of_share(
+    session: Session, row: Record, runs: Sequence[Record], request: RoundRequest
 ) -> list[tuple[RunRound, Record]]:
     mine = set(leases.run_ids(session, row.id))
-    by_id = {run.id: run for run in experiments.runs(session, block.experiment_id, block_id=block.id)}
+    by_id = {run.id: run for run in runs}
     for result in request.runs:
         if result.run_id not in mine:
             raise InvalidError(f"run {result.run_id} is not part of this assignment", code="foreign_run")
@@ -166,11 +168,11 @@ def _sort_out(
 ) -> tuple[list[tuple[RunRound, Record]], str | None]:
     """Return (results not stored yet, id of a run whose stored digest differs)."""
     new = []
+    stored = results.round_digests(session, row.block_id, row.attempt, index)
     for result, run in runs:
-        stored = results.round_digest(session, run.no, row.attempt, index)
-        if stored is None:
+        if run.id not in stored:
             new.append((result, run))
-        elif stored != result.digest:
+        elif stored[run.id] != result.digest:
             return [], run.id
     return new, None
 
@@ -203,21 +205,33 @@ def _apply_outcome(session: Session, now: float, block: Record, run: Record, ind
         blocks.change(session, block.id, num_diverged=block.num_diverged + 1)
 
 
-def _close_round(session: Session, now: float, row: Record, block: Record, index: int) -> RoundReply:
+@dataclass(frozen=True)
+class _Share:
+    """An assignment with its block and all runs of the block."""
+
+    assignment: Record
+    block: Record
+    runs: Sequence[Record]
+
+
+def _close_round(session: Session, now: float, share: _Share, index: int) -> RoundReply:
+    block = share.block
     live = blocks.live_runs(session, block.id)
     for opened in range(block.open_round, max(index, block.open_round) + 1):
-        have = results.runs_with_round(session, block.id, row.attempt, opened)
+        have = results.round_digests(session, block.id, share.assignment.attempt, opened)
         missing = [run.id for run in live if run.id not in have]
         if missing or not have:
             return RoundReply(complete=index < opened, missing=missing if index >= opened else [])
-        _complete(session, now, row, block, opened)
-    finish_if_complete(session, now, block.id)
+        _complete(session, now, share, opened)
+    if not live:
+        finish_if_complete(session, now, block.id)
     return RoundReply(complete=True)
 
 
-def _complete(session: Session, now: float, row: Record, block: Record, index: int) -> None:
+def _complete(session: Session, now: float, share: _Share, index: int) -> None:
+    block = share.block
     blocks.change(session, block.id, open_round=index + 1, round_opened_epoch=now)
-    comparison = compare_block(session, block, index)
+    comparison = compare_runs(session, share.runs, index)
     event = NewEvent(
         type="round_completed",
         text=f"round {index} of replicate {block.replicate}: {log_line(comparison)}",
@@ -225,7 +239,7 @@ def _complete(session: Session, now: float, row: Record, block: Record, index: i
         block_id=block.id,
         replicate=block.replicate,
         round=index,
-        payload={"attempt": row.attempt, **comparison},
+        payload={"attempt": share.assignment.attempt, **comparison},
     )
     add_events(session, now, block.experiment_id, [event])
 
@@ -246,7 +260,7 @@ def barrier(ctx: Context, block_id: str, attempt: int, index: int) -> BarrierRep
             return BarrierReply(state="aborted", resume_round=resume)
         if index < block.open_round:
             return BarrierReply(state="complete")
-        have = results.runs_with_round(session, block_id, attempt, index)
+        have = results.round_digests(session, block_id, attempt, index)
         return BarrierReply(state="waiting", missing=[run.id for run in live if run.id not in have])
 
 

@@ -161,7 +161,7 @@ def _late_runs(session: Session, now: float, block: Record) -> tuple[list[str], 
     limit = float(section["barrier_timeout_seconds"])
     if section["barrier"] == "none" or now - block.round_opened_epoch < limit:
         return [], limit
-    have = results.runs_with_round(session, block.id, block.attempt, block.open_round)
+    have = results.round_digests(session, block.id, block.attempt, block.open_round)
     late = [run.id for run in blocks.live_runs(session, block.id) if run.id not in have]
     return (late if have else []), limit
 

@@ -63,7 +63,7 @@ def _in_use(device_uid: str, holder: str = "another worker") -> ConflictError:
 def _enter(ctx: Context, session: Session, request: RegisterRequest) -> str:
     now = ctx.store.now(session)
     known = workers.same_incarnation(session, request.device.uid, request.incarnation)
-    if known is not None and known.status not in (WorkerStatus.LOST, WorkerStatus.RETIRED):
+    if known is not None:
         return str(known.id)
     quarantined = False
     holder = workers.live_on_device(session, request.device.uid)

@@ -103,8 +103,8 @@ def insert_points(session: Session, run_no: int, attempt: int, rows: Sequence[Po
     session.connection().exec_driver_sql(_ONE_BY_ONE, [(run_no, attempt, *row) for row in rows])
 
 
-def advance(session: Session, run_no: int, attempt: int, first_seq: int, count: int) -> int:
-    """Move the highest contiguous seq past a batch that follows it; return the highest."""
+def advance(session: Session, run_no: int, attempt: int, first_seq: int, count: int) -> None:
+    """Move the highest contiguous seq past a batch that follows it."""
     last = first_seq + count - 1
     session.execute(
         update(t.run_attempt)
@@ -116,6 +116,10 @@ def advance(session: Session, run_no: int, attempt: int, first_seq: int, count: 
         )
         .values(last_seq=last)
     )
+
+
+def acknowledged(session: Session, run_no: int, attempt: int) -> int:
+    """Return the highest seq of an attempt up to which no point is missing."""
     query = select(t.run_attempt.c.last_seq).where(t.run_attempt.c.run_no == run_no, t.run_attempt.c.attempt == attempt)
     return int(session.execute(query).scalar_one())
 

@@ -79,7 +79,7 @@ def _episode_table(name: str, *extra: Column[Any]) -> Table:
         Column("values", Json, nullable=False),
         *extra,
         Index(f"ix_{name}_experiment_id_round", "experiment_id", "round"),
-        Index(f"ix_{name}_run_no_attempt", "run_no", "attempt"),
+        Index(f"ix_{name}_run_no_round", "run_no", "round"),
     )
 
 

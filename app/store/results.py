@@ -10,7 +10,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Table, and_, case, func, insert, or_, select, update
+from sqlalchemy import Table, and_, bindparam, case, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from app.domain.nonfinite import jsonable
@@ -29,33 +29,26 @@ def current_rounds(table: Any) -> Any:
     )
 
 
-def round_digest(session: Session, run_no: int, attempt: int, round_index: int) -> str | None:
-    """Return the digest of a stored round of an attempt, or None."""
-    query = select(t.round_result.c.digest).where(
-        t.round_result.c.run_no == run_no,
-        t.round_result.c.attempt == attempt,
-        t.round_result.c.round == round_index,
+def round_digests(session: Session, block_id: str, attempt: int, round_index: int) -> dict[str, str]:
+    """Return {run id: digest} of the runs of a block that have handed in a round in this attempt."""
+    given = {"block_id": block_id, "attempt": attempt, "round": round_index}
+    return {row.id: row.digest for row in session.execute(_DIGESTS, given)}
+
+
+_DIGESTS = (
+    select(t.run.c.id, t.round_result.c.digest)
+    .join(t.round_result, t.round_result.c.run_no == t.run.c.no)
+    .where(
+        t.run.c.block_id == bindparam("block_id"),
+        t.round_result.c.attempt == bindparam("attempt"),
+        t.round_result.c.round == bindparam("round"),
     )
-    return session.execute(query).scalar_one_or_none()
+)
 
 
-def runs_with_round(session: Session, block_id: str, attempt: int, round_index: int) -> set[str]:
-    """Return the ids of the runs of a block that have handed in a round in this attempt."""
-    query = (
-        select(t.run.c.id)
-        .join(t.round_result, t.round_result.c.run_no == t.run.c.no)
-        .where(
-            t.run.c.block_id == block_id,
-            t.round_result.c.attempt == attempt,
-            t.round_result.c.round == round_index,
-        )
-    )
-    return set(session.execute(query).scalars())
-
-
-def insert_round(session: Session, now: float, row: Mapping[str, Any]) -> None:
-    """Insert the result of one round of one run."""
-    session.execute(insert(t.round_result).values(**row, received_at=utc(now)))
+def insert_rounds(session: Session, now: float, rows: Sequence[Mapping[str, Any]]) -> None:
+    """Insert the results of one round of some runs."""
+    session.execute(insert(t.round_result), [{**row, "received_at": utc(now)} for row in rows])
 
 
 def rounds(session: Session, experiment_id: str) -> Sequence[Record]:
@@ -211,21 +204,20 @@ def sha_in_use(session: Session, sha256: str) -> bool:
     return bool(session.execute(query).scalar_one())
 
 
-def last_episodes(session: Session, run_nos: Sequence[int], up_to_round: int, count: int) -> dict[int, list[Record]]:
-    """Return the newest episodes that count of each run, up to a round."""
-    position = func.row_number().over(
-        partition_by=t.episode.c.run_no, order_by=(t.episode.c.round.desc(), t.episode.c.env_id.desc())
-    )
-    inner = (
-        select(t.episode, position.label("position"))
-        .join(t.run_attempt, current_rounds(t.episode))
-        .where(t.episode.c.run_no.in_(run_nos), t.episode.c.round <= up_to_round)
-        .subquery()
-    )
-    found: dict[int, list[Record]] = {}
-    for row in session.execute(select(inner).where(inner.c.position <= count)):
-        found.setdefault(row.run_no, []).append(row)
-    return found
+def last_episodes(session: Session, run_no: int, up_to_round: int, count: int) -> Sequence[Record]:
+    """Return accuracies and reward of the newest episodes that count of a run, up to a round, newest first."""
+    given = {"run_no": run_no, "up_to": up_to_round, "count": count}
+    return session.execute(_LAST_EPISODES, given).all()
+
+
+# read from the end of the index: a round is closed in the same time however many came before it
+_LAST_EPISODES = (
+    select(t.episode.c.final_accuracy, t.episode.c.committed_accuracy, t.episode.c.episode_reward)
+    .join(t.run_attempt, current_rounds(t.episode))
+    .where(t.episode.c.run_no == bindparam("run_no"), t.episode.c.round <= bindparam("up_to"))
+    .order_by(t.episode.c.round.desc(), t.episode.c.env_id.desc(), t.episode.c.id.desc())
+    .limit(bindparam("count"))
+)
 
 
 def file_of_runs(session: Session, run_ids: Sequence[str], sha256: str) -> bool:

@@ -29,8 +29,12 @@ def live_on_device(session: Session, device_uid: str) -> Record | None:
 
 
 def same_incarnation(session: Session, device_uid: str, incarnation: str) -> Record | None:
-    """Return the worker row of one start of a supervisor, if it registered before."""
-    query = select(t.worker).where(t.worker.c.device_uid == device_uid, t.worker.c.incarnation == incarnation)
+    """Return the live worker of one start of a supervisor, if it registered before."""
+    query = select(t.worker).where(
+        t.worker.c.device_uid == device_uid,
+        t.worker.c.incarnation == incarnation,
+        t.worker.c.status.not_in((WorkerStatus.LOST, WorkerStatus.RETIRED)),
+    )
     return session.execute(query).one_or_none()
 
 

@@ -495,7 +495,7 @@ def upgrade() -> None:
     )
     with op.batch_alter_table("episode", schema=None) as batch_op:
         batch_op.create_index("ix_episode_experiment_id_round", ["experiment_id", "round"], unique=False)
-        batch_op.create_index("ix_episode_run_no_attempt", ["run_no", "attempt"], unique=False)
+        batch_op.create_index("ix_episode_run_no_round", ["run_no", "round"], unique=False)
 
     op.create_table(
         "eval_episode",
@@ -533,7 +533,7 @@ def upgrade() -> None:
     )
     with op.batch_alter_table("eval_episode", schema=None) as batch_op:
         batch_op.create_index("ix_eval_episode_experiment_id_round", ["experiment_id", "round"], unique=False)
-        batch_op.create_index("ix_eval_episode_run_no_attempt", ["run_no", "attempt"], unique=False)
+        batch_op.create_index("ix_eval_episode_run_no_round", ["run_no", "round"], unique=False)
 
     op.create_table(
         "round_result",
@@ -568,12 +568,12 @@ def downgrade() -> None:
     op.drop_table("run_attempt")
     op.drop_table("round_result")
     with op.batch_alter_table("eval_episode", schema=None) as batch_op:
-        batch_op.drop_index("ix_eval_episode_run_no_attempt")
+        batch_op.drop_index("ix_eval_episode_run_no_round")
         batch_op.drop_index("ix_eval_episode_experiment_id_round")
 
     op.drop_table("eval_episode")
     with op.batch_alter_table("episode", schema=None) as batch_op:
-        batch_op.drop_index("ix_episode_run_no_attempt")
+        batch_op.drop_index("ix_episode_run_no_round")
         batch_op.drop_index("ix_episode_experiment_id_round")
 
     op.drop_table("episode")

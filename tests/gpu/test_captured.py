@@ -82,6 +82,7 @@ def test_bf16_captured_equals_bf16_plain(data_dir: Path) -> None:
     assert largest(plain, fast) <= FP32_LIMIT
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")
 def test_a_step_reads_back_once_and_waits_for_nothing_else(data_dir: Path) -> None:
     envs = build(config(), data_dir, ("A", "B"))
     play(envs, 4)
@@ -91,8 +92,8 @@ def test_a_step_reads_back_once_and_waits_for_nothing_else(data_dir: Path) -> No
     jobs = [envs._job(run.world, 0, draws, last=False) for run in envs.runs]
     engine.run(jobs, envs.data.val)
     before = engine.counters.copies
-    torch.cuda.set_sync_debug_mode("error")
     try:
+        torch.cuda.set_sync_debug_mode("error")
         engine.run(jobs, envs.data.val)
     finally:
         torch.cuda.set_sync_debug_mode("default")

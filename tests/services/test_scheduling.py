@@ -379,6 +379,19 @@ def test_two_fast_failures_quarantine_the_device_until_an_operator_clears_it(ctx
         worker_calls.clear(ctx, again.worker_id, LOCAL)
 
 
+def test_one_start_may_be_lost_and_come_back_any_number_of_times(ctx: Context, clock: Clock) -> None:
+    worker = SimulatedWorker(ctx).register()
+    seen = {worker.worker_id}
+    for _ in range(3):
+        for _ in range(40):  # in small steps: after one long one the server would think that it had been away itself
+            clock.advance(ctx.settings.lease_ttl_seconds / 20)
+            sweeping.sweep(ctx)
+        assert reading.show_worker(ctx, worker.worker_id)["status"] == "lost"
+        seen.add(worker.register().worker_id)
+    assert len(seen) == 4
+    assert reading.show_worker(ctx, worker.register().worker_id)["id"] == worker.worker_id
+
+
 @pytest.mark.parametrize(("cause", "budget"), [("worker_lost", 5), ("oom", 1), ("bug", 1), ("timeout", 1)])
 def test_requeue_budget_of_a_cause_is_spent_and_then_the_block_fails(
     ctx: Context, clock: Clock, cause: str, budget: int

@@ -311,7 +311,8 @@ class GymEnvs:
         if min(action) < 0:
             raise ValueError(f"action {list(action)} is outside its mask")
         offset = self._offsets[0]
-        return np.asarray(action) if offset is None else action[0] + offset
+        # a scalar of numpy's own: gymnasium checks it twice as fast as an int
+        return np.asarray(action) if offset is None else np.int64(action[0] + offset)
 
 
 def make_envs(
