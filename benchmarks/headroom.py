@@ -77,6 +77,7 @@ CASES: Mapping[str, Case] = {
     "digits_small_bench": Case({"preset": "digits_small_bench"}, _CNN, episodes=2),
     "digits_cpu": Case({"preset": "digits_cpu"}, _CNN, episodes=4),
     "synth_small": Case(_task("synth_small"), _CNN),
+    "synth_small_bench": Case({"preset": "synth_small_bench"}, _CNN),
     "lm_tiny": Case(_task("lm_tiny"), _LM, replicates=1, reduced="1 replicate instead of 4"),
     "lm_bench": Case({"preset": "lm_bench"}, _LM, replicates=1, reduced="1 replicate instead of 4"),
     "cifar_baseline": Case(_task("cifar_baseline"), _CNN3),

@@ -11,6 +11,7 @@ import shlex
 import signal
 import sys
 import tempfile
+import threading
 from pathlib import Path
 
 from worker.agent import CONFIGURATION, DEVICE_IN_USE, Agent
@@ -76,7 +77,8 @@ def serve(options: argparse.Namespace) -> int:
         bound,
     )
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: agent.stop())
+        # in a thread of its own: a handler that interrupts a wait would need the lock which that wait holds
+        signal.signal(number, lambda *_: threading.Thread(target=agent.stop).start())
     sys.stdout.write(f"worker on {bound.device.uid} ({bound.device.device_class}) for {options.api}\n")
     sys.stdout.flush()
     return agent.run()

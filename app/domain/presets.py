@@ -115,6 +115,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "env": {**_DIGITS_BENCH["env"], "task": "digits_small"},
         "host": {"lr": 0.01},
     },
+    "synth_small_bench": {"env": {"task": "synth_small"}, "host": {"lr": 0.001}},
     "lm_bench": {"env": {"task": "lm_tiny"}, "graft": {"lr": 0.02}},
     "gym_classic": _GYM,
     "gym_lstm": {

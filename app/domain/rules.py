@@ -206,6 +206,9 @@ def _training_rules(index: int, arm: ResolvedArm, resolved: ResolvedSpec) -> Ite
         yield Problem(at("ppo", "entropy_coef_end"), "contradiction", message, "lower the end, or raise the start")
     if ppo["value_clip"] is not None and arm.config["return_norm"] not in ("none", "popart"):
         yield Problem(at("ppo", "value_clip"), "contradiction", "value_clip needs return_norm none", "unset it")
+    if ppo["aux_coef"] != 0:
+        message = "ppo.aux_coef weighs a contribution predictor, which is not built"
+        yield Problem(at("ppo", "aux_coef"), "not_built", message, "set it to 0")
     for head in (*ppo["prob_floor"], *ppo["entropy_head_weights"]):
         if env.kind == "morphogenesis" and head not in catalog.HEADS:
             yield Problem(at("ppo", "prob_floor"), "unknown_head", f"no head {head!r}", nearest(head, catalog.HEADS))

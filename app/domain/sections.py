@@ -170,8 +170,7 @@ class Ppo(Section):
     adv_std_floor: NonNegative = Field(0.1, description="Times the return scale")
     grad_clip: Positive = Field(5.0, description="Global norm")
     aux_coef: NonNegative = Field(
-        0.0,
-        description="Weight of a contribution predictor, which no worker has: anything but 0 is refused at its start",
+        0.0, description="Weight of a contribution predictor, which is not built: anything but 0 is refused"
     )
 
 

@@ -71,6 +71,7 @@ def test_diff_of_an_arm_is_minimal_and_names_base_and_value() -> None:
         ({"env": {"horizon": 5}}, "/env/horizon", "too_short", "use at least"),
         ({"env": {"batches_per_step": 99}}, "/env/batches_per_step", "too_many_batches", "use at most"),
         ({"ppo": {"minibatches": 64}}, "/ppo/minibatches", "too_many_minibatches", "use at most 2"),
+        ({"ppo": {"aux_coef": 0.5}}, "/ppo/aux_coef", "not_built", "set it to 0"),
         ({"lockstep": {"barrier": "none"}}, "/lockstep/barrier", "contradiction", "placement"),
         ({"reward": {"pbrs_wait": 1.0}}, "/reward/pbrs_wait", "unknown_key", "did you mean 'pbrs_weight'?"),
         (

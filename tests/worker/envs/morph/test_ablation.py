@@ -90,6 +90,24 @@ def test_main_is_the_full_coalition_bitwise_at_any_alpha(count: int) -> None:
     assert measured.loss == pytest.approx(again.loss, abs=1e-6)
 
 
+def test_standard_error_of_accuracy_is_that_of_main() -> None:
+    net = garden(SLOTS, torch.float64)
+    for slot in range(4):  # loud enough to change what the host says
+        net.cell(slot).store.flat.data.mul_(30.0)
+    x, _ = items(torch.float64)
+    y = alone(net, x, {0, 1, 2, 3}).argmax(1)  # main is wrong on three items only, the bare host on more
+    y[:3] = (y[:3] + 1) % 10
+    plan = ValPlan(tuple(net.in_execution_order([0, 1, 2, 3])))
+    validator = Validator(net, 10_000)
+    errors = []
+    for on in (set(), {0, 1, 2, 3}):
+        hits = 100.0 * (alone(net, x, on).argmax(1) == y).double()
+        errors.append(float(hits.std(correction=0) / len(hits) ** 0.5))
+    assert errors[0] != errors[1], "the test could not tell one mask from the other"
+    measured = decode(validator.run(x, y, plan).numpy(), plan)
+    assert measured.accuracy_se == pytest.approx(errors[1], rel=1e-12)
+
+
 def test_prospective_configuration_is_main_with_the_graft_at_alpha_one() -> None:
     net = garden(SLOTS, torch.float64)
     x, y = items(torch.float64)
