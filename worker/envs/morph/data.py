@@ -15,6 +15,7 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from sklearn.datasets import load_digits
 from torch import Tensor
 
 from worker import keys
@@ -98,8 +99,6 @@ def _text_path(dataset: str, data_dir: Path | None) -> Path:
 
 
 def _digits() -> Arrays:
-    from sklearn.datasets import load_digits  # here, for it takes a second that other data sets need not wait
-
     bunch = load_digits()
     images = bunch.images.astype(np.uint8)[:, None]
     labels = bunch.target.astype(np.uint8)
