@@ -27,7 +27,7 @@ from worker.envs.morph.blend import Operator
 from worker.envs.morph.blueprints import blueprint_id
 from worker.envs.morph.config import EnvConfig
 from worker.envs.morph.data import Arrays, TrainingData
-from worker.envs.morph.engine import Job, StepEngine, make_engine
+from worker.envs.morph.engine import Job, StepEngine, make_engine, run_jobs
 from worker.envs.morph.hosts import Pass
 from worker.envs.morph.network import Network, SlotPlan
 from worker.envs.morph.tasks import CnnShape, action_order
@@ -79,7 +79,7 @@ class Bench:
             Job(network, validator, self.data.draw(_draw(number), _draw(number + 1)), self.plan, Pass("train"), players)
             for network, validator in zip(self.networks, self.validators, strict=True)
         ]
-        self.engine.run(jobs, self.data.val)
+        run_jobs(self.engine, jobs, self.data.val)
 
     def parameters(self) -> Tensor:
         """Return every parameter and statistic of the first network."""

@@ -26,6 +26,7 @@ from torch import Tensor
 from app.domain.presets import merge
 from app.domain.spec import ResolvedSpec, parse
 from benchmarks.machine import Sampler, floor_seconds, machine, set_up, versions, write_cifar_shaped
+from worker.envs.cohorts import Cohorts
 from worker.envs.morph.actions import FULL_TARGET, canonical_action
 from worker.envs.morph.blueprints import blueprint_id
 from worker.envs.morph.env import MorphEnvs
@@ -64,7 +65,7 @@ class Options:
 
 
 class Scheduled:
-    """Environments whose masks leave one action: GERMINATE at r0c0 in step 0, then WAIT."""
+    """A cohort whose masks leave one action: GERMINATE at r0c0 in step 0, then WAIT."""
 
     def __init__(self, envs: MorphEnvs, blueprint: str) -> None:
         self.envs, self.step_seconds = envs, 0.0
@@ -79,10 +80,16 @@ class Scheduled:
         """Start a round with GERMINATE as the only choice."""
         return [(observation, self._masks[0]) for observation, _ in self.envs.begin_round(round_index)]
 
-    def step(self, actions: Sequence[Tensor | None]) -> list[StepResult | None]:
-        """Step, and leave WAIT as the only choice."""
+    def issue(self, actions: Sequence[Tensor | None]) -> None:
+        """Issue a step."""
         began = time.perf_counter()
-        results = self.envs.step(actions)
+        self.envs.issue(actions)
+        self.step_seconds += time.perf_counter() - began
+
+    def collect(self) -> list[StepResult | None]:
+        """Collect a step, and leave WAIT as the only choice."""
+        began = time.perf_counter()
+        results = self.envs.collect()
         for result in results:
             if result is not None:
                 result.masks = self._masks[1]
@@ -130,25 +137,25 @@ def measure(options: Options, data_dir: Path | None) -> dict[str, Any]:
     device = set_up(tf32=options.tf32)
     began = time.perf_counter()
     trainer = BlockTrainer(plan_of(options), device, data_dir=data_dir)
-    envs = trainer.envs
-    if not isinstance(envs, MorphEnvs):
-        raise TypeError("the benchmark needs the environments of morphogenesis")
-    scheduled = Scheduled(envs, options.blueprint)
-    trainer.envs = scheduled
+    parts: list[MorphEnvs] = [part for part in trainer.envs.cohorts if isinstance(part, MorphEnvs)]
+    scheduled = [Scheduled(part, options.blueprint) for part in parts]
+    trainer.envs = Cohorts(scheduled)
+    engine = parts[0].engine
     setup_s = time.perf_counter() - began
     records = trainer.rounds(0)
     for _ in range(options.warmup_rounds):
         next(records)
-    warm = asdict(envs.engine.counters)
+    warm = asdict(engine.counters)
     warm_s = time.perf_counter() - began - setup_s
-    scheduled.step_seconds = 0.0
+    for part in scheduled:
+        part.step_seconds = 0.0
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
     sampler = Sampler()
     sampler.start()
     timed = [next(records) for _ in range(options.rounds)]
     util = sampler.finish()
-    work = {name: value - warm[name] for name, value in asdict(envs.engine.counters).items()}
+    work = {name: value - warm[name] for name, value in asdict(engine.counters).items()}
     report = _report(options, timed, work, scheduled, device)
     report["warmup"] = {"setup_s": setup_s, "warmup_rounds_s": warm_s, "compile_s": 0.0}
     report["warmup"] |= {"capture_s": warm["capture_seconds"], "captures": warm["captures"]}
@@ -161,16 +168,17 @@ def measure(options: Options, data_dir: Path | None) -> dict[str, Any]:
 
 
 def _report(
-    options: Options, timed: Sequence[Any], work: dict[str, Any], scheduled: Scheduled, device: torch.device
+    options: Options, timed: Sequence[Any], work: dict[str, Any], scheduled: Sequence[Scheduled], device: torch.device
 ) -> dict[str, Any]:
     seconds = [record.seconds for record in timed]
     total = sum(seconds)
-    steps = len(timed) * options.n_envs * scheduled.steps_per_round * options.arms
+    steps = len(timed) * options.n_envs * scheduled[0].steps_per_round * options.arms
+    stepping = sum(part.step_seconds for part in scheduled)
     update = sum(record.update_seconds for record in timed)
     engine = work["issue_seconds"] + work["wait_seconds"]
-    act = sum(record.rollout_seconds for record in timed) - scheduled.step_seconds
+    act = sum(record.rollout_seconds for record in timed) - stepping
     element = 2 if options.precision == "bf16" else 4
-    shape = scheduled.config.task.host
+    shape = scheduled[0].config.task.host
     floor = floor_seconds(shape.base, element, work["train_items"], work["val_forwarded"])
     return {
         "schema": 1,
@@ -200,7 +208,7 @@ def _report(
                 "issue": work["issue_seconds"],
                 "wait": work["wait_seconds"],
                 "act": act,
-                "lifecycle": scheduled.step_seconds - engine,
+                "lifecycle": stepping - engine,
                 "update": update,
                 "capture": work["capture_seconds"],
             },

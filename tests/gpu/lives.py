@@ -13,8 +13,9 @@ from torch import Tensor
 from tests.worker.envs.morph.factories import SEED, AccuracyGain
 from worker.envs.morph.config import EnvConfig
 from worker.envs.morph.controls import make_control
-from worker.envs.morph.env import MorphEnvs, Setup
+from worker.envs.morph.env import MorphEnvs
 from worker.envs.morph.runs import RunEnv
+from worker.envs.morph.stock import Setup
 
 CUDA = torch.device("cuda", 0)
 

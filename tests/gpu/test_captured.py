@@ -15,6 +15,7 @@ from worker.envs.morph import captured
 from worker.envs.morph.captured import CapturedEngine
 from worker.envs.morph.config import EnvConfig
 from worker.envs.morph.controls import make_control
+from worker.envs.morph.engine import run_jobs
 from worker.envs.morph.env import MorphEnvs
 from worker.envs.morph.stages import Op
 
@@ -90,11 +91,11 @@ def test_a_step_reads_back_once_and_waits_for_nothing_else(data_dir: Path) -> No
     assert isinstance(engine, CapturedEngine)
     draws = envs._draws(0, 0, 4)
     jobs = [envs._job(run.world, 0, draws, last=False) for run in envs.runs]
-    engine.run(jobs, envs.data.val)
+    run_jobs(engine, jobs, envs.data.val)
     before = engine.counters.copies
     try:
         torch.cuda.set_sync_debug_mode("error")
-        engine.run(jobs, envs.data.val)
+        run_jobs(engine, jobs, envs.data.val)
     finally:
         torch.cuda.set_sync_debug_mode("default")
     assert engine.counters.copies == before + 1

@@ -153,6 +153,7 @@ class GymEnvs:
         self._masks: Masks = {head.name: torch.ones(num_envs, head.size, dtype=torch.bool) for head in self.heads}
         self._no_ids = torch.zeros(num_envs, 0, dtype=torch.int64)
         self._ledgers = list(ledgers)
+        self._actions: Sequence[Tensor | None] = ()
         self._episodes: list[list[EpisodeRecord]] = [[] for _ in range(num_runs)]
 
     def begin_round(self, round_index: int) -> list[tuple[Observation, Masks]]:
@@ -166,6 +167,19 @@ class GymEnvs:
                 if lane.episode < 0:
                     self._reset(run, index)
         return [(self._observation(run), self._masks) for run in range(len(self._lanes))]
+
+    @property
+    def cohorts(self) -> tuple[GymEnvs, ...]:
+        """Return itself: these environments step together."""
+        return (self,)
+
+    def issue(self, actions: Sequence[Tensor | None]) -> None:
+        """Take the actions of a step."""
+        self._actions = actions
+
+    def collect(self) -> list[StepResult | None]:
+        """Execute the step that was issued."""
+        return self.step(self._actions)
 
     def step(self, actions: Sequence[Tensor | None]) -> list[StepResult | None]:
         """Execute one action [E, H] per run."""

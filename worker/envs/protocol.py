@@ -127,8 +127,21 @@ class LockstepEnvs(Protocol):
         """Start a round: reset (or carry on) every environment of every run."""
         ...
 
+    @property
+    def cohorts(self) -> Sequence[LockstepEnvs]:
+        """Return the parts that may be stepped out of phase, in the order of their environments; at least one."""
+        ...
+
+    def issue(self, actions: Sequence[Tensor | None]) -> None:
+        """Start a step with one action [E, H] int64 per run; None stands for a run that has ended."""
+        ...
+
+    def collect(self) -> list[StepResult | None]:
+        """Wait for the step that was issued and return what it produced for each run."""
+        ...
+
     def step(self, actions: Sequence[Tensor | None]) -> list[StepResult | None]:
-        """Execute one action [E, H] int64 per run; None stands for a run that has ended."""
+        """Issue a step and collect it."""
         ...
 
     def reward_sums(self, run: int) -> dict[str, Tensor]:

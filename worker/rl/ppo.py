@@ -349,7 +349,7 @@ def _next_values(learner: Learner, rollout: Rollout, raw_values: Tensor) -> Tens
     result = torch.cat([raw_values[1:], raw_values[-1:]])
     if steps:
         pairs = list(zip(steps, envs, strict=True))
-        views = [rollout.finals.get(t, (rollout.features[t + 1], rollout.ids[t + 1])) for t, _ in pairs]
+        views = [rollout.final(t) for t, _ in pairs]
         features = torch.stack([view[0][e] for view, (_, e) in zip(views, pairs, strict=True)])
         ids = torch.stack([view[1][e] for view, (_, e) in zip(views, pairs, strict=True)])
         # the carried state: after step t, before any reset

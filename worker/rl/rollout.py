@@ -114,6 +114,10 @@ class Rollout:
         for correction in result.corrections:
             self._correct(correction)
 
+    def final(self, t: int) -> tuple[Tensor, Tensor]:
+        """Return the normalised features [E, O] and ids [E, I] that step ``t`` led to, before any reset."""
+        return self.finals.get(t, (self.features[t + 1], self.ids[t + 1]))
+
     def _correct(self, correction: CorrectionLike) -> None:
         self.rewards[correction.step, correction.env] = correction.reward
         self.terminated[correction.step, correction.env] = True

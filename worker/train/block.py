@@ -1,8 +1,9 @@
 """The lockstep loop: all runs of a block share step together, then update in a random arm order.
 
-Every env step is issued for every arm (A0 B0 A1 B1 ..); one round of all arms ends before the next
-begins. The loop is a generator of round records: barriers, leases, relaying and checkpoints in time
-live with its caller. Nothing reduces over runs, and what one run does never reaches another.
+Every env step is issued for every arm (A0 B0 A1 B1 ..); one round of all arms ends before the next begins.
+Where a device trains the hosts, the environments of every arm form two cohorts, and one trains while the loop
+judges and acts for the other. The loop is a generator of round records: barriers, leases, relaying and
+checkpoints in time live with its caller. Nothing reduces over runs, and what one run does never reaches another.
 """
 
 from __future__ import annotations
@@ -11,13 +12,14 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
 
 from worker import checkpoint
 from worker.checkpoint import CheckpointInfo
-from worker.envs.protocol import LockstepEnvs
+from worker.envs.protocol import LockstepEnvs, StepResult
 from worker.keys import derive, generator
 from worker.rl.config import LearnerConfig
 from worker.rl.heads import Heads
@@ -36,7 +38,7 @@ from worker.train.events import evaluation_events, ppo_update_completed, run_sta
 from worker.train.metrics import episode_rows, kept_metrics, policy_metrics, reward_metrics, train_metrics
 from worker.train.plan import ArmOutOfMemory, BlockPlan, ConfigRefused, RoundRecord, RunPlan, RunRound, owned
 from worker.train.policies import restore, save_policy, snapshot
-from worker.train.runs import ControlledRun, Run, TrainedRun
+from worker.train.runs import Control, ControlledRun, Run, TrainedRun
 
 __all__ = [
     "ArmOutOfMemory",
@@ -86,7 +88,7 @@ class BlockTrainer:
         config = plan.runs[0].config
         self.num_envs = int(config["env"]["n_envs"])
         self.envs: LockstepEnvs = make_environments(
-            plan, device, phase="train", num_envs=self.num_envs, data_dir=data_dir
+            plan, device, phase="train", num_envs=self.num_envs, data_dir=data_dir, overlaps=True
         )
         self._issued = [plan.runs[index] for index in ordered_runs(plan)]
         self.runs: list[Run] = [self._build_run(run, i) for i, run in enumerate(self._issued)]
@@ -168,11 +170,17 @@ class BlockTrainer:
         return [save_policy(root, self.plan, run, self.envs) for run in self.runs if isinstance(run, TrainedRun)]
 
     def _build_run(self, plan: RunPlan, position: int) -> Run:
-        steps = self.envs.steps_per_round
+        steps, cohorts = self.envs.steps_per_round, self.envs.cohorts
+        sizes = [cohort.num_envs for cohort in cohorts]
         if plan.policy != "ppo":
             heads = Heads.build(list(self.envs.heads), self.device)
-            return ControlledRun(plan, heads, steps, lambda r: make_control(self.plan, plan, self.envs, position, r))
-        return TrainedRun(plan, self._learner(plan), self._streams(plan), steps, never_floored(self.plan))
+            make = partial(self._control, plan, position)
+            return ControlledRun(plan, heads, steps, make, sizes)
+        return TrainedRun(plan, self._learner(plan), self._streams(plan), steps, never_floored(self.plan), sizes)
+
+    def _control(self, plan: RunPlan, position: int, round_index: int, cohort: int) -> Control:
+        control: Control = make_control(self.plan, plan, self.envs.cohorts[cohort], position, round_index)
+        return control
 
     def _streams(self, plan: RunPlan) -> Streams:
         arm = plan.arm_index if plan.config["lockstep"]["crn"] == "environment" else None
@@ -235,13 +243,24 @@ class BlockTrainer:
         )
 
     def _roll(self, round_index: int) -> None:
-        for t in range(self.envs.steps_per_round):
-            results = self.envs.step([_act(run, t) for run in self.runs])
-            for run, result in zip(self.runs, results, strict=True):
-                if result is not None:
-                    with owned(run.plan, "rollout"):
-                        run.record(t, result)
+        """Step every cohort through the round; a cohort's next step is issued before the other's is waited for."""
+        cohorts, steps = self.envs.cohorts, self.envs.steps_per_round
+        for number, cohort in enumerate(cohorts):
+            cohort.issue([_act(run, 0, number) for run in self.runs])
+        for t in range(steps):
+            for number, cohort in enumerate(cohorts):
+                self._record_step(t, number, cohort.collect())
+                if t + 1 < steps:
+                    cohort.issue([_act(run, t + 1, number) for run in self.runs])
             self._progress(round_index, t)
+        for run in self.runs:
+            run.end()
+
+    def _record_step(self, t: int, cohort: int, results: Sequence[StepResult | None]) -> None:
+        for run, result in zip(self.runs, results, strict=True):
+            if result is not None:
+                with owned(run.plan, "rollout"):
+                    run.record(t, result, cohort)
 
     def _clock(self, round_index: int, rollout_seconds: float, seconds: float) -> dict[str, float]:
         steps = self.num_envs * self.envs.steps_per_round
@@ -294,6 +313,6 @@ class BlockTrainer:
         )
 
 
-def _act(run: Run, t: int) -> torch.Tensor | None:
+def _act(run: Run, t: int, cohort: int) -> torch.Tensor | None:
     with owned(run.plan, "acting"):
-        return run.act(t)
+        return run.act(t, cohort)

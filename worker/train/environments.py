@@ -117,6 +117,7 @@ def make_environments(
     data_dir: Path | None = None,
     runs: Sequence[RunPlan] | None = None,
     xeval: Mapping[str, AnyReward] | None = None,
+    overlaps: bool = False,
 ) -> LockstepEnvs:
     """Build the environments of all runs held, in order of issue; refusals name field and remedy.
 
@@ -129,22 +130,26 @@ def make_environments(
         data_dir: where data sets lie.
         runs: other runs than the plan's.
         xeval: reward functions under which evaluation episodes are scored too.
+        overlaps: whether the caller steps cohorts out of phase.
     """
     chosen = [plan.runs[i] for i in ordered_runs(plan)] if runs is None else list(runs)
     keys: dict[str, Any] = {
         "replicate_seed": plan.replicate_seed if seed is None else seed,
         "device": device,
         "num_envs": num_envs,
-        "phase": phase,
         "data_dir": data_dir,
+        "rewards": [reward_of(run) for run in chosen],
     }
-    module = _load(kind_of(plan))
-    keys |= {"rewards": [reward_of(run) for run in chosen], "xeval": dict(xeval or {})}
+    module, is_morph = _load(kind_of(plan)), kind_of(plan) == MORPH
     try:
         envs: list[Any] = chosen
-        if kind_of(plan) == MORPH:
+        if is_morph:
             envs = [module.RunEnv(r.run_id, r.arm, r.policy, r.static_set, r.config["ppo"]["gamma"]) for r in chosen]
-        return cast(LockstepEnvs, module.make_envs(chosen[0].config, envs, **keys))
+        if is_morph and overlaps:
+            return cast(LockstepEnvs, module.make_training_envs(chosen[0].config, envs, **keys))
+        return cast(
+            LockstepEnvs, module.make_envs(chosen[0].config, envs, phase=phase, xeval=dict(xeval or {}), **keys)
+        )
     except ValueError as error:
         raise ConfigRefused("env", str(error), "correct the named field") from error
 

@@ -1,7 +1,7 @@
 """One run inside a block: begins a round, acts, records, updates. A policy that learns or a control.
 
-The loop in ``block`` treats both alike. A failed run keeps its cause and is not stepped any more.
-Axes: T step, E environment, H heads.
+The loop in ``block`` treats both alike. A failed run keeps its cause and is not stepped any more. Each cohort
+of environments is acted for on its own, and fills a rollout of its own. Axes: T step, E environment, H heads.
 """
 
 from __future__ import annotations
@@ -9,7 +9,8 @@ from __future__ import annotations
 import hashlib
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from itertools import accumulate
 from typing import Any, Protocol
 
 import torch
@@ -18,7 +19,9 @@ from torch import Tensor
 from worker.envs.protocol import Masks, Observation, StepResult
 from worker.rl.config import LearnerConfig, entropy_coefficient, floor_scale, learning_rate
 from worker.rl.heads import Floors, Heads
+from worker.rl.joined import joined
 from worker.rl.learner import Learner, Streams
+from worker.rl.nets import State
 from worker.rl.ppo import Prepared, prepare, refresh_observations, update
 from worker.rl.rollout import PolicyError, Rollout
 from worker.train.anomalies import Detectors
@@ -37,6 +40,27 @@ class Control(Protocol):
         ...
 
 
+class Cohorts:
+    """Rollouts of a run, one per cohort.
+
+    Args:
+        sizes: environments of each cohort.
+        make: makes an empty rollout.
+    """
+
+    def __init__(self, sizes: Sequence[int], make: Callable[[], Rollout]) -> None:
+        stops = list(accumulate(sizes))
+        self.rows = [slice(stop - size, stop) for stop, size in zip(stops, sizes, strict=True)]
+        self.rollouts = [make() for _ in sizes]
+
+    def begin(self, observation: Observation, masks: Masks, state: State) -> None:
+        """Start a round; every cohort begins at its rows of observation [E, ..], masks [E, ..] and state [L, E, ..]."""
+        for rows, rollout in zip(self.rows, self.rollouts, strict=True):
+            view = Observation(observation.features[rows], observation.ids[rows])
+            own = {name: mask[rows] for name, mask in masks.items()}
+            rollout.begin(view, own, tuple(part[:, rows].contiguous() for part in state))
+
+
 class TrainedRun:
     """A run whose policy PPO trains.
 
@@ -46,6 +70,10 @@ class TrainedRun:
         streams: keys of its draws.
         num_steps: T.
         never_floored: choices per head that probability floors must not touch.
+        sizes: environments of each cohort.
+
+    Attributes:
+        rollout: of the last round that was updated from, all environments.
     """
 
     learns = True
@@ -57,9 +85,12 @@ class TrainedRun:
         streams: Streams,
         num_steps: int,
         never_floored: Mapping[str, tuple[int, ...]],
+        sizes: Sequence[int],
     ) -> None:
         self.plan, self.learner, self.streams = plan, learner, streams
-        self.rollout = Rollout(num_steps, learner.heads, learner.obs_norm, learner.cfg.precision)
+        self.num_steps = num_steps
+        made = (num_steps, learner.heads, learner.obs_norm, learner.cfg.precision)
+        self._cohorts = Cohorts(sizes, lambda: Rollout(*made))
         self.diverged: str | None = None
         self._never_floored = never_floored
         self.prepared: Prepared | None = None
@@ -75,25 +106,30 @@ class TrainedRun:
         learner, ppo = self.learner, self.cfg.ppo
         self.round = round_index
         state = learner.net.initial_state(learner.num_envs) if fresh else learner.carry
-        self.rollout.begin(observation, masks, state)
-        shape = (self.rollout.num_steps, learner.num_envs, len(learner.heads.specs))
+        self._cohorts.begin(observation, masks, state)
+        shape = (self.num_steps, learner.num_envs, len(learner.heads.specs))
         self.noise = self.streams.action_noise(round_index, shape).to(learner.device)
         scale = floor_scale(ppo, round_index, self.cfg.rounds)
         self.floors = Floors.build(learner.heads, ppo.prob_floor, self._never_floored, scale)
 
-    def act(self, t: int) -> Tensor | None:
-        """Return the actions of step ``t``, or None once the run has failed."""
+    def act(self, t: int, cohort: int = 0) -> Tensor | None:
+        """Return the actions of a cohort in step ``t``, or None once the run has failed."""
         if self.diverged is not None:
             return None
+        noise = self.noise[t, self._cohorts.rows[cohort]]
         try:
-            return self.rollout.act(self.learner.net, t, self.noise[t], self.floors)
+            return self._cohorts.rollouts[cohort].act(self.learner.net, t, noise, self.floors)
         except PolicyError as error:
             self.diverged = f"non-finite policy: {error}"
             return None
 
-    def record(self, t: int, result: StepResult) -> None:
-        """Store what a step produced."""
-        self.rollout.record(t, result)
+    def record(self, t: int, result: StepResult, cohort: int = 0) -> None:
+        """Store what a step of a cohort produced."""
+        self._cohorts.rollouts[cohort].record(t, result)
+
+    def end(self) -> None:
+        """Join what the cohorts recorded in a round."""
+        self.rollout = joined(self._cohorts.rollouts)
 
     def update(self) -> dict[str, float]:
         """Update the policy with the round's rollout and return the group ``ppo/``."""
@@ -137,33 +173,40 @@ class ControlledRun:
         plan: the arm.
         heads: action layout.
         num_steps: T.
-        make: builds the control of a round, once the environments have begun it.
+        make: builds the control of a round for a cohort, once the environments have begun it.
+        sizes: environments of each cohort.
     """
 
     learns = False
     prepared = None
 
-    def __init__(self, plan: RunPlan, heads: Heads, num_steps: int, make: Callable[[int], Control]) -> None:
+    def __init__(
+        self, plan: RunPlan, heads: Heads, num_steps: int, make: Callable[[int, int], Control], sizes: Sequence[int]
+    ) -> None:
         self.plan, self._make = plan, make
         self.detectors = Detectors(0, learns=False)
-        self.rollout = Rollout(num_steps, heads, None)
+        self._cohorts = Cohorts(sizes, lambda: Rollout(num_steps, heads, None))
         self.diverged: str | None = None
 
     def begin(self, round_index: int, observation: Observation, masks: Masks, *, fresh: bool) -> None:  # noqa: ARG002 - same call for both kinds
-        """Start a round with a fresh control."""
+        """Start a round with fresh controls."""
         self.round = round_index
-        self.rollout.begin(observation, masks, ())
-        self._control = self._make(round_index)
+        self._cohorts.begin(observation, masks, ())
+        self._controls = [self._make(round_index, cohort) for cohort in range(len(self._cohorts.rows))]
 
-    def act(self, t: int) -> Tensor | None:
-        """Return the control's actions."""
-        actions = self._control.act(t)
-        self.rollout.actions[t] = actions
+    def act(self, t: int, cohort: int = 0) -> Tensor | None:
+        """Return the actions of a cohort's control."""
+        actions = self._controls[cohort].act(t)
+        self._cohorts.rollouts[cohort].actions[t] = actions
         return actions
 
-    def record(self, t: int, result: StepResult) -> None:
-        """Store what a step produced."""
-        self.rollout.record(t, result)
+    def record(self, t: int, result: StepResult, cohort: int = 0) -> None:
+        """Store what a step of a cohort produced."""
+        self._cohorts.rollouts[cohort].record(t, result)
+
+    def end(self) -> None:
+        """Join what the cohorts recorded in a round."""
+        self.rollout = joined(self._cohorts.rollouts)
 
     def update(self) -> dict[str, float]:
         """Do nothing: controls do not learn."""

@@ -100,9 +100,9 @@ def test_rotation_changes_no_number() -> None:
 class _Logged(TrainedRun):
     log: list[tuple[str, int, int]]
 
-    def act(self, t: int) -> torch.Tensor | None:
+    def act(self, t: int, cohort: int = 0) -> torch.Tensor | None:
         self.log.append((self.plan.arm, self.round, t))
-        return super().act(t)
+        return super().act(t, cohort)
 
 
 def test_arms_alternate_within_every_step_and_meet_after_every_round() -> None:

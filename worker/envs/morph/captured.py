@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from worker.envs.morph.data import Items, TrainingData
-from worker.envs.morph.engine import Counters, Job, Outcome, autocast, outcomes
+from worker.envs.morph.engine import Counters, Flight, Job, Outcome, autocast, outcomes
 from worker.envs.morph.hosts import Pass
 from worker.envs.morph.network import EpochStats, Network, gradient_figures
 
@@ -53,7 +53,7 @@ class Lane:
     Attributes:
         stream: where its graphs are captured and replayed.
         pool: their memory.
-        draws: [n, B, W] choices of the epoch.
+        pinned, draws: [n, B, W] choices of the epoch, on the host and on the device.
         batch: [1] int64, the batch to take next.
         losses: [n] main losses of the epoch.
         norms: [n, 1 + S] gradient norms before clipping, in the order of ``Network.stores``.
@@ -64,6 +64,7 @@ class Lane:
 
     stream: torch.cuda.Stream
     pool: Any
+    pinned: Tensor
     draws: Tensor
     batch: Tensor
     losses: Tensor
@@ -71,6 +72,25 @@ class Lane:
     dropout: torch.Generator
     marks: tuple[torch.cuda.Event, torch.cuda.Event, torch.cuda.Event]
     graphs: OrderedDict[Hashable, Captured] = field(default_factory=OrderedDict)
+
+
+#: A job's lane, its training graph (None: validated only) and its closing graph.
+Work = tuple[Lane, Captured | None, Captured]
+
+
+@dataclass
+class Replays(Flight):
+    """Jobs under way on a device.
+
+    Attributes:
+        lanes: of the jobs.
+        landing: pinned, where the results arrive.
+        landed: when they have arrived.
+    """
+
+    lanes: Sequence[Lane]
+    landing: Tensor
+    landed: torch.cuda.Event
 
 
 class CapturedEngine:
@@ -91,59 +111,54 @@ class CapturedEngine:
         config = data.config
         self._shape = (config.batches_per_step, config.batch_size, data.draw_width)
         self._places = torch.arange(config.batches_per_step, device=device)
-        self._draws: list[tuple[Tensor, Tensor]] = []
-        self._results = torch.empty(0, dtype=torch.float64, pin_memory=True)
-        self._landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+        # results leave on a stream of their own, in the order of issue, so that acting never waits for an epoch
+        self._gatherer = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        self._landings: list[Tensor] = []
 
-    def run(self, jobs: Sequence[Job], val: Items, meanwhile: Callable[[], None] | None = None) -> list[Outcome]:
-        """Train and validate every job and read all results in one copy."""
-        if not jobs:
-            return []
+    def issue(self, jobs: Sequence[Job], val: Items) -> Replays:
+        """Start training and validation of every job, and the one copy of all results."""
         began = time.perf_counter()
-        self._upload(jobs)
+        for job in jobs:
+            self._upload(job)
         work = [self._prepare(job, val) for job in jobs]
-        flat = self._replay(jobs, work)
+        self._replay(jobs, work)
         sizes = [closing.packed.numel() for _, _, closing in work]
-        issued = time.perf_counter()
-        if meanwhile is not None:
-            meanwhile()
-        waited = time.perf_counter()
-        self._landed.synchronize()
-        ended = time.perf_counter()
-        self.counters.copies += 1
-        self.counters.issue_seconds += issued - began
-        self.counters.wait_seconds += ended - waited
-        self._clock([lane for lane, _, _ in work])
+        landing, landed = self._gather(work, sum(sizes))
         for job, (_, _, closing) in zip(jobs, work, strict=True):
             job.validator.forward_rows += closing.rows
             self.counters.count(job, val, closing.rows)
-        return outcomes(jobs, sizes, flat.numpy().copy(), [(ended - began) / len(jobs)] * len(jobs))
+        spent = time.perf_counter() - began
+        self.counters.issue_seconds += spent
+        return Replays(jobs, sizes, began, spent, [lane for lane, _, _ in work], landing, landed)
+
+    def collect(self, flight: Replays) -> list[Outcome]:
+        """Wait for the jobs of an issue and return what they measured."""
+        waited = time.perf_counter()
+        flight.landed.synchronize()
+        ended = time.perf_counter()
+        self.counters.copies += bool(flight.jobs)
+        self.counters.wait_seconds += ended - waited
+        self._clock(flight.lanes)
+        flat = flight.landing[: sum(flight.sizes)].numpy().copy()
+        self._landings.append(flight.landing)
+        share = (ended - flight.began) / max(1, len(flight.jobs))
+        return outcomes(flight.jobs, flight.sizes, flat, [share] * len(flight.jobs))
 
     def _clock(self, lanes: Sequence[Lane]) -> None:
-        """Add the device time of a step that has ended."""
+        """Add the device time of jobs that have ended: of a step's mean environment, its part by these."""
         for lane in lanes:
             begun, trained, closed = lane.marks
-            self.counters.train_seconds += begun.elapsed_time(trained) / 1000.0 / len(lanes)
-            self.counters.validate_seconds += trained.elapsed_time(closed) / 1000.0 / len(lanes)
+            self.counters.train_seconds += begun.elapsed_time(trained) / 1000.0 / len(self._lanes)
+            self.counters.validate_seconds += trained.elapsed_time(closed) / 1000.0 / len(self._lanes)
 
-    def _upload(self, jobs: Sequence[Job]) -> None:
-        """Bring the choices of every environment up; runs of one environment share them."""
-        place, last = -1, None
-        for job in jobs:
-            lane = self._lane(job)
-            if job.draws is None:
-                continue
-            if job.draws is not last:
-                place, last = place + 1, job.draws
-                if place == len(self._draws):
-                    pinned = torch.empty(self._shape, dtype=torch.int64, pin_memory=True)
-                    self._draws.append((pinned, torch.empty(self._shape, dtype=torch.int64, device=self.device)))
-                pinned, placed = self._draws[place]
-                pinned.copy_(job.draws)
-                placed.copy_(pinned, non_blocking=True)
-            lane.draws.copy_(self._draws[place][1])
+    def _upload(self, job: Job) -> None:
+        """Bring the choices of an environment up."""
+        lane = self._lane(job)
+        if job.draws is not None:
+            lane.pinned.copy_(job.draws)
+            lane.draws.copy_(lane.pinned, non_blocking=True)
 
-    def _prepare(self, job: Job, val: Items) -> tuple[Lane, Captured | None, Captured]:
+    def _prepare(self, job: Job, val: Items) -> Work:
         """Return the graphs of a job, captured now where they are new."""
         lane, network, plan = self._lane(job), job.network, job.step_plan
         training: Captured | None = None
@@ -157,8 +172,8 @@ class CapturedEngine:
         key = ("close", id(val.x), shape, plan if training else None, job.val_plan)
         return lane, training, self._graph(lane, key, job, lambda: self._close(lane, job, val))
 
-    def _replay(self, jobs: Sequence[Job], work: Sequence[tuple[Lane, Captured | None, Captured]]) -> Tensor:
-        """Issue every graph, batches round robin, and the copy of all results; return where it lands."""
+    def _replay(self, jobs: Sequence[Job], work: Sequence[Work]) -> None:
+        """Issue every graph, batches round robin."""
         main = torch.cuda.current_stream(self.device)
         for lane, _, _ in work:
             lane.stream.wait_stream(main)
@@ -175,14 +190,20 @@ class CapturedEngine:
                 closing.graph.replay()
                 lane.marks[2].record()
             self.counters.replays += 1
-            main.wait_stream(lane.stream)
-        packed = torch.cat([closing.packed for _, _, closing in work])
-        if packed.numel() > self._results.numel():
-            self._results = torch.empty(2 * packed.numel(), dtype=torch.float64, pin_memory=True)
-        landed = self._results[: packed.numel()]
-        landed.copy_(packed, non_blocking=True)
-        self._landed.record(main)
-        return landed
+
+    def _gather(self, work: Sequence[Work], size: int) -> tuple[Tensor, torch.cuda.Event]:
+        """Issue the copy of all results; return where it lands and the event of its landing."""
+        landing = self._landings.pop() if self._landings else torch.empty(0, dtype=torch.float64, pin_memory=True)
+        if size > landing.numel():
+            landing = torch.empty(2 * size, dtype=torch.float64, pin_memory=True)
+        for lane, _, _ in work:
+            self._gatherer.wait_stream(lane.stream)
+        with torch.cuda.stream(self._gatherer):
+            if work:
+                landing[:size].copy_(torch.cat([closing.packed for _, _, closing in work]), non_blocking=True)
+            landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
+            landed.record()
+        return landing, landed
 
     def _train(self, lane: Lane, job: Job) -> Tensor:
         """Take the next batch; captured."""
@@ -232,6 +253,7 @@ class CapturedEngine:
             self._lanes[id(network)] = Lane(
                 stream=torch.cuda.Stream(self.device),  # type: ignore[no-untyped-call]
                 pool=torch.cuda.graph_pool_handle(),
+                pinned=torch.zeros(self._shape, dtype=torch.int64, pin_memory=True),
                 draws=torch.zeros(self._shape, dtype=torch.int64, device=self.device),
                 batch=torch.zeros(1, dtype=torch.int64, device=self.device),
                 losses=torch.zeros(batches, dtype=dtype, device=self.device),

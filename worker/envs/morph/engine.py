@@ -1,17 +1,18 @@
 """Issues the training and validation of every environment of every run of a step.
 
 Jobs arrive in the order A0 B0 A1 B1 .. and are issued in it; nothing is read back until all are
-issued, then everything returns in one copy. ``Engine`` is the plain sequential path: the path of the CPU
-and the oracle of ``captured.CapturedEngine``. Axes: n batches, B items, W choices per item.
+issued, then everything returns in one copy. Several batches of jobs may be under way; they are collected in the
+order of their issue. ``Engine`` is the plain sequential path: the path of the CPU and the oracle of
+``captured.CapturedEngine``. Axes: n batches, B items, W choices per item.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import numpy as np
 import torch
@@ -105,14 +106,53 @@ class Counters:
         self.val_forwarded += rows / job.network.host.num_segments
 
 
+@dataclass
+class Flight:
+    """Jobs that have been issued.
+
+    Attributes:
+        jobs: in the order of issue.
+        sizes: numbers that each job returns.
+        began: of the issue, seconds of a monotonic clock.
+        issue_seconds: what issuing them took.
+    """
+
+    jobs: Sequence[Job]
+    sizes: Sequence[int]
+    began: float
+    issue_seconds: float
+
+
 class StepEngine(Protocol):
     """What the environments ask of an engine."""
 
     counters: Counters
 
-    def run(self, jobs: Sequence[Job], val: Items, meanwhile: Callable[[], None] | None = None) -> list[Outcome]:
-        """Train and validate every job, in order; ``meanwhile`` is called while the device works."""
+    def issue(self, jobs: Sequence[Job], val: Items) -> Any:
+        """Start to train and validate every job, in order; their networks belong to the engine until collected."""
         ...
+
+    def collect(self, flight: Any) -> list[Outcome]:
+        """Wait for the jobs of an issue and return what they measured."""
+        ...
+
+
+def run_jobs(engine: StepEngine, jobs: Sequence[Job], val: Items) -> list[Outcome]:
+    """Train and validate every job, in order, and wait for all."""
+    return engine.collect(engine.issue(jobs, val))
+
+
+@dataclass
+class Computed(Flight):
+    """Jobs of the plain path: done when issued.
+
+    Attributes:
+        flat: all numbers, on the host.
+        seconds: what each job took.
+    """
+
+    flat: NDArray[np.float64]
+    seconds: Sequence[float]
 
 
 @dataclass
@@ -131,8 +171,9 @@ class Engine:
     device: torch.device
     counters: Counters = field(default_factory=Counters)
 
-    def run(self, jobs: Sequence[Job], val: Items, meanwhile: Callable[[], None] | None = None) -> list[Outcome]:  # noqa: ARG002 - nothing to do meanwhile: the CPU is the device
+    def issue(self, jobs: Sequence[Job], val: Items) -> Computed:
         """Train and validate every job, in order, and read all results in one copy."""
+        began = time.perf_counter()
         packed: list[Tensor] = []
         seconds: list[float] = []
         drawn: Tensor | None = None
@@ -144,13 +185,15 @@ class Engine:
                 drawn, batches = job.draws, self.data.gather(job.draws.to(self.device))
             packed.append(self._issue(job, batches, val))
             seconds.append(time.perf_counter() - start)
-        if not packed:
-            return []
         self.counters.issue_seconds += sum(seconds)
         # the one device-to-host copy of the step
-        flat = torch.cat(packed).cpu().numpy()
-        self.counters.copies += 1
-        return outcomes(jobs, [part.numel() for part in packed], flat, seconds)
+        flat = torch.cat(packed).cpu().numpy() if packed else np.empty(0)
+        self.counters.copies += bool(packed)
+        return Computed(jobs, [part.numel() for part in packed], began, sum(seconds), flat, seconds)
+
+    def collect(self, flight: Computed) -> list[Outcome]:
+        """Return what the jobs of an issue measured."""
+        return outcomes(flight.jobs, flight.sizes, flight.flat, flight.seconds)
 
     def _issue(self, job: Job, batches: tuple[Tensor, Tensor] | None, val: Items) -> Tensor:
         before = job.validator.forward_rows
@@ -194,7 +237,7 @@ def outcomes(
     jobs: Sequence[Job], sizes: Sequence[int], flat: NDArray[np.float64], seconds: Sequence[float]
 ) -> list[Outcome]:
     """Return the results of all jobs from the one vector that came back."""
-    parts = np.split(flat, np.cumsum(sizes)[:-1])
+    parts = np.split(flat, np.cumsum(sizes)[:-1]) if jobs else []
     return [_outcome(*item) for item in zip(jobs, parts, seconds, strict=True)]
 
 

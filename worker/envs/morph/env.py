@@ -1,15 +1,16 @@
 """Morphogenesis: the environments of all runs of a block share, stepped together.
 
 Implements ``worker.envs.protocol.LockstepEnvs``. A step follows environment.md 6.2: act, tick, train an
-epoch, validate, judge, reward, observe. Hosts are issued in the order A0 B0 A1 B1 .. and read in one
-copy. Nothing here reduces over runs. Axes: E environments of a run, S slots, H heads.
+epoch (``issue``), validate, judge, reward, observe (``collect``). Hosts are issued in the order A0 B0 A1 B1 ..
+and read in one copy. Nothing here reduces over runs. Axes: E environments of a run, S slots, H heads.
 """
 
 from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, Literal
 
@@ -18,23 +19,24 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker.envs.morph import actions, data, report, settle
+from worker.envs.cohorts import Cohorts
+from worker.envs.morph import actions, report, settle
 from worker.envs.morph import config as configs
-from worker.envs.morph.config import EnvConfig
-from worker.envs.morph.data import Items, TrainingData
-from worker.envs.morph.engine import Job, Outcome, make_engine
+from worker.envs.morph.data import Items
+from worker.envs.morph.engine import Job, Outcome, run_jobs
 from worker.envs.morph.episode import number_or_none
 from worker.envs.morph.hosts import Pass
 from worker.envs.morph.observe import Observer, View, obs_spec
 from worker.envs.morph.purse import Purse, RewardFunction
-from worker.envs.morph.runs import RunEnv, RunState, Turn
+from worker.envs.morph.runs import RunEnv, RunState, Turn, UnderWay
 from worker.envs.morph.stages import Op
-from worker.envs.morph.streams import Phase, Streams
+from worker.envs.morph.stock import Setup, Stock
+from worker.envs.morph.streams import Streams
 from worker.envs.morph.tasks import LmShape
 from worker.envs.morph.validate import Measured, ValPlan
 from worker.envs.morph.widen import static_shape
 from worker.envs.morph.world import World
-from worker.envs.protocol import EpisodeRecord, Masks, Observation, StepResult
+from worker.envs.protocol import EpisodeRecord, HeadSpec, Masks, Observation, StepResult
 
 _STATE_SCHEMA = 1
 
@@ -72,22 +74,35 @@ def make_envs(
     return MorphEnvs(setup, runs, rewards, xeval or {})
 
 
-@dataclass(frozen=True)
-class Setup:
-    """Everything but the runs: settings, keys, place and size."""
+def make_training_envs(
+    config: Mapping[str, Any],
+    runs: Sequence[RunEnv],
+    *,
+    replicate_seed: int,
+    device: torch.device,
+    num_envs: int,
+    rewards: Sequence[RewardFunction],
+    data_dir: Path | None = None,
+) -> MorphEnvs | Cohorts:
+    """Build as ``make_envs`` for training: in two cohorts where a device works while the CPU acts, else in one."""
+    setup = Setup(configs.parse(config), replicate_seed, device, num_envs, "train", data_dir)
+    if configs.resolve_path(setup.config, device) == "eager" or num_envs == 1:
+        return MorphEnvs(setup, runs, rewards, {})
+    return in_cohorts(setup, runs, rewards, 2)
 
-    config: EnvConfig
-    replicate_seed: int
-    device: torch.device
-    num_envs: int
-    phase: Phase
-    data_dir: Path | None = None
+
+def in_cohorts(setup: Setup, runs: Sequence[RunEnv], rewards: Sequence[RewardFunction], count: int) -> Cohorts:
+    """Build environments in ``count`` cohorts of nearly equal size."""
+    stock = Stock.load(setup)
+    stops = [setup.num_envs * (index + 1) // count for index in range(count)]
+    parts = [replace(setup, num_envs=b - a, first_env=a) for a, b in pairwise([0, *stops])]
+    return Cohorts([MorphEnvs(part, runs, rewards, {}, stock) for part in parts])
 
 
 class MorphEnvs:
     """The environments of all runs; see ``worker.envs.protocol.LockstepEnvs``."""
 
-    resets_each_round = True
+    resets_each_round: bool = True
 
     def __init__(
         self,
@@ -95,21 +110,21 @@ class MorphEnvs:
         runs: Sequence[RunEnv],
         rewards: Sequence[RewardFunction],
         xeval: Mapping[str, RewardFunction],
+        stock: Stock | None = None,
     ) -> None:
         if len(runs) != len(rewards):
             raise ValueError(f"{len(runs)} runs need as many rewards, got {len(rewards)}")
         config, device = setup.config, setup.device
         self.setup, self.config, self.device = setup, config, device
         self.num_envs, self.steps_per_round = setup.num_envs, config.horizon
-        arrays = data.load(config.task.dataset, setup.data_dir)
-        self.data = TrainingData(config, arrays, device, setup.replicate_seed)
-        self._test = self._load_test(arrays)
-        self.streams = Streams(setup.replicate_seed, setup.phase)
-        self.engine = make_engine(config, self.data, device)
+        stock = stock or Stock.load(setup)
+        self.data, self._test, self.engine = stock.data, stock.test, stock.engine
+        self.streams = Streams(setup.replicate_seed, setup.phase, setup.first_env)
         self._drawn: dict[tuple[int, int, int], Tensor] = {}
+        self._underway: UnderWay | None = None
         self.runs = [self._new_run(run, reward, xeval) for run, reward in zip(runs, rewards, strict=True)]
         slots = self.runs[0].world.slots
-        self.heads = actions.head_specs(len(slots))
+        self.heads: Sequence[HeadSpec] = actions.head_specs(len(slots))
         self.obs_spec = obs_spec(len(slots))
         self._observer = Observer(config, slots)
         self._step = config.horizon
@@ -130,11 +145,16 @@ class MorphEnvs:
                 purse.open(self.num_envs)
         for env in range(self.num_envs):
             jobs += [self._job(run.world, env, None, last=False) for run in self.runs]
-        outcomes = self.engine.run(jobs, self.data.val)
+        outcomes = run_jobs(self.engine, jobs, self.data.val)
         for index, outcome in enumerate(outcomes):
             world, env = self.runs[index % len(self.runs)].world, index // len(self.runs)
             world.tracker.record_start(env, outcome.measured)
         return [self._observe(run) for run in self.runs]
+
+    @property
+    def cohorts(self) -> tuple[MorphEnvs, ...]:
+        """Return itself: these environments step together."""
+        return (self,)
 
     def step(self, actions: Sequence[Tensor | None]) -> list[StepResult | None]:
         """Execute one action [E, H] int64 per run; None stands for a run that has ended.
@@ -143,11 +163,40 @@ class MorphEnvs:
             RuntimeError: the round is over, or not begun.
             ValueError: an illegal action.
         """
+        self.issue(actions)
+        return self.collect()
+
+    def issue(self, actions: Sequence[Tensor | None]) -> None:
+        """Execute the actions of a step and start its training; raises as ``step``."""
         if self._step >= self.config.horizon:
             raise RuntimeError("the round is over; call begin_round first")
         turns = [self._act(run, action) for run, action in zip(self.runs, actions, strict=True)]
-        self._train_and_validate(turns)
-        results = [None if turn is None else self._judge(turn) for turn in turns]
+        last = self._step + 1 == self.config.horizon
+        jobs: list[Job] = []
+        places: list[tuple[Turn, int]] = []
+        # runs alternate within an environment
+        for env in range(self.num_envs):
+            takers = [turn for turn in turns if turn is not None and turn.ran[env]]
+            if not takers:
+                continue
+            draws = self._draws(env, takers[0].run.world.episode, self._step)
+            jobs += [self._job(turn.run.world, env, draws, last=last) for turn in takers]
+            places += [(turn, env) for turn in takers]
+        self._underway = UnderWay(turns, places, self.engine.issue(jobs, self.data.val))
+        self._draw_ahead()
+
+    def collect(self) -> list[StepResult | None]:
+        """Wait for the step that was issued and return what each run sees of it."""
+        if self._underway is None:
+            raise RuntimeError("no step is under way; call issue first")
+        step, self._underway = self._underway, None
+        for (turn, env), outcome in zip(step.places, self.engine.collect(step.flight), strict=True):
+            self._record(turn, env, outcome)
+        for taken in step.turns:
+            if taken is not None:
+                taken.run.world.table.end_step(taken.ran)
+                taken.run.world.steps += taken.ran
+        results = [None if turn is None else self._judge(turn) for turn in step.turns]
         self._step += 1
         return results
 
@@ -194,11 +243,6 @@ class MorphEnvs:
         others = {name: Purse(function) for name, function in xeval.items()}
         return RunState(spec, world, Purse(reward), others, world.legality(), world.slot_state())
 
-    def _load_test(self, arrays: data.Arrays) -> Items | None:
-        if self.setup.phase == "train":
-            return None
-        return data.split_items(self.config, arrays, "test", self.device, self.setup.replicate_seed)
-
     def _act(self, run: RunState, action: Tensor | None) -> Turn | None:
         """Steps 1 to 4: check, preflight, execute, tick."""
         if action is None:
@@ -219,26 +263,6 @@ class MorphEnvs:
             world.accounts[env].ops[turn.executed[env]] += 1
         world.tick()
         return turn
-
-    def _train_and_validate(self, turns: Sequence[Turn | None]) -> None:
-        """Steps 5 to 8 for every environment, runs alternating within an environment."""
-        last = self._step + 1 == self.config.horizon
-        jobs: list[Job] = []
-        places: list[tuple[Turn, int]] = []
-        for env in range(self.num_envs):
-            takers = [turn for turn in turns if turn is not None and turn.ran[env]]
-            if not takers:
-                continue
-            draws = self._draws(env, takers[0].run.world.episode, self._step)
-            jobs += [self._job(turn.run.world, env, draws, last=last) for turn in takers]
-            places += [(turn, env) for turn in takers]
-        outcomes = self.engine.run(jobs, self.data.val, meanwhile=self._draw_ahead)
-        for (turn, env), outcome in zip(places, outcomes, strict=True):
-            self._record(turn, env, outcome)
-        for taken in turns:
-            if taken is not None:
-                taken.run.world.table.end_step(taken.ran)
-                taken.run.world.steps += taken.ran
 
     def _draws(self, env: int, episode: int, epoch: int) -> Tensor:
         """Return the choices of an epoch; whether they were drawn ahead changes nothing."""
@@ -312,7 +336,7 @@ class MorphEnvs:
         world.roll_back(env)
         world.accounts[env].rollback = (str(verdict.panic), self._step)
         job = self._job(world, env, None, last=True)
-        return self.engine.run([job], self.data.val)[0].measured
+        return run_jobs(self.engine, [job], self.data.val)[0].measured
 
     def _judge(self, turn: Turn) -> StepResult:
         """Steps 9 and 10: reward, episode ends, next observation."""
@@ -363,10 +387,10 @@ class MorphEnvs:
             world = run.world
             plan = ValPlan((), fixed=world.val_plan(env, last=True).players)
             job = Job(world.networks[env], world.validators[env], None, (), Pass("eval"), plan)
-            test = self.engine.run([job], self._test)[0].measured
+            test = run_jobs(self.engine, [job], self._test)[0].measured
         wall = time.perf_counter() - self._started
         row = report.episode_row(run, env, self.setup.phase, wall, test)
-        run.episodes.append(EpisodeRecord(env, row))
+        run.episodes.append(EpisodeRecord(self.streams.number(env), row))
 
     def _flags(self, values: NDArray[np.bool_]) -> Tensor:
         return torch.from_numpy(values.copy()).to(self.device)

@@ -31,12 +31,13 @@ def episode_row(run: RunState, env: int, phase: Phase, wall_seconds: float, test
     final = account.final
     if final is None:
         raise RuntimeError(f"env {env} has finished no step")
+    number = world.streams.number(env)
     row: dict[str, Any] = {
         "schema": SCHEMA,
         "phase": phase,
         "split": "val" if test is None else "test",
-        "env_id": env,
-        "episode_idx": env if phase == "eval" else world.episode,
+        "env_id": number,
+        "episode_idx": number if phase == "eval" else world.episode,
         "host_seed_key": world.streams.key("host_init", env, world.episode),
         **_scores(world, env, final, test),
         "outcome": "rolled_back" if account.rollback else "horizon",

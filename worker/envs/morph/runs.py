@@ -5,8 +5,9 @@ Axes: E environments of a run, S slots.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -82,3 +83,18 @@ class Turn:
         found = np.zeros(len(self.chosen), dtype=bool)
         found[[env for env, verdict in self.verdicts.items() if verdict.panic is not None]] = True
         return found
+
+
+@dataclass
+class UnderWay:
+    """A step between issue and collection.
+
+    Attributes:
+        turns: of every run; None where it has ended.
+        places: run and environment of every job.
+        flight: of the engine.
+    """
+
+    turns: Sequence[Turn | None]
+    places: Sequence[tuple[Turn, int]]
+    flight: Any

@@ -230,7 +230,8 @@ class World:
 
     def event(self, env: int, kind: str, **payload: Any) -> None:
         """Record an event of an environment at its present step."""
-        self.events.append({"type": kind, "env_id": env, "step": int(self.steps[env]), **payload})
+        number = self.streams.number(env)
+        self.events.append({"type": kind, "env_id": number, "step": int(self.steps[env]), **payload})
 
     def _occupied(self, env: int) -> list[int]:
         network = self.networks[env]

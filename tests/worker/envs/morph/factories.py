@@ -14,10 +14,11 @@ from worker.envs.morph.actions import canonical_action
 from worker.envs.morph.blueprints import blueprint_id
 from worker.envs.morph.config import EnvConfig
 from worker.envs.morph.context import RewardContext, RewardResult
-from worker.envs.morph.env import MorphEnvs, Setup
+from worker.envs.morph.env import MorphEnvs
 from worker.envs.morph.network import Network
 from worker.envs.morph.runs import RunEnv
 from worker.envs.morph.stages import Op
+from worker.envs.morph.stock import Setup
 from worker.envs.morph.tasks import action_order
 from worker.envs.protocol import StepResult
 

@@ -1,0 +1,172 @@
+"""Environments that step out of phase change nothing but time: every number is that of stepping together."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.worker.envs.morph.factories import CPU, SEED, AccuracyGain, host_state, tiny
+from tests.worker.train.cases import GYM, MORPH, MORPH_ARMS, block, trainer
+from worker.envs.cohorts import Cohorts
+from worker.envs.morph import config as configs
+from worker.envs.morph import stock
+from worker.envs.morph.controls import make_control
+from worker.envs.morph.engine import Engine
+from worker.envs.morph.env import MorphEnvs, in_cohorts
+from worker.envs.morph.runs import RunEnv
+from worker.envs.morph.stock import Setup
+from worker.envs.protocol import LockstepEnvs, StepResult
+from worker.rl.rollout import PolicyError
+from worker.train.runs import Run, TrainedRun
+
+NUM_ENVS = 3
+RUNS = ("A", "B")
+
+
+def specs() -> list[RunEnv]:
+    return [RunEnv(f"run-{name}", name, "random", None, 0.995) for name in RUNS]
+
+
+def setup() -> Setup:
+    return Setup(tiny(pace="quick"), SEED, CPU, NUM_ENVS, "train")
+
+
+def together() -> MorphEnvs:
+    return MorphEnvs(setup(), specs(), [AccuracyGain() for _ in RUNS], {})
+
+
+def apart() -> Cohorts:
+    return in_cohorts(setup(), specs(), [AccuracyGain() for _ in RUNS], 2)
+
+
+def random_actions(envs: LockstepEnvs, steps: int) -> list[StepResult]:
+    """Play a round of random controls; a cohort's next step is issued before the other's is collected."""
+    controls = [[make_control("random", cohort, run) for run in range(len(RUNS))] for cohort in parts_of(envs)]
+    for cohort, own in zip(envs.cohorts, controls, strict=True):
+        cohort.issue([control.act(0) for control in own])
+    found: list[StepResult] = []
+    for step in range(steps):
+        for cohort, own in zip(envs.cohorts, controls, strict=True):
+            found += [result for result in cohort.collect() if result is not None]
+            if step + 1 < steps:
+                cohort.issue([control.act(step + 1) for control in own])
+    return found
+
+
+def parts_of(envs: LockstepEnvs) -> list[MorphEnvs]:
+    return [cohort for cohort in envs.cohorts if isinstance(cohort, MorphEnvs)]
+
+
+def hosts(envs: LockstepEnvs, run: int) -> list[Tensor]:
+    return [host_state(part, run, env) for part in parts_of(envs) for env in range(part.num_envs)]
+
+
+def rows(envs: LockstepEnvs, run: int) -> list[dict[str, Any]]:
+    clock = ("wall_seconds", "device_seconds")
+    return [{k: v for k, v in e.values.items() if k not in clock} | {"at": e.env} for e in envs.pop_episodes(run)]
+
+
+def test_two_cohorts_equal_one_bit_for_bit() -> None:
+    one, two = together(), apart()
+    assert [cohort.num_envs for cohort in two.cohorts] == [1, 2]
+    for round_index in range(2):
+        for whole, parts in zip(one.begin_round(round_index), two.begin_round(round_index), strict=True):
+            assert torch.equal(whole[0].features, parts[0].features)
+            assert all(torch.equal(whole[1][name], parts[1][name]) for name in whole[1])
+        for envs in (one, two):
+            random_actions(envs, envs.steps_per_round)
+        for run in range(len(RUNS)):
+            assert all(torch.equal(a, b) for a, b in zip(hosts(one, run), hosts(two, run), strict=True))
+            assert one.reward_sums(run).keys() == two.reward_sums(run).keys()
+            assert torch.equal(one.reward_sums(run)["gain"], two.reward_sums(run)["gain"])
+            assert rows(one, run) == rows(two, run)
+            events = [envs.pop_events(run) for envs in (one, two)]
+            assert sorted(map(repr, events[0])) == sorted(map(repr, events[1]))
+            assert [e["step"] for e in events[1]] == sorted(e["step"] for e in events[1])
+            assert max(e["env_id"] for e in events[1]) > 0
+
+
+def test_stepping_cohorts_as_one_equals_stepping_them_in_turn() -> None:
+    one, two = together(), apart()
+    for envs in (one, two):
+        envs.begin_round(0)
+    control = make_control("random", one, 0)
+    for step in range(3):
+        action = control.act(step)
+        (left, gone), (right, also) = one.step([action, None]), two.step([action, None])
+        assert gone is also is None
+        assert left is not None
+        assert right is not None
+        assert torch.equal(left.reward, right.reward)
+        assert torch.equal(left.observation.features, right.observation.features)
+        assert torch.equal(left.valid, right.valid)
+        assert torch.equal(left.terminated, right.terminated)
+
+
+def test_a_step_is_collected_once_and_only_when_issued() -> None:
+    envs = together()
+    envs.begin_round(0)
+    with pytest.raises(RuntimeError, match="issue first"):
+        envs.collect()
+
+
+def test_state_at_a_border_does_not_depend_on_cohorts() -> None:
+    one, two = together(), apart()
+    assert one.state_dict(1) == two.state_dict(1)
+    two.load_state_dict(1, one.state_dict(1))
+    with pytest.raises(ValueError, match="resume with"):
+        two.load_state_dict(1, one.state_dict(0))
+
+
+def test_environments_that_go_on_over_rounds_are_one_cohort() -> None:
+    envs = trainer(block(GYM, [{"label": "A"}, {"label": "B"}])).envs
+    assert envs.cohorts == (envs,)
+    with pytest.raises(ValueError, match="one cohort"):
+        Cohorts([envs, envs])
+
+
+@pytest.fixture
+def divided(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let the trainer divide on the CPU as it does on a device."""
+    monkeypatch.setattr(configs, "resolve_path", lambda _config, _device: "captured")
+    monkeypatch.setattr(stock, "make_engine", lambda _config, data, device: Engine("fp32", data, device))
+
+
+def test_a_block_in_two_cohorts_acts_and_learns_as_one(request: pytest.FixtureRequest) -> None:
+    whole = trainer(block(MORPH, MORPH_ARMS))
+    request.getfixturevalue("divided")
+    parts = trainer(block(MORPH, MORPH_ARMS))
+    assert (len(whole.envs.cohorts), len(parts.envs.cohorts)) == (1, 2)
+    next(whole.rounds(0))
+    record = next(parts.rounds(0))
+    for one, two in zip(whole.runs, parts.runs, strict=True):
+        assert torch.equal(one.rollout.actions, two.rollout.actions)
+        assert torch.equal(one.rollout.rewards, two.rollout.rewards)
+        assert torch.equal(one.rollout.raw, two.rollout.raw)
+        assert torch.allclose(one.rollout.log_probs, two.rollout.log_probs, atol=1e-6)
+        assert torch.allclose(one.rollout.states[-1][0], two.rollout.states[-1][0], atol=1e-6)
+        assert torch.allclose(policy(one), policy(two), atol=1e-5)
+    assert all(run.metrics["ppo/anchor_gap_max"] < 1e-5 for run in record.runs)
+
+
+def policy(run: Run) -> Tensor:
+    assert isinstance(run, TrainedRun)
+    return run.learner.flat.data
+
+
+@pytest.mark.usefixtures("divided")
+def test_a_policy_that_fails_in_one_cohort_ends_its_run_alone() -> None:
+    held = trainer(block(MORPH, MORPH_ARMS))
+    failing = held.runs[1]
+
+    def broken(*_: Any) -> Tensor:
+        raise PolicyError("step 1: non-finite action distribution")
+
+    failing._cohorts.rollouts[1].act = broken  # type: ignore[assignment, method-assign]
+    record = next(held.rounds(0))
+    found = {run.run_id: run for run in record.runs}
+    assert found[failing.plan.run_id].diverged is not None
+    assert found[held.runs[0].plan.run_id].diverged is None
