@@ -11,6 +11,7 @@ import numpy as np
 import pynvml
 import torch
 
+from worker import numerics
 from worker.envs.morph import cifar
 
 #: Bytes per second of a large device-to-device copy on an H100, counting reads and writes.
@@ -21,15 +22,7 @@ EDGE = 32
 def set_up(*, tf32: bool) -> torch.device:
     """Fix the numerical settings of a run (performance.md 6) and return the device."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-    torch.set_num_threads(1)
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.deterministic = True
-    torch.use_deterministic_algorithms(True)
-    # filling every new tensor costs a kernel each; nothing here reads what it has not written
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    torch.backends.cudnn.allow_tf32 = tf32
-    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    return numerics.set_up(deterministic=True, tf32=tf32, threads=1)
 
 
 def machine(device: torch.device) -> dict[str, Any]:

@@ -29,6 +29,7 @@ import torch
 
 from app.domain.nonfinite import encode_map, jsonable
 from app.domain.protocol import Assignment
+from worker import numerics
 from worker.checkpoint import CheckpointRefused, NoCheckpoint
 from worker.keys import derive, replicate_seed
 from worker.train.block import ArmOutOfMemory, BlockTrainer
@@ -85,17 +86,9 @@ def die_with_parent(parent: int) -> None:
 
 def set_up_torch(assignment: Assignment, threads: int) -> torch.device:
     """Fix the numerical settings (training.md 3.11) and return the device."""
-    torch.set_num_threads(threads)
-    deterministic = bool(assignment.runs[0].config["lockstep"]["deterministic"])
-    torch.backends.cudnn.benchmark = False
-    torch.backends.cudnn.deterministic = deterministic
-    torch.use_deterministic_algorithms(deterministic)
-    # filling every new tensor costs a kernel each; nothing here reads what it has not written
-    torch.utils.deterministic.fill_uninitialized_memory = False  # type: ignore[attr-defined]
-    tf32 = bool(assignment.runs[0].config["precision"]["tf32"])
-    torch.backends.cuda.matmul.allow_tf32 = tf32
-    torch.backends.cudnn.allow_tf32 = tf32
-    return torch.device("cuda", 0) if torch.cuda.is_available() else torch.device("cpu")
+    config = assignment.runs[0].config
+    deterministic, tf32 = bool(config["lockstep"]["deterministic"]), bool(config["precision"]["tf32"])
+    return numerics.set_up(deterministic=deterministic, tf32=tf32, threads=threads)
 
 
 def device_uid(device: torch.device, assigned: str) -> str:

@@ -21,7 +21,8 @@ class Replayed:
     def __init__(self, function: Callable[[list[Tensor]], list[Tensor]], inputs: Sequence[Tensor]) -> None:
         self._inputs = [tensor.detach().clone() for tensor in inputs]
         device = self._inputs[0].device
-        stream = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
+        # what is captured here goes before the hosts' training, which fills the device for long
+        stream = torch.cuda.Stream(device, priority=-1)  # type: ignore[no-untyped-call]
         stream.wait_stream(torch.cuda.current_stream(device))
         self._graph = torch.cuda.CUDAGraph()
         with torch.cuda.stream(stream):

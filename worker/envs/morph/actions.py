@@ -169,8 +169,8 @@ def _may_germinate(table: SlotTable, rules: Rules, blueprint: BoolArray) -> Bool
     return legal
 
 
-def masks(legal: Legality, heads: Sequence[HeadSpec], device: torch.device) -> dict[str, Tensor]:
-    """Return one bool tensor per head, [E, *parents, size]."""
+def masks(legal: Legality, heads: Sequence[HeadSpec]) -> dict[str, Tensor]:
+    """Return one bool tensor per head on the host, [E, *parents, size]."""
     num_envs = legal.op.shape[0]
     found = {
         "op": legal.op,
@@ -179,9 +179,9 @@ def masks(legal: Legality, heads: Sequence[HeadSpec], device: torch.device) -> d
         "alpha_target": legal.alpha_target,
     }
     return {
-        head.name: torch.from_numpy(found[head.name].copy()).to(device)
+        head.name: torch.from_numpy(found[head.name].copy())
         if head.name in found
-        else torch.ones((num_envs, head.size), dtype=torch.bool, device=device)
+        else torch.ones((num_envs, head.size), dtype=torch.bool)
         for head in heads
     }
 

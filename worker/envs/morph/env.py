@@ -16,12 +16,12 @@ from typing import Any, Literal
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.envs.cohorts import Cohorts
 from worker.envs.morph import actions, report, settle
 from worker.envs.morph import config as configs
+from worker.envs.morph.context import SlotState
 from worker.envs.morph.data import Items
 from worker.envs.morph.engine import Job, Outcome, run_jobs
 from worker.envs.morph.episode import number_or_none
@@ -37,6 +37,7 @@ from worker.envs.morph.validate import Measured, ValPlan
 from worker.envs.morph.widen import static_shape
 from worker.envs.morph.world import World
 from worker.envs.protocol import EpisodeRecord, HeadSpec, Masks, Observation, StepResult
+from worker.envs.upload import uploaded
 
 _STATE_SCHEMA = 1
 
@@ -149,7 +150,7 @@ class MorphEnvs:
         for index, outcome in enumerate(outcomes):
             world, env = self.runs[index % len(self.runs)].world, index // len(self.runs)
             world.tracker.record_start(env, outcome.measured)
-        return [self._observe(run) for run in self.runs]
+        return [self._placed(*self._observe(run, run.world.slot_state()))[:2] for run in self.runs]
 
     @property
     def cohorts(self) -> tuple[MorphEnvs, ...]:
@@ -350,24 +351,24 @@ class MorphEnvs:
             world.last_op[env], world.as_chosen[env] = op, choice is None or choice.op is op
         ends = turn.ran & (turn.panicked() | (self._step + 1 == horizon))
         world.running &= ~ends
-        observation, masks = self._observe(run)
+        observation, masks = self._observe(run, ctx.post)
         for env in np.flatnonzero(ends):
             self._finish(run, int(env))
         terminated = ctx.terminated.numpy() & valid
-        return StepResult(
-            observation=observation,
-            masks=masks,
-            reward=reward.to(self.device),
-            terminated=self._flags(terminated),
-            truncated=self._flags(ends & valid & ~terminated),
-            valid=self._flags(valid),
-            corrections=corrections,
-        )
+        flags = [torch.from_numpy(flag) for flag in (terminated, ends & valid & ~terminated, valid)]
+        *found, valid_here = self._placed(observation, masks, reward, *flags)
+        return StepResult(*found, valid=valid_here, corrections=corrections)
 
-    def _observe(self, run: RunState) -> tuple[Observation, Masks]:
-        """Take the snapshot of s_t that the policy and the next reward read."""
+    def _placed(self, observation: Observation, masks: Masks, *others: Tensor) -> tuple[Any, ...]:
+        """Return what a policy sees, and tensors that come with it, on the device."""
+        features, ids, *rest = uploaded([observation.features, observation.ids, *masks.values(), *others], self.device)
+        stop = len(masks)
+        return Observation(features, ids), dict(zip(masks, rest[:stop], strict=True)), *rest[stop:]
+
+    def _observe(self, run: RunState, state: SlotState) -> tuple[Observation, Masks]:
+        """Take the snapshot of s_t that the policy and the next reward read; on the host."""
         world = run.world
-        run.legal, run.state = world.legality(), world.slot_state()
+        run.legal, run.state = world.legality(), state
         view = View(
             table=world.table,
             tracker=world.tracker,
@@ -377,8 +378,7 @@ class MorphEnvs:
             streak=np.array([governor.streak for governor in world.governors]),
             host_params=world.host_params,
         )
-        observation = self._observer.build(view, self.device)
-        return observation, actions.masks(run.legal, self.heads, self.device)
+        return self._observer.build(view), actions.masks(run.legal, self.heads)
 
     def _finish(self, run: RunState, env: int) -> None:
         """Write the episode row, at once."""
@@ -391,6 +391,3 @@ class MorphEnvs:
         wall = time.perf_counter() - self._started
         row = report.episode_row(run, env, self.setup.phase, wall, test)
         run.episodes.append(EpisodeRecord(self.streams.number(env), row))
-
-    def _flags(self, values: NDArray[np.bool_]) -> Tensor:
-        return torch.from_numpy(values.copy()).to(self.device)

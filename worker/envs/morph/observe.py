@@ -88,14 +88,14 @@ class Observer:
         self.unit = float(np.log(config.task.host.num_classes))
         self._places = self._place_features(slots)
 
-    def build(self, view: View, device: torch.device) -> Observation:
-        """Return the observation of all environments."""
+    def build(self, view: View) -> Observation:
+        """Return the observation of all environments, on the host."""
         num_envs, num_slots = view.table.stage.shape
         features = np.empty((num_envs, BASE + PER_SLOT * num_slots), dtype=np.float32)
         features[:, :BASE] = self._base(view)
         features[:, BASE:] = self._slots(view).reshape(num_envs, -1)
         ids = torch.from_numpy(view.table.blueprint.copy())
-        return Observation(torch.from_numpy(features).to(device), ids.to(device))
+        return Observation(torch.from_numpy(features), ids)
 
     def _base(self, view: View) -> Array:
         table, tracker, config = view.table, view.tracker, self.config

@@ -146,7 +146,7 @@ class Life:
             assert found.slot[0, op].tolist() == expected, op.name
             assert bool(found.op[0, op]) == any(expected)
         assert found.op[0, Op.WAIT]
-        for name, mask in actions.masks(found, self.envs.heads, self.envs.device).items():
+        for name, mask in actions.masks(found, self.envs.heads).items():
             assert bool(mask.any(-1).all()) or name == "slot"
 
     def slot_legal(self, op: Op, slot: int) -> bool:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.worker.envs.morph.factories import CPU, act, germinate, make, play, row, tiny
+from tests.worker.envs.morph.factories import act, germinate, make, play, row, tiny
 from worker.envs.morph.blueprints import blueprint_id
 from worker.envs.morph.config import EnvConfig
 from worker.envs.morph.lifecycle import SlotTable
@@ -31,7 +31,7 @@ def view(config: EnvConfig) -> View:
 
 def build(config: EnvConfig, state: View) -> Tensor:
     slots = action_order([s for s in config.task.host.slots() if s.id in config.slots])
-    return Observer(config, slots).build(state, CPU).features[0]
+    return Observer(config, slots).build(state).features[0]
 
 
 def slot_part(features: Tensor, slot: int) -> Tensor:
@@ -157,7 +157,7 @@ def test_observing_twice_gives_the_same_bits_and_changes_nothing() -> None:
     envs = make(tiny())
     envs.begin_round(0)
     result = play(envs, germinate(envs, 0))
-    again, masks = envs._observe(envs.runs[0])
+    again, masks = envs._observe(envs.runs[0], envs.runs[0].state)
     assert torch.equal(again.features, result.observation.features)
     assert all(torch.equal(masks[name], result.masks[name]) for name in masks)
     envs.step([act(envs, row(envs))])
