@@ -18,6 +18,7 @@ from torch import Tensor
 
 from worker.keys import generator
 from worker.rl.config import LearnerConfig
+from worker.rl.fingerprint import fingerprint
 from worker.rl.heads import BELOW_ONE, Heads
 from worker.rl.interfaces import HeadLike
 from worker.rl.nets import FlatParameters, InputLayout, PolicyNet, State, build_net, flatten
@@ -158,10 +159,11 @@ class Learner:
             self.popart.load_state_dict({"mean": mean, "std": std, "rounds": rounds})
 
     def hash_into(self, digest: hashlib._Hash) -> None:
-        """Feed every tensor of ``state_dict`` with its name to ``digest``."""
-        for name, tensor in sorted(self.state_dict().items()):
-            digest.update(name.encode())
-            digest.update(tensor.detach().cpu().contiguous().numpy().tobytes())
+        """Feed the name, shape and fingerprint of every tensor of ``state_dict`` to ``digest``."""
+        state = sorted(self.state_dict().items())
+        prints = torch.stack([fingerprint(tensor).to(self.device) for _, tensor in state]).tolist()
+        for (name, tensor), found in zip(state, prints, strict=True):
+            digest.update(f"{name}{tuple(tensor.shape)}={found};".encode())
 
 
 def build_learner(

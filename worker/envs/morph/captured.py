@@ -25,6 +25,8 @@ from worker.envs.morph.network import EpochStats, Network, gradient_figures
 
 #: Graphs kept per environment; the least recently used is dropped.
 CACHE_SIZE = 32
+#: Batches of a lane issued before the next lane's: to change the stream takes as long as half a launch.
+_IN_TURN = 4
 
 
 class CaptureError(RuntimeError):
@@ -178,18 +180,23 @@ class CapturedEngine:
         for lane, _, _ in work:
             lane.stream.wait_stream(main)
             lane.marks[0].record(lane.stream)
-        for _ in range(max((job.draws.shape[0] for job in jobs if job.draws is not None), default=0)):
+        batches = max((job.draws.shape[0] for job in jobs if job.draws is not None), default=0)
+        for start in range(0, batches, _IN_TURN):
             for lane, training, _ in work:
                 if training is not None:
-                    with torch.cuda.stream(lane.stream):
-                        training.graph.replay()
-                    self.counters.replays += 1
+                    self._repeat(lane, training, min(_IN_TURN, batches - start))
         for lane, _, closing in work:
             with torch.cuda.stream(lane.stream):
                 lane.marks[1].record()
                 closing.graph.replay()
                 lane.marks[2].record()
             self.counters.replays += 1
+
+    def _repeat(self, lane: Lane, training: Captured, times: int) -> None:
+        with torch.cuda.stream(lane.stream):
+            for _ in range(times):
+                training.graph.replay()
+        self.counters.replays += times
 
     def _gather(self, work: Sequence[Work], size: int) -> tuple[Tensor, torch.cuda.Event]:
         """Issue the copy of all results; return where it lands and the event of its landing."""

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -121,7 +122,8 @@ class MorphEnvs:
         stock = stock or Stock.load(setup)
         self.data, self._test, self.engine = stock.data, stock.test, stock.engine
         self.streams = Streams(setup.replicate_seed, setup.phase, setup.first_env)
-        self._drawn: dict[tuple[int, int, int], Tensor] = {}
+        self._drawn: dict[tuple[int, int, int], Future[Tensor]] = {}
+        self._drawer = None if device.type == "cpu" else ThreadPoolExecutor(1, "draws")
         self._underway: UnderWay | None = None
         self.runs = [self._new_run(run, reward, xeval) for run, reward in zip(runs, rewards, strict=True)]
         slots = self.runs[0].world.slots
@@ -267,20 +269,23 @@ class MorphEnvs:
 
     def _draws(self, env: int, episode: int, epoch: int) -> Tensor:
         """Return the choices of an epoch; whether they were drawn ahead changes nothing."""
-        drawn = self._drawn.pop((env, episode, epoch), None)
-        if drawn is not None:
-            return drawn
+        ahead = self._drawn.pop((env, episode, epoch), None)
+        return self._draw(env, episode, epoch) if ahead is None else ahead.result()
+
+    def _draw(self, env: int, episode: int, epoch: int) -> Tensor:
         order = self.streams.generator("data_order", env, episode, epoch=epoch)
         augment = self.streams.generator("augment", env, episode, epoch=epoch) if self.config.augment else None
         return self.data.draw(order, augment)
 
     def _draw_ahead(self) -> None:
-        """Draw the next epoch on the CPU while the device works."""
+        """Have a thread draw the next epoch while the device works; where the CPU is the device, nothing is gained."""
+        if self._drawer is None:
+            return
         epoch, episode = self._step + 1, self.runs[0].world.episode
         self._drawn.clear()
         if epoch < self.config.horizon:
             for env in range(self.num_envs):
-                self._drawn[env, episode, epoch] = self._draws(env, episode, epoch)
+                self._drawn[env, episode, epoch] = self._drawer.submit(self._draw, env, episode, epoch)
 
     def _job(self, world: World, env: int, draws: Tensor | None, *, last: bool) -> Job:
         return Job(
@@ -356,8 +361,8 @@ class MorphEnvs:
             self._finish(run, int(env))
         terminated = ctx.terminated.numpy() & valid
         flags = [torch.from_numpy(flag) for flag in (terminated, ends & valid & ~terminated, valid)]
-        *found, valid_here = self._placed(observation, masks, reward, *flags)
-        return StepResult(*found, valid=valid_here, corrections=corrections)
+        view, legal, paid, ended, cut, counts = self._placed(observation, masks, reward, *flags)
+        return StepResult(view, legal, paid, ended, cut, counts, corrections=corrections)
 
     def _placed(self, observation: Observation, masks: Masks, *others: Tensor) -> tuple[Any, ...]:
         """Return what a policy sees, and tensors that come with it, on the device."""
