@@ -15,7 +15,6 @@ from sqlalchemy.orm import Session
 
 from app.domain.status import (
     CAUSE_SENTENCES,
-    LIVE_ASSIGNMENT,
     TERMINAL_BLOCK,
     BlockStatus,
     Cause,
@@ -188,9 +187,7 @@ def requeue(session: Session, now: float, block: Record, why: Why, **values: Any
 
 def has_live_assignment(session: Session, block_id: str) -> bool:
     """Return whether any assignment of a block still holds a device."""
-    query = select(t.assignment.c.id).where(
-        t.assignment.c.block_id == block_id, t.assignment.c.state.in_(LIVE_ASSIGNMENT)
-    )
+    query = select(t.assignment.c.id).where(t.assignment.c.block_id == block_id, t.IS_LIVE)
     return session.execute(query.limit(1)).first() is not None
 
 

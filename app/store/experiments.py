@@ -11,7 +11,15 @@ from typing import Any
 from sqlalchemy import Select, Text, and_, cast, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
-from app.domain.status import BlockStatus, Cause, Desired, ExperimentStatus, RunStatus, experiment_status
+from app.domain.status import (
+    OPEN_BLOCK,
+    BlockStatus,
+    Cause,
+    Desired,
+    ExperimentStatus,
+    RunStatus,
+    experiment_status,
+)
 from app.store import tables as t
 from app.store.engine import Store, utc
 from app.store.tables import Record
@@ -279,10 +287,23 @@ def change_run(session: Session, run_id: str, **values: Any) -> None:
     session.execute(update(t.run).where(t.run.c.id == run_id).values(**values))
 
 
-def unfinished(session: Session) -> list[str]:
-    """Return the experiments whose end has not been recorded yet, oldest first."""
-    query = select(t.experiment.c.id).where(t.experiment.c.finished_at.is_(None), t.experiment.c.deleted_at.is_(None))
-    return list(session.execute(query.order_by(t.experiment.c.created_at)).scalars())
+def may_be_due(session: Session) -> list[str]:
+    """Return the experiments whose end or next look may be due and is not recorded yet, oldest first.
+
+    Those are the unfinished ones without an open block, or with planned looks; each is looked at again.
+    """
+    open_block = (
+        select(t.block.c.id)
+        .where(t.block.c.experiment_id == t.experiment.c.id, t.block.c.status.in_(OPEN_BLOCK))
+        .exists()
+    )
+    planned = t.experiment.c.analysis["looks"]["mode"].as_string() == "planned"
+    query = select(t.experiment.c.id, t.experiment.c.deleted_at).where(
+        t.experiment.c.finished_at.is_(None), or_(~open_block, planned)
+    )
+    # a condition on deleted_at would let SQLite take the index of the listing, which holds every experiment
+    rows = session.execute(query.order_by(t.experiment.c.created_at))
+    return [row.id for row in rows if row.deleted_at is None]
 
 
 def add_device_seconds(session: Session, run_ids: Sequence[str], seconds: float) -> None:

@@ -42,7 +42,7 @@ def fence(session: Session, assignment_id: str, token: str) -> Record | None:
         .where(
             t.assignment.c.id == assignment_id,
             t.assignment.c.token == token_hash(token),
-            t.assignment.c.state.in_(LIVE_ASSIGNMENT),
+            t.IS_LIVE,
         )
         .values(state=t.assignment.c.state)
         .returning(t.assignment)
@@ -109,7 +109,7 @@ def renew(session: Session, assignment_id: str, token: str, expires: float, **va
         .where(
             t.assignment.c.id == assignment_id,
             t.assignment.c.token == token_hash(token),
-            t.assignment.c.state.in_(LIVE_ASSIGNMENT),
+            t.IS_LIVE,
         )
         .values(expires_epoch=expires, **values)
         .returning(t.assignment)
@@ -132,7 +132,7 @@ def keep_uncollected(session: Session, worker_id: str, incarnation: str, until: 
 
 def overdue(session: Session, before: float) -> Sequence[Record]:
     """Return every live lease whose expiry lies before ``before``, by block."""
-    query = select(t.assignment).where(t.assignment.c.state.in_(LIVE_ASSIGNMENT), t.assignment.c.expires_epoch < before)
+    query = select(t.assignment).where(t.IS_LIVE, t.assignment.c.expires_epoch < before)
     return session.execute(query.order_by(t.assignment.c.block_id, t.assignment.c.id)).all()
 
 
@@ -140,7 +140,7 @@ def is_overdue(session: Session, assignment_id: str, before: float) -> bool:
     """Return whether a lease is live and past its expiry, and lock it to the end of the transaction."""
     query = select(t.assignment.c.id).where(
         t.assignment.c.id == assignment_id,
-        t.assignment.c.state.in_(LIVE_ASSIGNMENT),
+        t.IS_LIVE,
         t.assignment.c.expires_epoch < before,
     )
     return session.execute(query.with_for_update()).one_or_none() is not None
@@ -153,7 +153,7 @@ def shift_clocks(session: Session, now: float, gap: float, ttl: float) -> None:
     """
     due = t.block.c.status.in_(ACTIVE_BLOCK) | ((t.block.c.status == BlockStatus.QUEUED) & literal(gap < 0))
     session.execute(select(t.block.c.id).where(due).order_by(t.block.c.id).with_for_update()).all()
-    live = t.assignment.c.state.in_(LIVE_ASSIGNMENT)
+    live = t.IS_LIVE
     session.execute(select(t.assignment.c.id).where(live).order_by(t.assignment.c.id).with_for_update()).all()
     session.execute(update(t.assignment).where(live).values(expires_epoch=now + ttl))
     session.execute(update(t.worker).where(t.worker.c.status.not_in(_GONE)).values(seen_epoch=now))
@@ -182,7 +182,7 @@ def live(session: Session) -> Sequence[Record]:
             t.block.c.experiment_id,
         )
         .join(t.block, t.block.c.id == t.assignment.c.block_id)
-        .where(t.assignment.c.state.in_(LIVE_ASSIGNMENT))
+        .where(t.IS_LIVE)
         .order_by(t.assignment.c.id)
     )
     return session.execute(query).all()
@@ -226,10 +226,6 @@ def silent_workers(session: Session, before: float) -> Sequence[Record]:
 
 def stopping_blocks_without_lease(session: Session) -> Sequence[Record]:
     """Return stopping blocks that hold no device any more, in id order."""
-    live_of_block = (
-        select(t.assignment.c.id)
-        .where(t.assignment.c.block_id == t.block.c.id, t.assignment.c.state.in_(LIVE_ASSIGNMENT))
-        .exists()
-    )
+    live_of_block = select(t.assignment.c.id).where(t.assignment.c.block_id == t.block.c.id, t.IS_LIVE).exists()
     query = select(t.block).where(t.block.c.status == BlockStatus.STOPPING, ~live_of_block)
     return session.execute(query.order_by(t.block.c.id)).all()

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy import case, func, insert, literal, select, text, update
 from sqlalchemy.orm import Session
 
-from app.domain.status import LIVE_ASSIGNMENT, AssignmentState, BlockStatus, Desired, WorkerStatus
+from app.domain.status import AssignmentState, BlockStatus, Desired, WorkerStatus
 from app.store import tables as t
 from app.store.engine import Store, utc
 from app.store.tables import Record
@@ -62,7 +62,7 @@ def devices_in_use(session: Session) -> dict[str, int]:
         .select_from(t.assignment)
         .join(t.block, t.block.c.id == t.assignment.c.block_id)
         .join(t.experiment, t.experiment.c.id == t.block.c.experiment_id)
-        .where(t.assignment.c.state.in_(LIVE_ASSIGNMENT))
+        .where(t.IS_LIVE)
         .group_by(t.experiment.c.owner)
     )
     return {row.owner: int(row.devices) for row in session.execute(query)}

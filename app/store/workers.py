@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy import and_, insert, select, update
 from sqlalchemy.orm import Session
 
-from app.domain.status import LIVE_ASSIGNMENT, WorkerStatus
+from app.domain.status import WorkerStatus
 from app.store import tables as t
 from app.store.engine import utc
 from app.store.tables import Record
@@ -78,7 +78,7 @@ def listing(session: Session) -> Sequence[Record]:
         )
         .outerjoin(
             t.assignment,
-            and_(t.assignment.c.worker_id == t.worker.c.id, t.assignment.c.state.in_(LIVE_ASSIGNMENT)),
+            and_(t.assignment.c.worker_id == t.worker.c.id, t.IS_LIVE),
         )
         .outerjoin(t.block, t.block.c.id == t.assignment.c.block_id)
         .order_by(t.worker.c.registered_at.desc(), t.worker.c.id)

@@ -1,0 +1,28 @@
+"""indexes of the queue: what is open in an experiment, and which experiments have no recorded end"""
+
+import sqlalchemy as sa
+from alembic import op
+
+revision = "0002"
+down_revision = "0001"
+branch_labels = None
+depends_on = None
+
+UNFINISHED = sa.text("finished_at IS NULL")
+
+
+def upgrade() -> None:
+    op.create_index("ix_block_experiment_id_status", "block", ["experiment_id", "status"], unique=False)
+    op.create_index(
+        "ix_experiment_unfinished",
+        "experiment",
+        ["created_at"],
+        unique=False,
+        sqlite_where=UNFINISHED,
+        postgresql_where=UNFINISHED,
+    )
+
+
+def downgrade() -> None:
+    op.drop_index("ix_experiment_unfinished", table_name="experiment")
+    op.drop_index("ix_block_experiment_id_status", table_name="block")
