@@ -183,6 +183,7 @@ worker = Table(
     Column("seen_epoch", Float, nullable=False),
     Column("registered_at", UtcDateTime, nullable=False),
     one_of("status", WorkerStatus),
+    Index("ix_worker_status", "status"),
     Index(
         "uq_worker_live_device",
         "device_uid",

@@ -1,4 +1,4 @@
-"""indexes of the queue: what is open in an experiment, and which experiments have no recorded end"""
+"""indexes of the queue: workers by status, what is open in an experiment, experiments without a recorded end"""
 
 import sqlalchemy as sa
 from alembic import op
@@ -12,6 +12,7 @@ UNFINISHED = sa.text("finished_at IS NULL")
 
 
 def upgrade() -> None:
+    op.create_index("ix_worker_status", "worker", ["status"], unique=False)
     op.create_index("ix_block_experiment_id_status", "block", ["experiment_id", "status"], unique=False)
     op.create_index(
         "ix_experiment_unfinished",
@@ -26,3 +27,4 @@ def upgrade() -> None:
 def downgrade() -> None:
     op.drop_index("ix_experiment_unfinished", table_name="experiment")
     op.drop_index("ix_block_experiment_id_status", table_name="block")
+    op.drop_index("ix_worker_status", table_name="worker")
