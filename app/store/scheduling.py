@@ -12,6 +12,7 @@ from sqlalchemy.orm import Session
 from app.domain.status import AssignmentState, BlockStatus, Desired, WorkerStatus
 from app.store import tables as t
 from app.store.engine import Store, utc
+from app.store.logs import ignore_duplicates
 from app.store.tables import Record
 
 _TICK_LOCK = 727_480_001
@@ -73,17 +74,22 @@ _IN_USE = (
 
 
 def add_usage(session: Session, now: float, owner: str, device_seconds: float) -> None:
-    """Add to an owner's recent use, decayed to now."""
-    row = session.execute(select(t.usage).where(t.usage.c.owner == owner)).one_or_none()
-    if row is None:
-        session.execute(insert(t.usage).values(owner=owner, device_seconds=device_seconds, updated_epoch=now))
-        return
+    """Add to an owner's recent use, decayed to now; holds the owner's row, so that no other addition is lost."""
+    row = session.execute(_USAGE, {"of_owner": owner}).one_or_none()
+    if row is None:  # another transaction may be the first too: then this waits for it
+        first = {"owner": owner, "device_seconds": 0.0, "updated_epoch": now}
+        session.execute(ignore_duplicates(session, t.usage), [first])
+        row = session.execute(_USAGE, {"of_owner": owner}).one()
     decayed = row.device_seconds * 0.5 ** (max(0.0, now - row.updated_epoch) / _HALF_LIFE_SECONDS)
-    session.execute(
-        update(t.usage)
-        .where(t.usage.c.owner == owner)
-        .values(device_seconds=decayed + device_seconds, updated_epoch=now)
-    )
+    session.execute(_USE, {"of_owner": owner, "seconds": decayed + device_seconds, "at": now})
+
+
+_USAGE = select(t.usage).where(t.usage.c.owner == bindparam("of_owner")).with_for_update()
+_USE = (
+    update(t.usage)
+    .where(t.usage.c.owner == bindparam("of_owner"))
+    .values(device_seconds=bindparam("seconds"), updated_epoch=bindparam("at"))
+)
 
 
 def eligible_blocks(
