@@ -11,6 +11,7 @@ from alembic import command
 from alembic.script import ScriptDirectory
 from sqlalchemy import func, inspect, select, text
 
+from app.main import open_store
 from app.services.context import Bell, Context
 from app.services.files import FileStore
 from app.services.finishing import finish_due
@@ -121,6 +122,19 @@ def test_database_newer_than_the_code_is_refused_and_not_changed(empty: Store) -
     with pytest.raises(StartupError, match="newer than the code"):
         migrate.upgrade(empty)
     assert migrate.current_revision(empty) == "9999"
+
+
+@pytest.mark.pg
+def test_server_on_an_older_postgresql_schema_refuses_and_advises_a_backup() -> None:
+    if not postgres.is_there():
+        pytest.skip(f"no PostgreSQL server at {postgres.URL}")
+    store = Store(postgres.fresh(NAME))
+    migrate.upgrade(store, "0001")
+    with pytest.raises(StartupError, match=r"pg_dump.*lockstep db upgrade"):
+        open_store(Settings(database_url=url_of(store)))
+    assert migrate.current_revision(store) == "0001"
+    store.close()
+    postgres.drop(NAME)
 
 
 def test_copy_before_a_migration_holds_every_row(tmp_path: Path) -> None:
