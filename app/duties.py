@@ -1,13 +1,15 @@
 """Duties of the server process: the scheduling tick, the sweep, and reports of what has ended.
 
-One thread. Everything it does is idempotent and guarded in the database, so that any number of API
-processes may run it and a crash at any line loses nothing.
+Two threads: building a report may take seconds, and the sweep must keep its rhythm meanwhile. All they do
+is idempotent and guarded in the database, so that any number of API processes may run them and a crash at
+any line loses nothing.
 """
 
 from __future__ import annotations
 
 import threading
 import time
+from collections.abc import Callable
 
 from app.logs import get_logger
 from app.services import finishing, scheduling, sweeping
@@ -18,42 +20,68 @@ _log = get_logger("duties")
 
 
 class Duties:
-    """The thread of periodic duties."""
+    """The threads of periodic duties: one sweeps and schedules, one builds reports, one report at a time."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
+        self._swept = self._ticked = float("-inf")
+        self._loops = [_Loop(ctx, "duties", self._sweep_and_tick), _Loop(ctx, "reports", self._finish)]
+
+    def start(self) -> None:
+        """Start the threads."""
+        for loop in self._loops:
+            loop.start()
+
+    def stop(self) -> None:
+        """End the threads and wait for them."""
+        for loop in self._loops:
+            loop.ask_to_stop()
+        for loop in self._loops:
+            loop.join()
+
+    def _sweep_and_tick(self) -> None:
+        now = time.monotonic()
+        if now - self._swept >= self._ctx.settings.sweep_seconds:
+            METRICS.lease_expiries.inc(sweeping.sweep(self._ctx))
+            self._swept = now
+        if now - self._ticked >= self._ctx.settings.tick_seconds:
+            scheduling.tick(self._ctx)
+            self._ticked = now
+
+    def _finish(self) -> None:
+        finishing.finish_due(self._ctx)
+
+
+class _Loop:
+    """A thread that acts at every ring of the bell, at least every tick, at most every 50 ms."""
+
+    def __init__(self, ctx: Context, name: str, act: Callable[[], None]) -> None:
+        self._period = min(ctx.settings.tick_seconds, ctx.settings.sweep_seconds)
+        self._act = act
         self._rung = threading.Event()
         self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._run, name="duties", daemon=True)
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         ctx.bell.subscribe(self._rung)
 
     def start(self) -> None:
-        """Start the thread."""
         self._thread.start()
 
-    def stop(self) -> None:
-        """End the thread and wait for it."""
+    def ask_to_stop(self) -> None:
         self._stop.set()
         self._rung.set()
+
+    def join(self) -> None:
         self._thread.join(timeout=30)
 
     def _run(self) -> None:
-        swept = ticked = float("-inf")
         while not self._stop.is_set():
-            now = time.monotonic()
             try:
-                if now - swept >= self._ctx.settings.sweep_seconds:
-                    METRICS.lease_expiries.inc(sweeping.sweep(self._ctx))
-                    swept = now
-                if now - ticked >= self._ctx.settings.tick_seconds:
-                    scheduling.tick(self._ctx)
-                    ticked = now
-                finishing.finish_due(self._ctx)
+                self._act()
             except Exception:
                 # the database may be away; duties are idempotent and are done again
                 METRICS.database_errors.inc()
                 _log.exception("a duty failed; it is done again")
                 self._stop.wait(1.0)
-            self._rung.wait(min(self._ctx.settings.tick_seconds, self._ctx.settings.sweep_seconds))
+            self._rung.wait(self._period)
             self._rung.clear()
             self._stop.wait(0.05)

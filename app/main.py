@@ -99,5 +99,7 @@ def open_store(settings: Settings) -> Store:
         if backup is not None:
             _log.info("database migrated", backup=str(backup))
     elif not migrate.check(store):
-        raise StartupError("the database is not at the newest revision; run `lockstep db upgrade` first")
+        raise StartupError(
+            "the database is not at the newest revision; back it up (`pg_dump`), then run `lockstep db upgrade`"
+        )
     return store

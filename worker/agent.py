@@ -6,6 +6,7 @@ does; a share has one reader of log lines and one sender that empties the spool 
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -26,6 +27,13 @@ from worker.supervisor import become_subreaper, default_command
 RETIRED, CONFIGURATION, DEVICE_IN_USE, TOKEN_REFUSED = 0, 2, 3, 4
 
 
+_PROBE_SECONDS = 300.0
+
+
+class Stopped(Exception):  # noqa: N818 - a state of affairs, not an error of ours
+    """The supervisor was told to stop before it had registered."""
+
+
 class Agent:
     """The life of a supervisor on a bound device."""
 
@@ -38,6 +46,7 @@ class Agent:
         self._host = host_name()
         self._incarnation = secrets.token_hex(8)
         self._worker_id = ""
+        self._asked: p.RegisterRequest | None = None
         self._terms: p.RegisterReply | None = None
         self._state = "starting"
         self._share: Share | None = None
@@ -53,9 +62,9 @@ class Agent:
     def run(self) -> int:
         """Serve until drained or told to stop; return the exit code."""
         become_subreaper()
-        abilities = self._abilities()
         beats = threading.Thread(target=self._beat_for_ever, name="heartbeat", daemon=True)
         try:
+            abilities = self._abilities()
             self._register(abilities)
             beats.start()
             self._check_device()
@@ -64,8 +73,9 @@ class Agent:
                     break
         except Refused as error:
             sys.stderr.write(f"refused: {error.detail}\n")
+            self._asked = None  # it has an answer, and nothing to say goodbye to
             return _exit_code(error)
-        except LeaseLost as error:
+        except (Stopped, LeaseLost) as error:
             sys.stderr.write(f"stopped before the server had registered this worker: {error}\n")
         finally:
             self._stopping.set()
@@ -77,6 +87,7 @@ class Agent:
     def stop(self) -> None:
         """SIGTERM: drain now; the running share stops at its next round border (cause preempted)."""
         self._stopping.set()
+        self._beat_now.set()  # without a share this beat is the goodbye, also while a claim waits
         share = self._share
         if share is not None:
             share.ask_to_stop("preempted")
@@ -86,13 +97,26 @@ class Agent:
         if self.options.data_dir is not None:
             command.append(str(self.options.data_dir))
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        result = subprocess.run(  # noqa: S603 - our own interpreter and module
-            command, capture_output=True, text=True, env=environment, timeout=300, check=False
-        )
-        if result.returncode != 0:
-            raise Refused(0, "probe", f"the trainer cannot be loaded: {result.stderr.strip()[-1000:]}")
-        found: dict[str, dict[str, object]] = json.loads(result.stdout)
+        with subprocess.Popen(  # noqa: S603 - our own interpreter and module
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
+        ) as probe:
+            output, errors = self._output_of(probe)
+        if self._stopping.is_set():  # it may have met the same signal
+            raise Stopped("it was still finding out what it can train")
+        if probe.returncode != 0:
+            raise Refused(0, "probe", f"the trainer cannot be loaded: {errors.strip()[-1000:]}")
+        found: dict[str, dict[str, object]] = json.loads(output)
         return found
+
+    def _output_of(self, probe: subprocess.Popen[str]) -> tuple[str, str]:
+        """Return output and errors of the probe; kill it when it takes too long or nobody waits for it any more."""
+        deadline = time.monotonic() + _PROBE_SECONDS
+        while True:
+            try:
+                return probe.communicate(timeout=0.2)
+            except subprocess.TimeoutExpired:
+                if self._stopping.is_set() or time.monotonic() > deadline:
+                    probe.kill()
 
     def _register(self, abilities: dict[str, dict[str, object]]) -> None:
         request = p.RegisterRequest.model_validate(
@@ -104,6 +128,9 @@ class Agent:
                 **abilities,
             }
         )
+        if self._stopping.is_set():
+            raise Stopped("it had not asked yet")
+        self._asked, self._worker_id = request, ""
         reply = self.control.patiently(lambda: self.control.register(request), until=self._stopping.is_set)
         self._worker_id, self._terms = reply.worker_id, reply
         self._beat_now.set()
@@ -155,10 +182,12 @@ class Agent:
         self._beat()  # the server must know before the next claim
 
     def _beat_for_ever(self) -> None:
-        while not self._stopping.is_set() or self._share is not None:
+        goodbye = False
+        while not goodbye:
             interval = self._terms.heartbeat_seconds if self._terms is not None else 1.0
             self._beat_now.wait(interval)
             self._beat_now.clear()
+            goodbye = self._stopping.is_set() and self._share is None
             try:
                 self._beat()
             except Exception as error:  # the heart must not stop: the next beat tries again
@@ -192,7 +221,14 @@ class Agent:
             share.heard(reply.leases, sent)
 
     def _retire(self) -> None:
-        """Say goodbye, so that nothing is given to a worker that has gone."""
+        """Say goodbye, so that nothing is given to a worker that has gone.
+
+        The answer to a registration may be lost, so without one it is asked for once more: the server knows
+        the incarnation and gives the id that it gave before.
+        """
+        if not self._worker_id and self._asked is not None:
+            with contextlib.suppress(*TRANSIENT, WorkerGone, LeaseLost, Refused):
+                self._worker_id = self._heart.register(self._asked).worker_id
         if self._worker_id:
             self._beat()
         self.control.close()

@@ -117,6 +117,7 @@ REQUEUE_BUDGET: Mapping[Cause, int] = {
 }
 
 TERMINAL_BLOCK = frozenset({BlockStatus.SUCCEEDED, BlockStatus.FAILED, BlockStatus.CANCELLED})
+OPEN_BLOCK = frozenset(BlockStatus) - TERMINAL_BLOCK
 ACTIVE_BLOCK = frozenset({BlockStatus.RESERVED, BlockStatus.RUNNING, BlockStatus.STOPPING})
 TERMINAL_RUN = frozenset({RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.CANCELLED})
 LIVE_ASSIGNMENT = frozenset({AssignmentState.OFFERED, AssignmentState.ACTIVE})

@@ -8,6 +8,7 @@ from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request, Response
 from fastapi.routing import APIRoute
+from starlette.concurrency import run_in_threadpool
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
 
@@ -47,8 +48,8 @@ class StrictRoute(APIRoute):
         return strict
 
 
-def get_context(connection: HTTPConnection) -> Context:
-    """Return the context of this process."""
+async def get_context(connection: HTTPConnection) -> Context:
+    """Return the context of this process; async, as a plain dependency would cost a way through the thread pool."""
     ctx: Context = connection.app.state.ctx
     return ctx
 
@@ -88,9 +89,12 @@ def origin_allowed(settings: Settings, origin: str, host: str) -> bool:
     return origin in settings.allowed_origins or origin.partition("://")[2] == host
 
 
-def _actor_with(right: str) -> Callable[[HTTPConnection, Context], Actor]:
-    def dependency(connection: HTTPConnection, ctx: ContextDep) -> Actor:
-        actor = authenticate(connection, ctx)
+def _actor_with(right: str) -> Callable[[HTTPConnection, Context], Coroutine[Any, Any, Actor]]:
+    async def dependency(connection: HTTPConnection, ctx: ContextDep) -> Actor:
+        if ctx.settings.auth == "off":  # nothing to look up
+            actor = authenticate(connection, ctx)
+        else:
+            actor = await run_in_threadpool(authenticate, connection, ctx)
         tokens.require(actor, right)
         return actor
 
@@ -104,7 +108,7 @@ Admin = Annotated[Actor, Depends(_actor_with("admin"))]
 WorkerActor = Annotated[Actor, Depends(_actor_with("work"))]
 
 
-def lease_token(lockstep_lease: Annotated[str, Header(min_length=1, max_length=200)]) -> str:
+async def lease_token(lockstep_lease: Annotated[str, Header(min_length=1, max_length=200)]) -> str:
     """Return the lease token of the header ``Lockstep-Lease``."""
     return lockstep_lease
 

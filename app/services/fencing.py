@@ -20,13 +20,12 @@ def fenced(session: Session, assignment_id: str, token: str) -> tuple[Record, Re
         NotFoundError: for an unknown assignment.
         LeaseLostError: when the lease does not hold.
     """
-    known = leases.get(session, assignment_id)
-    if known is None:
-        raise NotFoundError(f"no assignment {assignment_id}", code="unknown_assignment")
     # lock order is block, then assignment, everywhere: a sweep and a round cannot deadlock
-    block = blocks.get(session, known.block_id, lock=True)
+    block = blocks.of_assignment(session, assignment_id)
+    if block is None:
+        raise NotFoundError(f"no assignment {assignment_id}", code="unknown_assignment")
     row = leases.fence(session, assignment_id, token)
-    if row is None or block is None or row.attempt != block.attempt:
+    if row is None or row.attempt != block.attempt:
         raise LeaseLostError(f"the lease of assignment {assignment_id} does not hold any more")
     return row, block
 
@@ -46,6 +45,5 @@ def refuse_gone(worker: Record, *gone: WorkerStatus) -> None:
 
 def grace(ctx: Context, session: Session, block: Record) -> float:
     """Return the seconds a child gets to stop: of the spec, capped by the operator, plus a margin."""
-    experiment = experiments.get(session, block.experiment_id)
-    wanted = experiment.spec["lockstep"]["grace_seconds"] if experiment is not None else 0.0
-    return min(float(wanted), ctx.settings.grace_seconds) + _STOP_MARGIN_SECONDS
+    wanted = experiments.grace_seconds(session, block.experiment_id)
+    return min(wanted, ctx.settings.grace_seconds) + _STOP_MARGIN_SECONDS

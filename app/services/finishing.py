@@ -25,7 +25,7 @@ _DECIDING = ("WINNER_MEANINGFUL", "WINNER", "DIFFERENT_BUT_NEGLIGIBLE", "EQUIVAL
 def finish_due(ctx: Context) -> int:
     """Record looks that are due and ends that have come; return how many."""
     with ctx.store.read() as session:
-        waiting = experiments.unfinished(session)
+        waiting = experiments.may_be_due(session)
     return sum(_finish_one(ctx, experiment_id) for experiment_id in waiting)
 
 

@@ -152,23 +152,16 @@ def _point_rows(ctx: Context, session: Session, series: Points) -> list[PointRow
         raise InvalidError(f"at most {MAX_METRIC_NAMES} metric names a run", code="too_many_metrics")
     ids = ctx.names.ids(session, series.names)
     marks = {index: decode_map({}, [("", word)])[""] for index, word in series.nf}
-    rows = []
-    for offset in range(length):
-        value, kind = series.value[offset], 0
-        if value is None:
-            value, kind = to_column(marks.get(offset, float("nan")))
-        rows.append(
-            PointRow(
-                series.first_seq + offset,
-                ids[series.name_index[offset]],
-                float(series.step[offset]),
-                series.round[offset],
-                series.t[offset],
-                value,
-                kind,
-            )
-        )
-    return rows
+    seqs = range(series.first_seq, series.first_seq + length)
+    kinds = [0] * length
+    if None in series.value:
+        for offset, value in enumerate(series.value):
+            if value is None:
+                kinds[offset] = to_column(marks.get(offset, float("nan")))[1]
+    names = [ids[index] for index in series.name_index]
+    steps = map(float, series.step)
+    rows = zip(seqs, names, steps, series.round, series.t, series.value, kinds, strict=True)
+    return list(map(PointRow._make, rows))
 
 
 def post_logs(ctx: Context, assignment_id: str, token: str, request: LogsRequest) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal, cast
 
 from sqlalchemy.orm import Session
@@ -52,27 +52,26 @@ def _assign_all(ctx: Context, session: Session, now: float) -> int:
         return 0
     views = {row.id: worker_view(row, idle=row.id in idle) for row in scheduling.registered_workers(session)}
     round_ = _Tick(ctx.settings, now, views, scheduling.devices_in_use(session))
-    shares = scheduling.owner_shares(session, now)
+    shares = scheduling.owner_shares(session, now, round_.in_use)
     assigned = seen = 0
+    size = len(idle) + 1  # one page serves, unless blocks do not fit
     while seen < _MAX_BLOCKS and any(view.idle for view in views.values()):
         full = [owner for owner, count in round_.in_use.items() if count >= ctx.settings.owner_device_limit]
         # blocks assigned in this transaction have left the queue, hence the offset without them
-        page = scheduling.eligible_blocks(session, now, shares, limit=_BATCH, skip=seen - assigned, without=full)
+        page = scheduling.eligible_blocks(session, now, shares, limit=size, skip=seen - assigned, without=full)
+        live = blocks.count_live_runs(session, [block.id for block in page])
         for block in page:
             if not any(view.idle for view in views.values()):
                 return assigned  # each further block would cost queries for nothing
-            choice = round_.choose(block, _need_now(session, block))
+            choice = round_.choose(block, round_.need(block, live.get(block.id, 0)))
             if isinstance(choice, Fit) and _assign(ctx, session, now, block, choice, idle):
+                round_.frozen.setdefault(block.experiment_id, choice.placement)
                 assigned += 1
         seen += len(page)
-        if len(page) < _BATCH:
+        if len(page) < size:
             break
+        size = _BATCH
     return assigned
-
-
-def _need_now(session: Session, block: Record) -> Need:
-    placement = experiments.placement_of(session, block.experiment_id) or block.placement
-    return need_of(block, placement, len(blocks.live_runs(session, block.id)))
 
 
 @dataclass
@@ -84,6 +83,12 @@ class _Tick:
     views: dict[str, WorkerView]
     in_use: dict[str, int]
     held: frozenset[str] = frozenset()
+    frozen: dict[str, str] = field(default_factory=dict)  # placements resolved in this pass, by experiment
+
+    def need(self, block: Record, num_live: int) -> Need:
+        """Return what a block needs, with the placement that its experiment has by now."""
+        placement = block.placement_resolved or self.frozen.get(block.experiment_id) or block.placement
+        return need_of(block, placement, num_live)
 
     def choose(self, block: Record, need: Need) -> Fit | Wait:
         """Return the workers of a block and count them as given, or why it waits."""
@@ -111,7 +116,7 @@ def explain_in_order(
 ) -> list[tuple[Record, Fit | Wait]]:
     """Return the eligible blocks in order with what the next tick would decide; writes nothing."""
     round_ = _Tick(ctx.settings, now, dict(views), scheduling.devices_in_use(session))
-    rows = scheduling.eligible_blocks(session, now, scheduling.owner_shares(session, now), limit=limit)
+    rows = scheduling.eligible_blocks(session, now, scheduling.owner_shares(session, now, round_.in_use), limit=limit)
     live = blocks.count_live_runs(session, [row.id for row in rows])
     return [
         (row, round_.choose(row, need_of(row, row.placement_resolved or row.placement, live.get(row.id, 1))))
@@ -154,9 +159,9 @@ def need_of(block: Record, placement: str, num_live: int) -> Need:
 
 def _assign(ctx: Context, session: Session, now: float, block: Record, choice: Fit, idle: Mapping[str, Record]) -> bool:
     settings = ctx.settings
-    blocks.get(session, block.id, lock=True)
+    blocks.lock(session, block.id)
     live = blocks.live_runs(session, block.id)
-    resume = resume_round(session, [run.id for run in live])
+    resume = resume_round(session, [run.id for run in live]) if block.attempt else 0
     attempt = block.attempt + 1
     workers_text = ", ".join(worker.device_uid for worker in choice.workers)
     moved = blocks.move(
@@ -185,7 +190,8 @@ def _assign(ctx: Context, session: Session, now: float, block: Record, choice: F
             actor="scheduler",
         )
     _open_attempts(session, now, block, attempt, resume, live, shares)
-    _freeze(session, block, choice)
+    if block.placement_resolved is None:
+        _freeze(session, block, choice)
     return True
 
 
@@ -219,23 +225,25 @@ def _open_attempts(
 ) -> None:
     """Open the new attempt of every run; what an older one has beyond the resume round is superseded."""
     device_of = {run_id: share.worker.device_uid for share in shares for run_id in share.run_ids}
-    truncated: list[NewEvent] = []
-    for run in live:
-        cut = scheduling.start_attempt(session, now, run.no, attempt, resume, device_of[run.id])
-        experiments.start_run(session, run.id, device_of[run.id], resumed=attempt > 1 and resume > 0, rounds=resume)
-        if cut:
-            truncated.append(
-                NewEvent(
-                    type="truncate",
-                    text=f"rounds from {resume} on of earlier attempts are superseded",
-                    block_id=block.id,
-                    run_id=run.id,
-                    replicate=block.replicate,
-                    round=resume,
-                    payload={"run": run.id, "attempt": attempt, "from_round": resume},
-                )
-            )
-    add_events(session, now, block.experiment_id, truncated)
+    scheduling.open_attempts(session, now, attempt, resume, {run.no: device_of[run.id] for run in live})
+    for share in shares:
+        device, resumed = share.worker.device_uid, attempt > 1 and resume > 0
+        experiments.start_runs(session, share.run_ids, device, resumed=resumed, rounds=resume)
+    older = live if attempt > 1 else []
+    cut = [run for run in older if scheduling.end_older_attempts(session, run.no, attempt, resume)]
+    add_events(session, now, block.experiment_id, [_truncation(block, run, attempt, resume) for run in cut])
+
+
+def _truncation(block: Record, run: Record, attempt: int, resume: int) -> NewEvent:
+    return NewEvent(
+        type="truncate",
+        text=f"rounds from {resume} on of earlier attempts are superseded",
+        block_id=block.id,
+        run_id=run.id,
+        replicate=block.replicate,
+        round=resume,
+        payload={"run": run.id, "attempt": attempt, "from_round": resume},
+    )
 
 
 def resume_round(session: Session, run_ids: Sequence[str]) -> int:
@@ -261,23 +269,21 @@ def claim(ctx: Context, worker_id: str) -> Claimed:
     """
     with ctx.store.read() as session:
         worker = workers.get(session, worker_id)
+        offered = leases.offered_to(session, worker) if worker is not None else None
     if worker is None:
         raise NotFoundError(f"no worker {worker_id}", code="unknown_worker")
     refuse_gone(worker, WorkerStatus.RETIRED, WorkerStatus.LOST)
-    offered = _collect(ctx, worker)
     if offered is None and worker.status == WorkerStatus.IDLE:
         tick(ctx)
-        offered = _collect(ctx, worker)
-    return Claimed(offered)
+        with ctx.store.read() as session:
+            offered = leases.offered_to(session, worker)
+    return Claimed(_collect(ctx, worker) if offered is not None else None)
 
 
 def _collect(ctx: Context, worker: Record) -> Assignment | None:
-    with ctx.store.read() as session:
-        if leases.offered_to(session, worker.id, worker.incarnation) is None:
-            return None
     token = secrets.token_hex(16)
     with ctx.store.write() as session:
-        row = leases.offered_to(session, worker.id, worker.incarnation)
+        row = leases.offered_to(session, worker)
         if row is None:
             return None
         expires = ctx.store.now(session) + ctx.settings.lease_ttl_seconds
@@ -322,11 +328,12 @@ def assignment_document(session: Session, row: Record, token: str) -> Assignment
 def _assigned_runs(
     session: Session, block: Record, arms: Mapping[int, Record], runs: Sequence[Record]
 ) -> list[AssignedRun]:
-    checkpoints = results.committed_checkpoints(session, [run.id for run in runs])
+    resumes = [run.id for run in runs] if block.resume_round else []
+    checkpoints = results.committed_checkpoints(session, resumes) if resumes else {}
     assigned = []
     for run in runs:
         arm = arms[run.arm_index]
-        stored = checkpoints[run.id].get(block.resume_round) if block.resume_round else None
+        stored = checkpoints[run.id].get(block.resume_round) if resumes else None
         reference = stored and CheckpointRef(
             checkpoint_id=stored.id,
             next_round=stored.next_round,

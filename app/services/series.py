@@ -13,7 +13,8 @@ from app.errors import InvalidError
 from app.services.context import Context
 from app.services.steering import existing
 from app.store import experiments, points
-from app.store.points import SeriesQuery
+from app.store import series as stored
+from app.store.series import SeriesQuery
 from app.store.tables import Record
 
 MAX_SERIES = 200
@@ -69,7 +70,7 @@ def _one_series(
     if name_id is None:
         return {**head, "total": 0, "shown": 0, "bucketed": False, "x": [], "mean": [], "min": [], "max": []}
     query = SeriesQuery(run.no, name_id, request.x, request.max_points, request.low, request.high, request.all_attempts)
-    columns = points.read_series(session, query)
+    columns = stored.read_series(session, query)
     kinds = columns.pop("kind") or []
     attempt = columns.pop("attempt")
     document = {**head, **columns, "shown": len(columns["x"])}

@@ -97,11 +97,10 @@ def end_assignment(session: Session, now: float, row: Record, target: Assignment
     """End a live assignment; its device time, by the database clock, counts for owner and runs, once."""
     if not leases.move(session, now, row.id, target, **values):
         return False
-    block = blocks.get(session, row.block_id)
-    experiment = experiments.get(session, block.experiment_id) if block is not None else None
+    owner = experiments.owner_of_block(session, row.block_id)
     seconds = max(0.0, now - row.offered_at.timestamp())
-    if experiment is not None:
-        scheduling.add_usage(session, now, experiment.owner, seconds)
+    if owner is not None:
+        scheduling.add_usage(session, now, owner, seconds)
     mine = leases.run_ids(session, row.id)
     experiments.add_device_seconds(session, mine, seconds / max(1, len(mine)))
     return True

@@ -97,8 +97,7 @@ def _mark_ready(session: Session, now: float, row: Record, block: Record, reques
     if isinstance(record, dict):
         for run_id in leases.run_ids(session, row.id):
             experiments.change_run(session, run_id, record=record)
-    leases.change(session, row.id, ready=True, ready_at=utc(now))
-    leases.move(session, now, row.id, AssignmentState.ACTIVE)
+    leases.move(session, now, row.id, AssignmentState.ACTIVE, ready=True, ready_at=utc(now))
     leases.move_worker(session, now, row.worker_id, WorkerStatus.BUSY, f"trains block {block.id}")
     event = NewEvent(
         type="warmup_completed",
@@ -335,13 +334,9 @@ def _is_fast(row: Record, now: float, cause: Cause | None) -> bool:
 
 def _clean_worker(session: Session, now: float, row: Record, block: Record, request: ReleaseRequest) -> None:
     leases.move_worker(session, now, row.worker_id, WorkerStatus.CLEANING, f"share of block {block.id} ended")
-    worker = workers.get(session, row.worker_id)
-    if worker is None:
-        return
     cause = Cause(request.cause) if request.cause else None
     fast = request.outcome == "error" and _is_fast(row, now, cause)
-    failures = worker.fast_failures + 1 if fast else 0
-    workers.change(session, row.worker_id, fast_failures=failures)
+    failures = workers.count_fast_failure(session, row.worker_id, fast)
     if failures >= 2:
         text = f"{failures} failures in a row within {FAST_FAILURE_SECONDS:g} s of start; last: {request.detail[-300:]}"
         leases.move_worker(session, now, row.worker_id, WorkerStatus.QUARANTINED, text)

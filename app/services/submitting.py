@@ -83,7 +83,7 @@ def plan(ctx: Context, raw: Mapping[str, Any]) -> dict[str, Any]:
     planned = make_plan(resolved)
     with ctx.store.read() as session:
         views = [worker_view(row, idle=row.status == "idle") for row in scheduling.registered_workers(session)]
-        shares = scheduling.owner_shares(session, ctx.store.now(session))
+        shares = scheduling.owner_shares(session, ctx.store.now(session), scheduling.devices_in_use(session))
         ahead = len(scheduling.eligible_blocks(session, ctx.store.now(session), shares, limit=10_000))
     choice = fit(_need(checked, planned), views)
     placement = choice.placement if isinstance(choice, Fit) else resolved.spec.lockstep.placement

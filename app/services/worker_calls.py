@@ -141,7 +141,7 @@ def heartbeat(ctx: Context, worker_id: str, request: HeartbeatRequest) -> Heartb
         NotFoundError: for an unknown worker.
         GoneError: for another incarnation, or a retired worker: register again.
     """
-    with ctx.store.write() as session:
+    with ctx.store.write(urgent=True) as session:
         worker = workers.get(session, worker_id)
         if worker is None:
             raise NotFoundError(f"no worker {worker_id}", code="unknown_worker")
@@ -154,11 +154,10 @@ def heartbeat(ctx: Context, worker_id: str, request: HeartbeatRequest) -> Heartb
             _leave(ctx, session, now, worker)
         else:
             states = [_renew(ctx, session, now, worker, item) for item in request.progress]
-            leases.keep_uncollected(session, worker.id, worker.incarnation, now + ctx.settings.lease_ttl_seconds)
+            leases.keep_uncollected(session, worker, now + ctx.settings.lease_ttl_seconds)
             workers.change(session, worker_id, seen_epoch=now, health=request.health.model_dump())
             _follow(session, now, worker, request)
-        fresh = workers.get(session, worker_id)
-    status = str(fresh.status) if fresh is not None else "retired"
+        status = workers.status(session, worker_id)
     if status != worker.status:
         ctx.bell.ring()
     return HeartbeatReply(leases=states, drain=worker.drain, status=status)
@@ -175,6 +174,8 @@ def _leave(ctx: Context, session: Session, now: float, worker: Record) -> None:
             lose_assignment(ctx, session, now, row, text)
     if worker.status in (WorkerStatus.RESERVED, WorkerStatus.BUSY):
         leases.move_worker(session, now, worker.id, WorkerStatus.CLEANING, text)
+    if worker.status == WorkerStatus.STARTING:  # the table lets it retire by way of lost only
+        leases.move_worker(session, now, worker.id, WorkerStatus.LOST, text)
     if worker.status != WorkerStatus.QUARANTINED:
         leases.move_worker(session, now, worker.id, WorkerStatus.RETIRED, text)
 

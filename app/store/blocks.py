@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import func, select, update
+from sqlalchemy import bindparam, func, select, update
 from sqlalchemy.orm import Session
 
 from app.domain.status import (
     CAUSE_SENTENCES,
-    LIVE_ASSIGNMENT,
     TERMINAL_BLOCK,
     BlockStatus,
     Cause,
@@ -27,6 +26,7 @@ from app.domain.status import (
 from app.store import tables as t
 from app.store.engine import utc
 from app.store.events import NewEvent, add_events
+from app.store.prepared import update_one
 from app.store.tables import Record
 
 
@@ -45,8 +45,32 @@ class Why:
 
 def get(session: Session, block_id: str, *, lock: bool = False) -> Record | None:
     """Return a block; ``lock`` holds its row to the end of the transaction."""
-    query = select(t.block).where(t.block.c.id == block_id)
-    return session.execute(query.with_for_update() if lock else query).one_or_none()
+    return session.execute(_ONE_LOCKED if lock else _ONE, {"block_id": block_id}).one_or_none()
+
+
+_ONE = select(t.block).where(t.block.c.id == bindparam("block_id"))
+_ONE_LOCKED = _ONE.with_for_update()
+_OF_ASSIGNMENT = (
+    select(t.block)
+    .where(
+        t.block.c.id
+        == select(t.assignment.c.block_id).where(t.assignment.c.id == bindparam("assignment_id")).scalar_subquery()
+    )
+    .with_for_update()
+)
+
+
+def of_assignment(session: Session, assignment_id: str) -> Record | None:
+    """Return the block of an assignment and hold its row to the end of the transaction."""
+    return session.execute(_OF_ASSIGNMENT, {"assignment_id": assignment_id}).one_or_none()
+
+
+def lock(session: Session, block_id: str) -> None:
+    """Hold the row of a block to the end of the transaction."""
+    session.execute(_LOCK, {"block_id": block_id})
+
+
+_LOCK = select(t.block.c.id).where(t.block.c.id == bindparam("block_id")).with_for_update()
 
 
 def move(session: Session, now: float, block: Record, target: BlockStatus, why: Why, **values: Any) -> bool:
@@ -59,12 +83,9 @@ def move(session: Session, now: float, block: Record, target: BlockStatus, why: 
         values = {"cause": why.cause, "cause_text": why.sentence(), **values}
     if target in TERMINAL_BLOCK:
         values["finished_at"] = utc(now)
-    moved = session.execute(
-        update(t.block)
-        .where(t.block.c.id == block.id, t.block.c.status.in_(block_sources(target)))
-        .values(status=target, **values)
-        .returning(t.block.c.attempt)
-    ).one_or_none()
+    guard = ("status", block_sources(target))
+    values = {"status": target, **values}
+    moved = update_one(session, t.block, block.id, values, guard=guard, returning="attempt")
     if moved is None:
         return False
     text = why.sentence()
@@ -101,6 +122,8 @@ def move_runs(
     if run_ids is not None:
         query = query.where(t.run.c.id.in_(run_ids))
     moved = session.execute(query.values(**values).returning(t.run.c.id, t.run.c.arm_index)).all()
+    if not moved:
+        return []
     labels = _labels(session, block.experiment_id)
     add_events(
         session,
@@ -125,8 +148,10 @@ def move_runs(
 
 
 def _labels(session: Session, experiment_id: str) -> dict[int, str]:
-    query = select(t.arm.c.arm_index, t.arm.c.label).where(t.arm.c.experiment_id == experiment_id)
-    return {row.arm_index: row.label for row in session.execute(query)}
+    return {row.arm_index: row.label for row in session.execute(_LABELS, {"experiment_id": experiment_id})}
+
+
+_LABELS = select(t.arm.c.arm_index, t.arm.c.label).where(t.arm.c.experiment_id == bindparam("experiment_id"))
 
 
 def stop(
@@ -188,19 +213,27 @@ def requeue(session: Session, now: float, block: Record, why: Why, **values: Any
 
 def has_live_assignment(session: Session, block_id: str) -> bool:
     """Return whether any assignment of a block still holds a device."""
-    query = select(t.assignment.c.id).where(
-        t.assignment.c.block_id == block_id, t.assignment.c.state.in_(LIVE_ASSIGNMENT)
-    )
-    return session.execute(query.limit(1)).first() is not None
+    return session.execute(_LIVE_ASSIGNMENTS, {"block_id": block_id}).first() is not None
+
+
+_LIVE_ASSIGNMENTS = (
+    select(t.assignment.c.id).where(t.assignment.c.block_id == bindparam("block_id"), t.IS_LIVE).limit(1)
+)
 
 
 def live_runs(session: Session, block_id: str) -> list[Record]:
     """Return the runs of a block that still train (not diverged, not ended), by arm."""
-    query = select(t.run).where(
-        t.run.c.block_id == block_id,
+    return list(session.execute(_LIVE_RUNS, {"block_id": block_id}).all())
+
+
+_LIVE_RUNS = (
+    select(t.run)
+    .where(
+        t.run.c.block_id == bindparam("block_id"),
         t.run.c.status.in_((RunStatus.PENDING, RunStatus.RUNNING, RunStatus.PAUSED)),
     )
-    return list(session.execute(query.order_by(t.run.c.arm_index)).all())
+    .order_by(t.run.c.arm_index)
+)
 
 
 def lock_all(session: Session, experiment_id: str) -> None:
@@ -226,7 +259,7 @@ def in_states(session: Session, states: Sequence[BlockStatus]) -> Sequence[Recor
 
 def change(session: Session, block_id: str, **values: Any) -> None:
     """Change fields of a block that are not its status."""
-    session.execute(update(t.block).where(t.block.c.id == block_id).values(**values))
+    update_one(session, t.block, block_id, values)
 
 
 def counts(session: Session) -> dict[str, int]:

@@ -14,7 +14,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
@@ -26,6 +26,8 @@ from sqlalchemy.orm import Session
 from app.errors import BusyError
 
 _WRITE = "lockstep_write"
+#: Key of ``session.info``: what a writing transaction does before it commits, by name.
+AT_THE_END = "at_the_end"
 _CLOCK = {
     "postgresql": text("SELECT extract(epoch from clock_timestamp())"),
     # unixepoch('subsec') yields NULL before SQLite 3.42, and a NULL expiry never passes
@@ -40,42 +42,43 @@ class StartupError(RuntimeError):
 
 
 class FairLock:
-    """A lock served in order of arrival, with a time limit."""
+    """A lock served in order of arrival, what is urgent before all else, with a time limit."""
 
     def __init__(self) -> None:
         self._mutex = threading.Lock()
+        self._urgent: deque[threading.Lock] = deque()
         self._waiting: deque[threading.Lock] = deque()
         self._held = False
 
     @contextmanager
-    def hold(self, timeout: float) -> Iterator[None]:
+    def hold(self, timeout: float, *, urgent: bool = False) -> Iterator[None]:
         """Hold the lock; raise ``BusyError`` after ``timeout`` seconds of waiting."""
-        self._acquire(timeout)
+        self._acquire(timeout, self._urgent if urgent else self._waiting)
         try:
             yield
         finally:
             self._release()
 
-    def _acquire(self, timeout: float) -> None:
+    def _acquire(self, timeout: float, queue: deque[threading.Lock]) -> None:
         with self._mutex:
             if not self._held:
                 self._held = True
                 return
             turn = threading.Lock()
             turn.acquire()
-            self._waiting.append(turn)
+            queue.append(turn)
         if turn.acquire(timeout=timeout):
             return
         with self._mutex:
-            if turn in self._waiting:
-                self._waiting.remove(turn)
+            if turn in queue:
+                queue.remove(turn)
                 raise BusyError("the database has been busy for 5 seconds; try again")
         turn.acquire()  # the turn was handed over while we gave up: it is ours
 
     def _release(self) -> None:
         with self._mutex:
-            if self._waiting:
-                self._waiting.popleft().release()
+            if queue := self._urgent or self._waiting:
+                queue.popleft().release()
             else:
                 self._held = False
 
@@ -111,14 +114,20 @@ class Store:
             yield session
 
     @contextmanager
-    def write(self) -> Iterator[Session]:
-        """One writing transaction: commits at the end of the block, rolls back on an exception."""
-        if not self.is_sqlite:
-            with Session(self._write_engine) as session, session.begin():
-                yield session
-            return
-        with self._writer.hold(_WRITER_WAIT_SECONDS), Session(self._write_engine) as session, session.begin():
+    def write(self, *, urgent: bool = False) -> Iterator[Session]:
+        """One writing transaction: commits at the end of the block, rolls back on an exception.
+
+        Args:
+            urgent: take the next turn of SQLite's one writer; for what is short and bounds a lease.
+        """
+        with self._turn(urgent), Session(self._write_engine) as session, session.begin():
             yield session
+            for act in session.info.get(AT_THE_END, {}).values():
+                act(session)
+
+    def _turn(self, urgent: bool) -> AbstractContextManager[None]:
+        """SQLite has one writer at a time; PostgreSQL needs no turns."""
+        return self._writer.hold(_WRITER_WAIT_SECONDS, urgent=urgent) if self.is_sqlite else nullcontext()
 
     def now(self, session: Session) -> float:
         """The database clock, seconds since 1970 UTC; the only clock that decides anything."""

@@ -7,12 +7,12 @@ from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import func, insert, select, update
+from sqlalchemy import bindparam, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from app.domain.nonfinite import jsonable
 from app.store import tables as t
-from app.store.engine import utc
+from app.store.engine import AT_THE_END, utc
 from app.store.tables import Record
 
 
@@ -45,21 +45,40 @@ class NewEvent:
 
 
 def add_events(session: Session, now: float, experiment_id: str, events: Sequence[NewEvent]) -> None:
-    """Number and insert events of one experiment, in order, in the caller's transaction."""
+    """Record events of one experiment, in order, in the caller's transaction.
+
+    They are numbered and inserted at its end, all at once: the experiment's row is locked late and briefly,
+    after every block, and a transaction of several experiments locks them in the order of their ids.
+    """
     if not events:
         return
-    last = session.execute(
-        update(t.experiment)
-        .where(t.experiment.c.id == experiment_id)
-        .values(event_seq=t.experiment.c.event_seq + len(events))
-        .returning(t.experiment.c.event_seq)
-    ).scalar_one()
-    first = int(last) - len(events) + 1
-    at = utc(now)
-    session.execute(
-        insert(t.event),
-        [_row(experiment_id, first + offset, event, at) for offset, event in enumerate(events)],
-    )
+    acts = session.info.setdefault(AT_THE_END, {})
+    pending = acts.setdefault("events", _Pending())
+    pending.events.setdefault(experiment_id, []).extend((event, now) for event in events)
+
+
+class _Pending:
+    """Events of a transaction that are not inserted yet, each with its time, by experiment."""
+
+    def __init__(self) -> None:
+        self.events: dict[str, list[tuple[NewEvent, float]]] = {}
+
+    def __call__(self, session: Session) -> None:
+        rows: list[dict[str, Any]] = []
+        for experiment_id, events in sorted(self.events.items()):
+            given = {"experiment_id": experiment_id, "count": len(events)}
+            first = int(session.execute(_TAKE_NUMBERS, given).scalar_one()) - len(events) + 1
+            rows += [_row(experiment_id, first + i, event, utc(now)) for i, (event, now) in enumerate(events)]
+        session.execute(_ADD, rows)
+
+
+_ADD = insert(t.event)
+_TAKE_NUMBERS = (
+    update(t.experiment)
+    .where(t.experiment.c.id == bindparam("experiment_id"))
+    .values(event_seq=t.experiment.c.event_seq + bindparam("count"))
+    .returning(t.experiment.c.event_seq)
+)
 
 
 def _row(experiment_id: str, seq: int, event: NewEvent, at: datetime) -> dict[str, Any]:
@@ -130,9 +149,11 @@ def event_document(row: Record) -> dict[str, Any]:
 
 def add_worker_event(session: Session, now: float, worker_id: str, status: str, actor: str, text: str) -> None:
     """Record a change of a worker."""
-    session.execute(
-        insert(t.worker_event).values(worker_id=worker_id, status=status, actor=actor, text=text[:2000], at=utc(now))
-    )
+    row = {"worker_id": worker_id, "status": status, "actor": actor, "text": text[:2000], "at": utc(now)}
+    session.execute(_ADD_WORKER_EVENT, row)
+
+
+_ADD_WORKER_EVENT = insert(t.worker_event)
 
 
 def worker_events(session: Session, worker_id: str, limit: int = 50) -> Sequence[Record]:

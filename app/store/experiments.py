@@ -8,12 +8,21 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Select, Text, and_, cast, func, insert, or_, select, update
+from sqlalchemy import Select, Text, and_, bindparam, cast, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
-from app.domain.status import BlockStatus, Cause, Desired, ExperimentStatus, RunStatus, experiment_status
+from app.domain.status import (
+    OPEN_BLOCK,
+    BlockStatus,
+    Cause,
+    Desired,
+    ExperimentStatus,
+    RunStatus,
+    experiment_status,
+)
 from app.store import tables as t
 from app.store.engine import Store, utc
+from app.store.prepared import update_one
 from app.store.tables import Record
 
 
@@ -98,10 +107,34 @@ def get(session: Session, experiment_id: str, *, lock: bool = False) -> Record |
     return session.execute(query.with_for_update() if lock else query).one_or_none()
 
 
+def grace_seconds(session: Session, experiment_id: str) -> float:
+    """Return how long the spec lets a child take to stop, in seconds; 0 without the experiment."""
+    return float(session.execute(_GRACE, {"experiment_id": experiment_id}).scalar_one_or_none() or 0.0)
+
+
+_GRACE = select(t.experiment.c.spec["lockstep"]["grace_seconds"].as_float()).where(
+    t.experiment.c.id == bindparam("experiment_id"), t.experiment.c.deleted_at.is_(None)
+)
+
+
+def owner_of_block(session: Session, block_id: str) -> str | None:
+    """Return the owner of a block's experiment, None when it is deleted."""
+    return session.execute(_OWNER, {"block_id": block_id}).scalar_one_or_none()
+
+
+_OWNER = (
+    select(t.experiment.c.owner)
+    .join(t.block, t.block.c.experiment_id == t.experiment.c.id)
+    .where(t.block.c.id == bindparam("block_id"), t.experiment.c.deleted_at.is_(None))
+)
+
+
 def arms(session: Session, experiment_id: str) -> Sequence[Record]:
     """Return the arms in the order of the spec."""
-    query = select(t.arm).where(t.arm.c.experiment_id == experiment_id)
-    return session.execute(query.order_by(t.arm.c.arm_index)).all()
+    return session.execute(_ARMS, {"experiment_id": experiment_id}).all()
+
+
+_ARMS = select(t.arm).where(t.arm.c.experiment_id == bindparam("experiment_id")).order_by(t.arm.c.arm_index)
 
 
 def blocks(session: Session, experiment_id: str) -> Sequence[Record]:
@@ -121,18 +154,20 @@ def newest_blocks(rows: Sequence[Record]) -> list[Record]:
 
 def runs(session: Session, experiment_id: str, *, block_id: str | None = None) -> Sequence[Record]:
     """Return runs by replicate, generation and arm, with the arm's label."""
-    query = (
-        select(t.run, t.arm.c.label, t.arm.c.reward_mode, t.arm.c.policy)
-        .join(
-            t.arm,
-            and_(t.arm.c.experiment_id == t.run.c.experiment_id, t.arm.c.arm_index == t.run.c.arm_index),
-        )
-        .where(t.run.c.experiment_id == experiment_id)
-        .order_by(t.run.c.replicate, t.run.c.generation, t.run.c.arm_index)
+    if block_id is not None:  # not the experiment too: its index would be taken, with every run in it
+        return session.execute(_RUNS_OF_BLOCK, {"block_id": block_id}).all()
+    return session.execute(_RUNS.where(t.run.c.experiment_id == experiment_id)).all()
+
+
+_RUNS = (
+    select(t.run, t.arm.c.label, t.arm.c.reward_mode, t.arm.c.policy)
+    .join(
+        t.arm,
+        and_(t.arm.c.experiment_id == t.run.c.experiment_id, t.arm.c.arm_index == t.run.c.arm_index),
     )
-    if block_id is not None:
-        query = query.where(t.run.c.block_id == block_id)
-    return session.execute(query).all()
+    .order_by(t.run.c.replicate, t.run.c.generation, t.run.c.arm_index)
+)
+_RUNS_OF_BLOCK = _RUNS.where(t.run.c.block_id == bindparam("block_id"))
 
 
 def run(session: Session, run_id: str) -> Record | None:
@@ -245,12 +280,6 @@ def seeds_of(session: Session, experiment_ids: Sequence[str]) -> dict[str, int]:
     return {row.id: int(row.seed) for row in session.execute(query)}
 
 
-def placement_of(session: Session, experiment_id: str) -> str | None:
-    """Return the placement as resolved by the first assignment, or None."""
-    query = select(t.experiment.c.placement_resolved).where(t.experiment.c.id == experiment_id)
-    return session.execute(query).scalar_one_or_none()
-
-
 def freeze_placement(session: Session, experiment_id: str, placement: str, needs: Mapping[str, Any]) -> None:
     """Fix placement and needs at the first assignment; later calls change nothing."""
     session.execute(
@@ -260,11 +289,11 @@ def freeze_placement(session: Session, experiment_id: str, placement: str, needs
     )
 
 
-def start_run(session: Session, run_id: str, device_uid: str, *, resumed: bool, rounds: int) -> None:
-    """Note on a run that a new attempt starts at ``rounds`` on a device."""
+def start_runs(session: Session, run_ids: Sequence[str], device_uid: str, *, resumed: bool, rounds: int) -> None:
+    """Note on runs that a new attempt starts at ``rounds`` on a device."""
     session.execute(
         update(t.run)
-        .where(t.run.c.id == run_id)
+        .where(t.run.c.id.in_(run_ids))
         .values(
             device_uid=device_uid,
             resumed=t.run.c.resumed + (1 if resumed else 0),
@@ -276,13 +305,26 @@ def start_run(session: Session, run_id: str, device_uid: str, *, resumed: bool, 
 
 def change_run(session: Session, run_id: str, **values: Any) -> None:
     """Change fields of a run that are not its status."""
-    session.execute(update(t.run).where(t.run.c.id == run_id).values(**values))
+    update_one(session, t.run, run_id, values)
 
 
-def unfinished(session: Session) -> list[str]:
-    """Return the experiments whose end has not been recorded yet, oldest first."""
-    query = select(t.experiment.c.id).where(t.experiment.c.finished_at.is_(None), t.experiment.c.deleted_at.is_(None))
-    return list(session.execute(query.order_by(t.experiment.c.created_at)).scalars())
+def may_be_due(session: Session) -> list[str]:
+    """Return the experiments whose end or next look may be due and is not recorded yet, oldest first.
+
+    Those are the unfinished ones without an open block, or with planned looks; each is looked at again.
+    """
+    open_block = (
+        select(t.block.c.id)
+        .where(t.block.c.experiment_id == t.experiment.c.id, t.block.c.status.in_(OPEN_BLOCK))
+        .exists()
+    )
+    planned = t.experiment.c.analysis["looks"]["mode"].as_string() == "planned"
+    query = select(t.experiment.c.id, t.experiment.c.deleted_at).where(
+        t.experiment.c.finished_at.is_(None), or_(~open_block, planned)
+    )
+    # a condition on deleted_at would let SQLite take the index of the listing, which holds every experiment
+    rows = session.execute(query.order_by(t.experiment.c.created_at))
+    return [row.id for row in rows if row.deleted_at is None]
 
 
 def add_device_seconds(session: Session, run_ids: Sequence[str], seconds: float) -> None:

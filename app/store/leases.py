@@ -10,7 +10,7 @@ import hashlib
 from collections.abc import Sequence
 from typing import Any
 
-from sqlalchemy import literal, select, update
+from sqlalchemy import bindparam, literal, select, update
 from sqlalchemy.orm import Session
 
 from app.domain.status import (
@@ -25,6 +25,7 @@ from app.domain.status import (
 from app.store import tables as t
 from app.store.engine import utc
 from app.store.events import add_worker_event
+from app.store.prepared import update_one
 from app.store.tables import Record
 
 _GONE = (WorkerStatus.LOST, WorkerStatus.RETIRED)
@@ -37,16 +38,15 @@ def token_hash(token: str) -> str:
 
 def fence(session: Session, assignment_id: str, token: str) -> Record | None:
     """Return the assignment if its lease holds, and lock it to the end of the transaction."""
-    return session.execute(
-        update(t.assignment)
-        .where(
-            t.assignment.c.id == assignment_id,
-            t.assignment.c.token == token_hash(token),
-            t.assignment.c.state.in_(LIVE_ASSIGNMENT),
-        )
-        .values(state=t.assignment.c.state)
-        .returning(t.assignment)
-    ).one_or_none()
+    return session.execute(_FENCE, {"assignment_id": assignment_id, "hashed": token_hash(token)}).one_or_none()
+
+
+_FENCE = (
+    update(t.assignment)
+    .where(t.assignment.c.id == bindparam("assignment_id"), t.assignment.c.token == bindparam("hashed"), t.IS_LIVE)
+    .values(state=t.assignment.c.state)
+    .returning(t.assignment)
+)
 
 
 def failed_since(session: Session, worker_id: str, since: float) -> Sequence[Record]:
@@ -59,7 +59,10 @@ def failed_since(session: Session, worker_id: str, since: float) -> Sequence[Rec
 
 def get(session: Session, assignment_id: str) -> Record | None:
     """Return an assignment in any state."""
-    return session.execute(select(t.assignment).where(t.assignment.c.id == assignment_id)).one_or_none()
+    return session.execute(_ONE, {"assignment_id": assignment_id}).one_or_none()
+
+
+_ONE = select(t.assignment).where(t.assignment.c.id == bindparam("assignment_id"))
 
 
 def of_block(session: Session, block_id: str, attempt: int) -> Sequence[Record]:
@@ -70,36 +73,41 @@ def of_block(session: Session, block_id: str, attempt: int) -> Sequence[Record]:
 
 def run_ids(session: Session, assignment_id: str) -> list[str]:
     """Return the ids of the runs of an assignment."""
-    query = select(t.assignment_run.c.run_id).where(t.assignment_run.c.assignment_id == assignment_id)
-    return list(session.execute(query).scalars())
+    return list(session.execute(_RUN_IDS, {"assignment_id": assignment_id}).scalars())
 
 
-def offered_to(session: Session, worker_id: str, incarnation: str) -> Record | None:
-    """Return the assignment that waits for a worker to collect it or to become ready."""
-    query = select(t.assignment).where(
-        t.assignment.c.worker_id == worker_id,
-        t.assignment.c.incarnation == incarnation,
-        t.assignment.c.state == AssignmentState.OFFERED,
-    )
-    return session.execute(query).one_or_none()
+_RUN_IDS = select(t.assignment_run.c.run_id).where(t.assignment_run.c.assignment_id == bindparam("assignment_id"))
+
+
+def offered_to(session: Session, worker: Record) -> Record | None:
+    """Return the assignment that waits for a worker to collect it or to become ready.
+
+    Found by its device: a device has one live assignment, a worker any number of ended ones.
+    """
+    given = {"device_uid": worker.device_uid, "worker_id": worker.id, "incarnation": worker.incarnation}
+    return session.execute(_OFFERED, given).one_or_none()
+
+
+_OFFERED = select(t.assignment).where(
+    t.IS_LIVE,
+    t.assignment.c.device_uid == bindparam("device_uid"),
+    t.assignment.c.worker_id == bindparam("worker_id"),
+    t.assignment.c.incarnation == bindparam("incarnation"),
+    t.assignment.c.state == AssignmentState.OFFERED,
+)
 
 
 def change(session: Session, assignment_id: str, **values: Any) -> None:
     """Change fields of an assignment that are not its state."""
-    session.execute(update(t.assignment).where(t.assignment.c.id == assignment_id).values(**values))
+    update_one(session, t.assignment, assignment_id, values)
 
 
 def move(session: Session, now: float, assignment_id: str, target: AssignmentState, **values: Any) -> bool:
     """Move an assignment if the table allows it."""
     if target not in LIVE_ASSIGNMENT:
         values["ended_at"] = utc(now)
-    moved = session.execute(
-        update(t.assignment)
-        .where(t.assignment.c.id == assignment_id, t.assignment.c.state.in_(assignment_sources(target)))
-        .values(state=target, **values)
-        .returning(t.assignment.c.id)
-    ).one_or_none()
-    return moved is not None
+    guard = ("state", assignment_sources(target))
+    return update_one(session, t.assignment, assignment_id, {"state": target, **values}, guard=guard) is not None
 
 
 def renew(session: Session, assignment_id: str, token: str, expires: float, **values: Any) -> Record | None:
@@ -109,30 +117,31 @@ def renew(session: Session, assignment_id: str, token: str, expires: float, **va
         .where(
             t.assignment.c.id == assignment_id,
             t.assignment.c.token == token_hash(token),
-            t.assignment.c.state.in_(LIVE_ASSIGNMENT),
+            t.IS_LIVE,
         )
         .values(expires_epoch=expires, **values)
         .returning(t.assignment)
     ).one_or_none()
 
 
-def keep_uncollected(session: Session, worker_id: str, incarnation: str, until: float) -> None:
+def keep_uncollected(session: Session, worker: Record, until: float) -> None:
     """A worker that beats keeps what it has been offered; the reservation's deadline limits that."""
-    session.execute(
-        update(t.assignment)
-        .where(
-            t.assignment.c.worker_id == worker_id,
-            t.assignment.c.incarnation == incarnation,
-            t.assignment.c.state == AssignmentState.OFFERED,
-            t.assignment.c.collected.is_(False),
+    row = offered_to(session, worker)
+    if row is not None and not row.collected:
+        session.execute(
+            update(t.assignment)
+            .where(
+                t.assignment.c.id == row.id,
+                t.assignment.c.state == AssignmentState.OFFERED,
+                t.assignment.c.collected.is_(False),
+            )
+            .values(expires_epoch=until)
         )
-        .values(expires_epoch=until)
-    )
 
 
 def overdue(session: Session, before: float) -> Sequence[Record]:
     """Return every live lease whose expiry lies before ``before``, by block."""
-    query = select(t.assignment).where(t.assignment.c.state.in_(LIVE_ASSIGNMENT), t.assignment.c.expires_epoch < before)
+    query = select(t.assignment).where(t.IS_LIVE, t.assignment.c.expires_epoch < before)
     return session.execute(query.order_by(t.assignment.c.block_id, t.assignment.c.id)).all()
 
 
@@ -140,7 +149,7 @@ def is_overdue(session: Session, assignment_id: str, before: float) -> bool:
     """Return whether a lease is live and past its expiry, and lock it to the end of the transaction."""
     query = select(t.assignment.c.id).where(
         t.assignment.c.id == assignment_id,
-        t.assignment.c.state.in_(LIVE_ASSIGNMENT),
+        t.IS_LIVE,
         t.assignment.c.expires_epoch < before,
     )
     return session.execute(query.with_for_update()).one_or_none() is not None
@@ -153,7 +162,7 @@ def shift_clocks(session: Session, now: float, gap: float, ttl: float) -> None:
     """
     due = t.block.c.status.in_(ACTIVE_BLOCK) | ((t.block.c.status == BlockStatus.QUEUED) & literal(gap < 0))
     session.execute(select(t.block.c.id).where(due).order_by(t.block.c.id).with_for_update()).all()
-    live = t.assignment.c.state.in_(LIVE_ASSIGNMENT)
+    live = t.IS_LIVE
     session.execute(select(t.assignment.c.id).where(live).order_by(t.assignment.c.id).with_for_update()).all()
     session.execute(update(t.assignment).where(live).values(expires_epoch=now + ttl))
     session.execute(update(t.worker).where(t.worker.c.status.not_in(_GONE)).values(seen_epoch=now))
@@ -182,7 +191,7 @@ def live(session: Session) -> Sequence[Record]:
             t.block.c.experiment_id,
         )
         .join(t.block, t.block.c.id == t.assignment.c.block_id)
-        .where(t.assignment.c.state.in_(LIVE_ASSIGNMENT))
+        .where(t.IS_LIVE)
         .order_by(t.assignment.c.id)
     )
     return session.execute(query).all()
@@ -196,16 +205,10 @@ def move_worker(
     text: str,
     *,
     actor: str = "system",
-    **values: Any,
 ) -> bool:
     """Move a worker if the table allows it; record the event."""
-    moved = session.execute(
-        update(t.worker)
-        .where(t.worker.c.id == worker_id, t.worker.c.status.in_(worker_sources(target)))
-        .values(status=target, status_text=text, **values)
-        .returning(t.worker.c.id)
-    ).one_or_none()
-    if moved is None:
+    values = {"status": target, "status_text": text}
+    if update_one(session, t.worker, worker_id, values, guard=("status", worker_sources(target))) is None:
         return False
     add_worker_event(session, now, worker_id, target, actor, text)
     return True
@@ -226,10 +229,6 @@ def silent_workers(session: Session, before: float) -> Sequence[Record]:
 
 def stopping_blocks_without_lease(session: Session) -> Sequence[Record]:
     """Return stopping blocks that hold no device any more, in id order."""
-    live_of_block = (
-        select(t.assignment.c.id)
-        .where(t.assignment.c.block_id == t.block.c.id, t.assignment.c.state.in_(LIVE_ASSIGNMENT))
-        .exists()
-    )
+    live_of_block = select(t.assignment.c.id).where(t.assignment.c.block_id == t.block.c.id, t.IS_LIVE).exists()
     query = select(t.block).where(t.block.c.status == BlockStatus.STOPPING, ~live_of_block)
     return session.execute(query.order_by(t.block.c.id)).all()

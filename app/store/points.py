@@ -1,4 +1,4 @@
-"""Metric points: exactly-once ingest, bounded reading in buckets, tailing by cursor.
+"""Metric points: exactly-once ingest, tailing by cursor. Reading in buckets is in ``series``.
 
 A point is unique by (run, attempt, seq); inserting it again does nothing. Non-finite values are
 stored as NULL with a kind. Reads go over the rounds that count and are bounded by rows.
@@ -7,22 +7,15 @@ stored as NULL with a kind. Reads go over the rounds that count and are bounded 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any, NamedTuple, TypeAlias
-from typing import cast as cast_to
+from typing import NamedTuple
 
-import numpy as np
-import numpy.typing as npt
-from sqlalchemy import CursorResult, Integer, Result, and_, cast, func, or_, select, text, update
+from sqlalchemy import and_, func, or_, select, text, update
 from sqlalchemy.orm import Session
 
 from app.store import tables as t
 from app.store.logs import ignore_duplicates
 from app.store.results import current_rounds
 from app.store.tables import Record
-
-FloatArray: TypeAlias = npt.NDArray[np.float64]
-_IN_MEMORY_ROWS = 250_000
 
 
 class PointRow(NamedTuple):
@@ -134,161 +127,7 @@ def names_of_run(session: Session, run_no: int) -> list[str]:
     return list(session.execute(query).scalars())
 
 
-@dataclass(frozen=True)
-class SeriesQuery:
-    """One series to read: a metric of a run, in at most ``max_points`` buckets over x."""
-
-    run_no: int
-    name_id: int
-    x: str  # "step", "round" or "time"
-    max_points: int
-    low: float | None = None
-    high: float | None = None
-    all_attempts: bool = False
-
-
 _POINT_COLUMNS = tuple(column.label("at") if column.name == "t" else column for column in t.point.c)
-_X = {"step": t.point.c.step, "round": t.point.c.round, "time": t.point.c.t}
-
-
-def read_series(session: Session, query: SeriesQuery) -> dict[str, Any]:
-    """Return a series: every point when they fit, else buckets of equal numbers of rows.
-
-    Returns:
-        {"x", "min", "max", "mean", "first", "last", "count", "n_nonfinite", "nf", "total", "bucketed"}
-        as columns; for single points min = max = mean = first = last.
-    """
-    source = _source(query)
-    total = int(session.execute(select(func.count()).select_from(source.subquery())).scalar_one())
-    if total <= query.max_points:
-        return _plain(session.execute(source.order_by(t.point.c.attempt, t.point.c.seq)).all(), query, total)
-    if total <= _IN_MEMORY_ROWS:
-        columns = source.with_only_columns(_X[query.x].label("x"), t.point.c.value, t.point.c.kind)
-        result = session.execute(columns.order_by(t.point.c.attempt, t.point.c.seq))
-        return _reduced(_bare(result), query.max_points)
-    return _bucketed(session, query, total)
-
-
-def _bare(result: Result[Any]) -> Sequence[tuple[Any, ...]]:
-    """Return the driver's own tuples: a row object each would cost more than reading them."""
-    rows: Sequence[tuple[Any, ...]] = cast_to(CursorResult[Any], result).cursor.fetchall()
-    result.close()
-    return rows
-
-
-def _source(query: SeriesQuery) -> Any:
-    source = select(
-        t.point.c.attempt,
-        t.point.c.seq,
-        _X[query.x].label("x"),
-        t.point.c.value,
-        t.point.c.kind,
-    ).where(t.point.c.run_no == query.run_no, t.point.c.name_id == query.name_id)
-    if not query.all_attempts:
-        source = source.join(t.run_attempt, current_rounds(t.point))
-    if query.low is not None:
-        source = source.where(_X[query.x] >= query.low)
-    if query.high is not None:
-        source = source.where(_X[query.x] <= query.high)
-    return source
-
-
-def _plain(rows: Sequence[Record], query: SeriesQuery, total: int) -> dict[str, Any]:
-    values = [row.value for row in rows]
-    return {
-        "x": [row.x for row in rows],
-        "min": values,
-        "max": values,
-        "mean": values,
-        "first": values,
-        "last": values,
-        "count": [1] * len(rows),
-        "n_nonfinite": [1 if row.kind else 0 for row in rows],
-        "kind": [row.kind for row in rows],
-        "attempt": [row.attempt for row in rows] if query.all_attempts else None,
-        "total": total,
-        "bucketed": False,
-    }
-
-
-def _reduced(rows: Sequence[tuple[Any, ...]], max_points: int) -> dict[str, Any]:
-    """Bucket rows in memory; the same result as in SQL, where sorting twice costs five times as much."""
-    total = len(rows)
-    x, values, kind = np.array(rows, dtype=float).T  # None becomes NaN
-    starts = -(-np.arange(max_points) * total // max_points)  # ceil: row i lies in bucket i * max_points // total
-    counts = np.diff(np.append(starts, total))
-    finite = np.add.reduceat((~np.isnan(values)).astype(int), starts)
-    sums = np.add.reduceat(np.nan_to_num(values), starts)
-    means = np.divide(sums, finite, out=np.full(max_points, np.nan), where=finite > 0)
-    return {
-        "x": np.minimum.reduceat(x, starts).tolist(),
-        "min": _nullable(np.fmin.reduceat(values, starts)),
-        "max": _nullable(np.fmax.reduceat(values, starts)),
-        "mean": _nullable(means),
-        "first": _nullable(values[starts]),
-        "last": _nullable(values[starts + counts - 1]),
-        "count": counts.tolist(),
-        "n_nonfinite": np.add.reduceat((kind > 0).astype(int), starts).tolist(),
-        "kind": None,
-        "attempt": None,
-        "total": total,
-        "bucketed": True,
-    }
-
-
-def _nullable(values: FloatArray) -> list[float | None]:
-    return [None if value != value else value for value in values.tolist()]
-
-
-def _bucketed(session: Session, query: SeriesQuery, total: int) -> dict[str, Any]:
-    numbered = _source(query).add_columns(
-        func.row_number().over(order_by=(t.point.c.attempt, t.point.c.seq)).label("position")
-    )
-    inner = numbered.subquery()
-    bucket = cast((inner.c.position - 1) * query.max_points / total, Integer)
-    if session.get_bind().dialect.name == "postgresql":
-        bucket = cast(func.floor((inner.c.position - 1) * query.max_points / float(total)), Integer)
-    edges = select(
-        bucket.label("bucket"),
-        inner.c.x,
-        inner.c.value,
-        inner.c.kind,
-        inner.c.position,
-    ).subquery()
-    rows = session.execute(
-        select(
-            func.min(edges.c.x).label("x"),
-            func.min(edges.c.value).label("low"),
-            func.max(edges.c.value).label("high"),
-            func.avg(edges.c.value).label("mean"),
-            func.count().label("rows"),
-            func.sum(cast(edges.c.kind > 0, Integer)).label("n_nonfinite"),
-            func.min(edges.c.position).label("first_position"),
-            func.max(edges.c.position).label("last_position"),
-        )
-        .group_by(edges.c.bucket)
-        .order_by(edges.c.bucket)
-    ).all()
-    ends = _values_at(session, inner, {row.first_position for row in rows} | {row.last_position for row in rows})
-    return {
-        "x": [row.x for row in rows],
-        "min": [row.low for row in rows],
-        "max": [row.high for row in rows],
-        "mean": [row.mean for row in rows],
-        "first": [ends.get(row.first_position) for row in rows],
-        "last": [ends.get(row.last_position) for row in rows],
-        "count": [row.rows for row in rows],
-        "n_nonfinite": [int(row.n_nonfinite or 0) for row in rows],
-        "kind": None,
-        "attempt": None,
-        "total": total,
-        "bucketed": True,
-    }
-
-
-def _values_at(session: Session, inner: Any, positions: set[int]) -> dict[int, float | None]:
-    query = select(inner.c.position, inner.c.value).where(inner.c.position.in_(positions))
-    return {row.position: row.value for row in session.execute(query)}
 
 
 def tail(session: Session, spans: Sequence[tuple[int, int, int]], limit: int) -> Sequence[Record]:

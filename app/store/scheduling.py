@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from sqlalchemy import case, func, insert, literal, select, text, update
+from sqlalchemy import bindparam, case, func, insert, literal, select, text, update
 from sqlalchemy.orm import Session
 
-from app.domain.status import LIVE_ASSIGNMENT, AssignmentState, BlockStatus, Desired, WorkerStatus
+from app.domain.status import AssignmentState, BlockStatus, Desired, WorkerStatus
 from app.store import tables as t
 from app.store.engine import Store, utc
+from app.store.logs import ignore_duplicates
 from app.store.tables import Record
 
 _TICK_LOCK = 727_480_001
@@ -28,8 +29,7 @@ def try_singleton(store: Store, session: Session) -> bool:
 
 def queue_paused(session: Session) -> bool:
     """Return whether an operator has paused the whole queue."""
-    value = session.execute(select(t.meta.c.value).where(t.meta.c.key == "queue_paused")).scalar_one_or_none()
-    return value == "1"
+    return get_meta(session, "queue_paused") == "1"
 
 
 def set_meta(session: Session, key: str, value: str) -> None:
@@ -41,45 +41,55 @@ def set_meta(session: Session, key: str, value: str) -> None:
 
 def get_meta(session: Session, key: str) -> str | None:
     """Read one value of the key-value table."""
-    return session.execute(select(t.meta.c.value).where(t.meta.c.key == key)).scalar_one_or_none()
+    return session.execute(_META, {"of_key": key}).scalar_one_or_none()
 
 
-def owner_shares(session: Session, now: float) -> dict[str, float]:
-    """Return the recent device-seconds of each owner (half-life one day), devices in use included."""
+_META = select(t.meta.c.value).where(t.meta.c.key == bindparam("of_key"))
+
+
+def owner_shares(session: Session, now: float, in_use: Mapping[str, int]) -> dict[str, float]:
+    """Return the recent device-seconds of each owner (half-life one day), with the devices ``in_use``."""
     shares: dict[str, float] = {}
     for row in session.execute(select(t.usage)):
         age = max(0.0, now - row.updated_epoch)
         shares[row.owner] = row.device_seconds * 0.5 ** (age / _HALF_LIFE_SECONDS)
-    for owner, count in devices_in_use(session).items():
+    for owner, count in in_use.items():
         shares[owner] = shares.get(owner, 0.0) + count * _SHARED * 3600.0
     return shares
 
 
 def devices_in_use(session: Session) -> dict[str, int]:
     """Return {owner: devices that its blocks hold now}."""
-    query = (
-        select(t.experiment.c.owner, func.count().label("devices"))
-        .select_from(t.assignment)
-        .join(t.block, t.block.c.id == t.assignment.c.block_id)
-        .join(t.experiment, t.experiment.c.id == t.block.c.experiment_id)
-        .where(t.assignment.c.state.in_(LIVE_ASSIGNMENT))
-        .group_by(t.experiment.c.owner)
-    )
-    return {row.owner: int(row.devices) for row in session.execute(query)}
+    return {row.owner: int(row.devices) for row in session.execute(_IN_USE)}
+
+
+_IN_USE = (
+    select(t.experiment.c.owner, func.count().label("devices"))
+    .select_from(t.assignment)
+    .join(t.block, t.block.c.id == t.assignment.c.block_id)
+    .join(t.experiment, t.experiment.c.id == t.block.c.experiment_id)
+    .where(t.IS_LIVE)
+    .group_by(t.experiment.c.owner)
+)
 
 
 def add_usage(session: Session, now: float, owner: str, device_seconds: float) -> None:
-    """Add to an owner's recent use, decayed to now."""
-    row = session.execute(select(t.usage).where(t.usage.c.owner == owner)).one_or_none()
-    if row is None:
-        session.execute(insert(t.usage).values(owner=owner, device_seconds=device_seconds, updated_epoch=now))
-        return
+    """Add to an owner's recent use, decayed to now; holds the owner's row, so that no other addition is lost."""
+    row = session.execute(_USAGE, {"of_owner": owner}).one_or_none()
+    if row is None:  # another transaction may be the first too: then this waits for it
+        first = {"owner": owner, "device_seconds": 0.0, "updated_epoch": now}
+        session.execute(ignore_duplicates(session, t.usage), [first])
+        row = session.execute(_USAGE, {"of_owner": owner}).one()
     decayed = row.device_seconds * 0.5 ** (max(0.0, now - row.updated_epoch) / _HALF_LIFE_SECONDS)
-    session.execute(
-        update(t.usage)
-        .where(t.usage.c.owner == owner)
-        .values(device_seconds=decayed + device_seconds, updated_epoch=now)
-    )
+    session.execute(_USE, {"of_owner": owner, "seconds": decayed + device_seconds, "at": now})
+
+
+_USAGE = select(t.usage).where(t.usage.c.owner == bindparam("of_owner")).with_for_update()
+_USE = (
+    update(t.usage)
+    .where(t.usage.c.owner == bindparam("of_owner"))
+    .values(device_seconds=bindparam("seconds"), updated_epoch=bindparam("at"))
+)
 
 
 def eligible_blocks(
@@ -131,24 +141,29 @@ def _share_order(shares: Mapping[str, float]) -> Any:
 
 
 def idle_workers(session: Session, now: float, ttl: float) -> Sequence[Record]:
-    """Return the workers that may be given work, in id order, locked."""
-    query = (
-        select(t.worker)
-        .where(
-            t.worker.c.status == WorkerStatus.IDLE,
-            t.worker.c.drain.is_(False),
-            t.worker.c.seen_epoch > now - ttl,
-        )
-        .order_by(t.worker.c.id)
-        .with_for_update(skip_locked=True)
+    """Return (id, incarnation, device_uid) of the workers that may be given work, in id order, locked."""
+    return session.execute(_IDLE, {"since": now - ttl}).all()
+
+
+_IDLE = (
+    select(t.worker.c.id, t.worker.c.incarnation, t.worker.c.device_uid)
+    .where(
+        t.worker.c.status == WorkerStatus.IDLE,
+        t.worker.c.drain.is_(False),
+        t.worker.c.seen_epoch > bindparam("since"),
     )
-    return session.execute(query).all()
+    .order_by(t.worker.c.id)
+    .with_for_update(skip_locked=True)
+)
 
 
 def registered_workers(session: Session) -> Sequence[Record]:
     """Return every worker that is not retired."""
-    query = select(t.worker).where(t.worker.c.status != WorkerStatus.RETIRED).order_by(t.worker.c.id)
-    return session.execute(query).all()
+    return session.execute(_REGISTERED).all()
+
+
+_PRESENT = [status for status in WorkerStatus if status is not WorkerStatus.RETIRED]
+_REGISTERED = select(t.worker).where(t.worker.c.status.in_(_PRESENT)).order_by(t.worker.c.id)
 
 
 @dataclass(frozen=True)
@@ -174,57 +189,47 @@ def insert_assignments(
     for share in shares:
         assignment_id = store.new_id("asg")
         session.execute(
-            insert(t.assignment).values(
-                id=assignment_id,
-                block_id=block_id,
-                attempt=attempt,
-                worker_id=share.worker.id,
-                incarnation=share.worker.incarnation,
-                device_uid=share.worker.device_uid,
-                device_index=share.device_index,
-                token=share.token,
-                state=AssignmentState.OFFERED,
-                expires_epoch=now + ttl,
-                collected=False,
-                ready=False,
-                progress={},
-                frame_age_seconds=0.0,
-                offered_at=utc(now),
-            )
+            _ASSIGN,
+            {
+                "id": assignment_id,
+                "block_id": block_id,
+                "attempt": attempt,
+                "worker_id": share.worker.id,
+                "incarnation": share.worker.incarnation,
+                "device_uid": share.worker.device_uid,
+                "device_index": share.device_index,
+                "token": share.token,
+                "state": AssignmentState.OFFERED,
+                "expires_epoch": now + ttl,
+                "collected": False,
+                "ready": False,
+                "progress": {},
+                "frame_age_seconds": 0.0,
+                "offered_at": utc(now),
+            },
         )
-        session.execute(
-            insert(t.assignment_run),
-            [
-                {"assignment_id": assignment_id, "run_id": run_id, "block_id": block_id, "attempt": attempt}
-                for run_id in share.run_ids
-            ],
-        )
+        same = {"assignment_id": assignment_id, "block_id": block_id, "attempt": attempt}
+        session.execute(_ASSIGN_RUNS, [{**same, "run_id": run_id} for run_id in share.run_ids])
 
 
-def start_attempt(
-    session: Session, now: float, run_no: int, attempt: int, from_round: int, device_uid: str
-) -> list[tuple[int, int]]:
-    """Open an attempt of a run at ``from_round``; older attempts end there.
+_ASSIGN = insert(t.assignment)
+_ASSIGN_RUNS = insert(t.assignment_run)
 
-    Returns:
-        (attempt, from_round) of each older attempt that lost rounds.
-    """
+
+def end_older_attempts(session: Session, run_no: int, attempt: int, from_round: int) -> bool:
+    """End the attempts of a run before ``attempt`` at ``from_round``; return whether any lost rounds."""
     older = (t.run_attempt.c.run_no == run_no) & (t.run_attempt.c.attempt < attempt)
     cut = session.execute(
         update(t.run_attempt)
         .where(older, t.run_attempt.c.until_round.is_(None) | (t.run_attempt.c.until_round > from_round))
         .values(until_round=from_round)
         .returning(t.run_attempt.c.attempt)
-    ).all()
-    session.execute(
-        insert(t.run_attempt).values(
-            run_no=run_no,
-            attempt=attempt,
-            from_round=from_round,
-            until_round=None,
-            last_seq=0,
-            device_uid=device_uid,
-            started_at=utc(now),
-        )
     )
-    return [(row.attempt, from_round) for row in cut]
+    return bool(cut.all())
+
+
+def open_attempts(session: Session, now: float, attempt: int, from_round: int, devices: Mapping[int, str]) -> None:
+    """Open an attempt at ``from_round`` of each run in ``devices``, {run number: device_uid}."""
+    rows = [{"run_no": run_no, "device_uid": device_uid} for run_no, device_uid in devices.items()]
+    same = {"attempt": attempt, "from_round": from_round, "until_round": None, "last_seq": 0, "started_at": utc(now)}
+    session.execute(insert(t.run_attempt), [{**row, **same} for row in rows])

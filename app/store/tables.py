@@ -16,6 +16,7 @@ from sqlalchemy import (
     Table,
     Text,
     UniqueConstraint,
+    literal_column,
     text,
 )
 
@@ -73,6 +74,12 @@ experiment = Table(
     Column("deleted_at", UtcDateTime),
     one_of("desired", Desired),
     Index("ix_experiment_listing", "deleted_at", "created_at", "id"),
+    Index(
+        "ix_experiment_unfinished",
+        "created_at",
+        sqlite_where=text("finished_at IS NULL"),
+        postgresql_where=text("finished_at IS NULL"),
+    ),
 )
 
 arm = Table(
@@ -121,6 +128,7 @@ block = Table(
     one_of("cause", Cause),
     one_of("desired", Desired),
     Index("ix_block_status", "status"),
+    Index("ix_block_experiment_id_status", "experiment_id", "status"),
 )
 
 run = Table(
@@ -175,6 +183,7 @@ worker = Table(
     Column("seen_epoch", Float, nullable=False),
     Column("registered_at", UtcDateTime, nullable=False),
     one_of("status", WorkerStatus),
+    Index("ix_worker_status", "status"),
     Index(
         "uq_worker_live_device",
         "device_uid",
@@ -218,6 +227,9 @@ assignment = Table(
         postgresql_where=text("state IN ('offered', 'active')"),
     ),
 )
+
+#: Written out as in the partial index above: SQLite takes that index for these words only, not for bound values.
+IS_LIVE = assignment.c.state.in_([literal_column(f"'{state}'") for state in ("offered", "active")])
 
 assignment_run = Table(
     "assignment_run",

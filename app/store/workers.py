@@ -5,18 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import and_, insert, select, update
+from sqlalchemy import and_, bindparam, insert, select, update
 from sqlalchemy.orm import Session
 
-from app.domain.status import LIVE_ASSIGNMENT, WorkerStatus
+from app.domain.status import WorkerStatus
 from app.store import tables as t
 from app.store.engine import utc
+from app.store.prepared import update_one
 from app.store.tables import Record
 
 
 def get(session: Session, worker_id: str) -> Record | None:
     """Return a worker."""
-    return session.execute(select(t.worker).where(t.worker.c.id == worker_id)).one_or_none()
+    return session.execute(_ONE, {"worker_id": worker_id}).one_or_none()
+
+
+_ONE = select(t.worker).where(t.worker.c.id == bindparam("worker_id"))
+
+
+def status(session: Session, worker_id: str) -> str:
+    """Return the status of a worker that exists."""
+    return str(session.execute(_STATUS, {"worker_id": worker_id}).scalar_one())
+
+
+_STATUS = select(t.worker.c.status).where(t.worker.c.id == bindparam("worker_id"))
 
 
 def live_on_device(session: Session, device_uid: str) -> Record | None:
@@ -62,7 +74,17 @@ def insert_worker(session: Session, now: float, values: Mapping[str, Any]) -> No
 
 def change(session: Session, worker_id: str, **values: Any) -> None:
     """Change fields of a worker that are not its status."""
-    session.execute(update(t.worker).where(t.worker.c.id == worker_id).values(**values))
+    update_one(session, t.worker, worker_id, values)
+
+
+def count_fast_failure(session: Session, worker_id: str, fast: bool) -> int:
+    """Count a failure soon after the start, or begin anew; return how many there were in a row."""
+    return int(session.execute(_COUNT_FAST if fast else _NO_FAST, {"worker_id": worker_id}).scalar_one())
+
+
+_OF_WORKER = update(t.worker).where(t.worker.c.id == bindparam("worker_id")).returning(t.worker.c.fast_failures)
+_COUNT_FAST = _OF_WORKER.values(fast_failures=t.worker.c.fast_failures + 1)
+_NO_FAST = _OF_WORKER.values(fast_failures=0)
 
 
 def listing(session: Session) -> Sequence[Record]:
@@ -76,9 +98,10 @@ def listing(session: Session) -> Sequence[Record]:
             t.block.c.experiment_id,
             t.block.c.replicate,
         )
+        .select_from(t.worker)
         .outerjoin(
             t.assignment,
-            and_(t.assignment.c.worker_id == t.worker.c.id, t.assignment.c.state.in_(LIVE_ASSIGNMENT)),
+            and_(t.assignment.c.worker_id == t.worker.c.id, t.IS_LIVE),
         )
         .outerjoin(t.block, t.block.c.id == t.assignment.c.block_id)
         .order_by(t.worker.c.registered_at.desc(), t.worker.c.id)

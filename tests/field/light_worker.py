@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import signal
 import sys
+import threading
 
 from worker.__main__ import parse
 from worker.agent import DEVICE_IN_USE, Agent
@@ -29,7 +30,7 @@ def main() -> int:
     options = Options(given.api, None, None, 1, None, given.work_dir, given.spool_bytes, trainer, given.once)
     agent = LightAgent(options, bound)
     for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: agent.stop())
+        signal.signal(number, lambda *_: threading.Thread(target=agent.stop).start())
     return agent.run()
 
 

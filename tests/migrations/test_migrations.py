@@ -8,10 +8,13 @@ from pathlib import Path
 
 import pytest
 from alembic import command
+from alembic.script import ScriptDirectory
 from sqlalchemy import func, inspect, select, text
 
+from app.main import open_store
 from app.services.context import Bell, Context
 from app.services.files import FileStore
+from app.services.finishing import finish_due
 from app.settings import Settings
 from app.store import migrate
 from app.store import tables as t
@@ -69,6 +72,40 @@ def test_rows_survive_and_the_founding_query_runs(empty: Store, tmp_path: Path) 
     assert sorted((row.group_id, row.reward_mode) for row in rows) == [("A", "shaped"), ("B", "simplified")]
 
 
+def all_rows(store: Store) -> dict[str, list[str]]:
+    """Return every row of every table of ours, in an order of their own."""
+    found = {}
+    with store.engine.connect() as connection:
+        for name in inspect(store.engine).get_table_names():
+            if name != "alembic_version":
+                rows = connection.exec_driver_sql(f'SELECT * FROM "{name}"').all()
+                found[name] = sorted(str(row) for row in rows)
+    return found
+
+
+def test_each_revision_runs_down_and_up_with_rows_and_loses_none(empty: Store, tmp_path: Path) -> None:
+    migrate.upgrade(empty)
+    ctx = Context(empty, Settings(database_url=url_of(empty)), FileStore(tmp_path / "files"), MetricNames(), Bell())
+    submit(ctx)
+    worker = SimulatedWorker(ctx).register()
+    worker.claim()
+    worker.train(rounds=2)
+    finish_due(ctx)
+    before = all_rows(empty)
+    assert {"experiment", "block", "run", "point", "event", "episode", "report"} <= {k for k, v in before.items() if v}
+    scripts = list(ScriptDirectory(str(migrate._SCRIPTS)).walk_revisions())
+    for script in scripts[:-1]:  # newest first; below the first revision there are no tables
+        migrate.downgrade(empty, str(script.down_revision))
+        assert migrate.current_revision(empty) == script.down_revision
+        assert all_rows(empty) == before
+    for script in reversed(scripts[:-1]):
+        migrate.upgrade(empty, script.revision)
+        assert all_rows(empty) == before
+    migrate.downgrade(empty, "base")  # also with rows in every table
+    migrate.upgrade(empty)
+    command.check(migrate.alembic_config(url_of(empty)))
+
+
 def test_downgrade_removes_everything_and_upgrade_returns(empty: Store) -> None:
     migrate.upgrade(empty)
     migrate.downgrade(empty, "base")
@@ -85,6 +122,19 @@ def test_database_newer_than_the_code_is_refused_and_not_changed(empty: Store) -
     with pytest.raises(StartupError, match="newer than the code"):
         migrate.upgrade(empty)
     assert migrate.current_revision(empty) == "9999"
+
+
+@pytest.mark.pg
+def test_server_on_an_older_postgresql_schema_refuses_and_advises_a_backup() -> None:
+    if not postgres.is_there():
+        pytest.skip(f"no PostgreSQL server at {postgres.URL}")
+    store = Store(postgres.fresh(NAME))
+    migrate.upgrade(store, "0001")
+    with pytest.raises(StartupError, match=r"pg_dump.*lockstep db upgrade"):
+        open_store(Settings(database_url=url_of(store)))
+    assert migrate.current_revision(store) == "0001"
+    store.close()
+    postgres.drop(NAME)
 
 
 def test_copy_before_a_migration_holds_every_row(tmp_path: Path) -> None:

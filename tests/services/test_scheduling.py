@@ -181,9 +181,11 @@ def test_device_time_of_completed_blocks_counts_for_fair_share(ctx: Context, clo
     clock.advance(600.0)
     worker.train(1)
     with ctx.store.read() as session:
-        from app.store.scheduling import owner_shares
+        from app.store.scheduling import devices_in_use, owner_shares
 
-        assert owner_shares(session, ctx.store.now(session))["alice"] == pytest.approx(600.0, abs=60.0)
+        assert owner_shares(session, ctx.store.now(session), devices_in_use(session))["alice"] == pytest.approx(
+            600.0, abs=60.0
+        )
     runs = reading.list_runs(ctx, reading.list_experiments(ctx, reading.ListRequest())["items"][0]["id"])
     assert all(run["device_seconds"] == pytest.approx(300.0, abs=30.0) for run in runs)
 
