@@ -188,6 +188,8 @@ def test_i7_churn_and_eviction_beside_it_leave_a_alone(data_dir: Path, monkeypat
         for env in range(2):
             if world.networks[env].live[0] is not None:
                 world.remove(env, 0, "policy")
+        # the control of B acts on what is there now
+        envs.runs[1].legal = world.legality()
 
     assert play(envs, STEPS, disturb=churn)[0] == clean
     assert envs.engine.counters.evictions > 0
