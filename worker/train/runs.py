@@ -77,7 +77,7 @@ class TrainedRun:
         state = learner.net.initial_state(learner.num_envs) if fresh else learner.carry
         self.rollout.begin(observation, masks, state)
         shape = (self.rollout.num_steps, learner.num_envs, len(learner.heads.specs))
-        self.noise = self.streams.action_noise(round_index, shape).to(learner.device)
+        self.noise = self.streams.action_noise(round_index, shape).to(learner.device).unbind()
         scale = floor_scale(ppo, round_index, self.cfg.rounds)
         self.floors = Floors.build(learner.heads, ppo.prob_floor, self._never_floored, scale)
 
