@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -336,6 +337,14 @@ def test_trainer_tells_start_update_evaluation_and_cross_evaluation_once_each() 
     kinds = [[event["type"] for event in record.runs[0].events] for record in (first, last)]
     told = {"run_started", "ppo_update_completed", "evaluation_completed", "cross_evaluation_completed"}
     assert [kind for kind in kinds[0] if kind in told] == ["run_started", "ppo_update_completed"]
+    started = [next(e for e in run.events if e["type"] == "run_started") for run in first.runs]
+    assert [event["diff"] for event in started] == [
+        [],
+        [{"path": "reward.mode", "base": "shaped", "value": "simplified"}],
+    ]
+    for event in started:
+        assert (event["git_sha"] is None) != (event["git_sha_reason"] is None)
+        assert event["version"] == version("lockstep")
     expected = ["ppo_update_completed", "evaluation_completed", "cross_evaluation_completed"]
     assert [kind for kind in kinds[1] if kind in told] == expected
     run = last.runs[0]
