@@ -13,14 +13,12 @@ import json
 import os
 import platform
 import signal
-import subprocess
 import sys
 import threading
 import time
 import traceback
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from importlib import metadata
 from pathlib import Path
 from queue import SimpleQueue
 from typing import IO, Any
@@ -32,6 +30,7 @@ from app.domain.protocol import Assignment
 from worker import numerics
 from worker.checkpoint import CheckpointRefused, NoCheckpoint
 from worker.keys import derive, replicate_seed
+from worker.revision import code_identity
 from worker.train.block import ArmOutOfMemory, BlockTrainer
 from worker.train.plan import BlockPlan, ConfigRefused, RoundRecord, RunPlan, RunRound
 
@@ -102,7 +101,7 @@ def device_uid(device: torch.device, assigned: str) -> str:
 def plan_of(assignment: Assignment) -> BlockPlan:
     """Return the plan of the share, without runs that have diverged."""
     runs = tuple(
-        RunPlan(run.run_id, run.arm, run.arm_index, run.policy, run.static_set, run.config)
+        RunPlan(run.run_id, run.arm, run.arm_index, run.policy, run.static_set, run.config, tuple(run.diff))
         for run in assignment.runs
         if not run.diverged
     )
@@ -133,6 +132,7 @@ def record_of(plan: BlockPlan, device: torch.device) -> dict[str, Any]:
     episodes = int(config["eval"]["episodes"])
     kind = "env_reset" if config["env"]["kind"] == "gymnasium" else "host_init"
     keys = [derive(plan.replicate_seed, f"eval/{kind}", episode=index) for index in range(episodes)]
+    code = code_identity()
     cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     cuda = f", CUDA {torch.version.cuda}, cuDNN {cudnn}" if device.type == "cuda" else ""
     return {
@@ -140,24 +140,11 @@ def record_of(plan: BlockPlan, device: torch.device) -> dict[str, Any]:
         "replicate_seed": plan.replicate_seed,
         "evaluator": "frozen-policy/1",
         "eval_seeds": hashlib.sha256(json.dumps(keys).encode()).hexdigest()[:16],
-        "code_revision": metadata.version("lockstep") + _revision(),
+        "code_revision": code.version + (f"+{code.git_sha[:12]}" if code.git_sha else ""),
         "deterministic": bool(config["lockstep"]["deterministic"]),
         "precision": config["precision"],
         "device_model": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
     }
-
-
-def _revision() -> str:
-    root = Path(__file__).resolve().parents[1]
-    if not (root / ".git").exists():
-        return ""
-    result = subprocess.run(  # noqa: S603 - fixed arguments
-        ["git", "-C", str(root), "rev-parse", "--short=12", "HEAD"],  # noqa: S607 - git of the path
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return f"+{result.stdout.strip()}" if result.returncode == 0 else ""
 
 
 def round_frame(record: RoundRecord, seqs: dict[str, int]) -> dict[str, Any]:

@@ -130,7 +130,9 @@ class AnalysisSpec(_Strict):
     looks: Looks = Field(default_factory=Looks, description="When results may be seen")
     pairwise_adjust: Literal["auto", "holm", "max_t"] = Field("auto", description="Adjustment of the pairwise table")
     failure: FailureRule = Field(default_factory=FailureRule, description="Scoring of failed runs")
-    guardrails: Annotated[tuple[Guardrail, ...], Field(strict=False)] = Field((), max_length=20)
+    guardrails: Annotated[tuple[Guardrail, ...], Field(strict=False)] = Field(
+        (), max_length=20, description="Metrics that must not get worse"
+    )
     secondary: Annotated[tuple[MetricChoice, ...], Field(strict=False)] = Field(
         (), max_length=100, description="Exploratory metrics, Benjamini-Hochberg at q = .1"
     )

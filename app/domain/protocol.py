@@ -88,6 +88,7 @@ class AssignedRun(Wire):
     policy: str
     static_set: dict[str, str] | None
     config: dict[str, Any]
+    diff: list[dict[str, Any]] = Field(default_factory=list)
     checkpoint: CheckpointRef | None
     diverged: bool
 

@@ -253,4 +253,4 @@ class Telemetry(Section):
     """How much is recorded; never changes the numbers."""
 
     level: Literal["minimal", "normal", "debug"] = Field("normal", description="How much is stored; changes no number")
-    grad_stride: Count = Field(10, description="No effect: gradients are measured in the last batch of an epoch")
+    grad_stride: Count = Field(10, description="Rounds between gradient norms of each parameter; level debug only")

@@ -38,31 +38,45 @@ _META = ("experiment", "arms", "preset", "analysis")
 class Config(sections.Section):
     """Everything that configures training; an arm's overrides are laid over it."""
 
-    budget: sections.Budget = Field(default_factory=sections.Budget)
-    env: sections.Env = Field(default_factory=sections.Env)
-    host: sections.Optimiser = Field(default_factory=sections.Optimiser)
-    graft: sections.Optimiser = Field(default_factory=sections.Optimiser)
-    reward: Reward = Field(default_factory=Reward)
-    ppo: sections.Ppo = Field(default_factory=sections.Ppo)
-    net: sections.Net = Field(default_factory=sections.Net)
-    obs_norm: sections.ObsNorm = Field(default_factory=sections.ObsNorm)
+    budget: sections.Budget = Field(default_factory=sections.Budget, description="How long every run trains")
+    env: sections.Env = Field(default_factory=sections.Env, description="What is learnt, and on how many environments")
+    host: sections.Optimiser = Field(default_factory=sections.Optimiser, description="Optimiser of host networks")
+    graft: sections.Optimiser = Field(default_factory=sections.Optimiser, description="Optimiser of grafts")
+    reward: Reward = Field(default_factory=Reward, description="Reward mode and its constants")
+    ppo: sections.Ppo = Field(default_factory=sections.Ppo, description="Proximal policy optimisation")
+    net: sections.Net = Field(default_factory=sections.Net, description="Network of the policy")
+    obs_norm: sections.ObsNorm = Field(
+        default_factory=sections.ObsNorm, description="Running statistics of observations"
+    )
     return_norm: Literal["popart", "none"] | None = Field(None, description="Default: popart; gymnasium none")
-    reward_norm: Literal["none", "return_std"] = Field("none")
-    precision: sections.Precision = Field(default_factory=sections.Precision)
-    engine: sections.Engine = Field(default_factory=sections.Engine)
-    lockstep: sections.Lockstep = Field(default_factory=sections.Lockstep)
-    eval: sections.Eval = Field(default_factory=sections.Eval)
-    checkpoint: sections.Checkpoint = Field(default_factory=sections.Checkpoint)
-    telemetry: sections.Telemetry = Field(default_factory=sections.Telemetry)
+    reward_norm: Literal["none", "return_std"] = Field(
+        "none", description="Reward divided by the running std of returns, or as it is"
+    )
+    precision: sections.Precision = Field(
+        default_factory=sections.Precision, description="Number formats, equal for all arms"
+    )
+    engine: sections.Engine = Field(
+        default_factory=sections.Engine, description="How hosts are computed, equal for all arms"
+    )
+    lockstep: sections.Lockstep = Field(
+        default_factory=sections.Lockstep, description="How the arms of a block share devices, time and random numbers"
+    )
+    eval: sections.Eval = Field(default_factory=sections.Eval, description="Evaluation of frozen policies")
+    checkpoint: sections.Checkpoint = Field(
+        default_factory=sections.Checkpoint, description="How often a block can be resumed from"
+    )
+    telemetry: sections.Telemetry = Field(default_factory=sections.Telemetry, description="How much is recorded")
 
 
 class Spec(Config):
     """An experiment as submitted, presets applied."""
 
-    experiment: sections.Experiment
-    arms: tuple[sections.Arm, ...] = Field(min_length=2, max_length=8)
-    preset: str | None = None
-    analysis: AnalysisSpec | None = None
+    experiment: sections.Experiment = Field(description="Name, kind, seed and replicates")
+    arms: tuple[sections.Arm, ...] = Field(min_length=2, max_length=8, description="What is compared")
+    preset: str | None = Field(None, description="Named values under the submitted ones")
+    analysis: AnalysisSpec | None = Field(
+        None, description="How the arms will be compared; null only without inference"
+    )
 
 
 @dataclass(frozen=True)

@@ -348,6 +348,7 @@ def _assigned_runs(
                 policy=arm.policy,
                 static_set=arm.static_set,
                 config=arm.config,
+                diff=arm.diff,
                 checkpoint=reference,
                 diverged=run.status == RunStatus.FAILED,
             )

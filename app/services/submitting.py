@@ -8,6 +8,7 @@ from typing import Any
 
 from app.domain import catalog, rules
 from app.domain.analysis import canonical_hash, power_table, seed_problems
+from app.domain.defaults import complete
 from app.domain.gang import Fit, Need, fit
 from app.domain.plan import Plan, as_document, make_plan
 from app.domain.presets import merge
@@ -49,6 +50,7 @@ def check(ctx: Context, raw: Mapping[str, Any]) -> Checked:
     with ctx.store.read() as session:
         registered = Registered(*workers.registered_names(session))
         tuning = experiments.seeds_of(session, resolved.spec.experiment.tuning)
+    resolved = complete(resolved, registered)
     problems, warnings = rules.check(resolved, registered)
     problems.extend(_tuning_problems(resolved, tuning))
     if problems:

@@ -7,11 +7,12 @@ from typing import Any
 
 import pytest
 
-from app.domain import catalog, sections
+from app.domain import catalog
+from app.domain.defaults import complete
 from app.domain.presets import PRESETS
 from app.domain.problems import InvalidSpecError, Problem
-from app.domain.rules import check
-from app.domain.spec import load_text, parse
+from app.domain.rules import Registered, check
+from app.domain.spec import Spec, load_text, parse
 from tests.factories import tiny_spec
 
 EXAMPLES = sorted((Path(__file__).parents[2] / "examples").glob("*.yaml"))
@@ -165,8 +166,69 @@ def test_a_registered_reward_gets_what_was_written_for_it_and_no_built_in_defaul
     assert parse(raw).arms[1].config["reward"] == {"mode": "thrifty"}
 
 
-def test_every_field_outside_of_the_reward_constants_says_what_it_is() -> None:
-    models = [m for m in vars(sections).values() if isinstance(m, type) and issubclass(m, sections.Section)]
-    fields = [(m.__name__, name, field) for m in models for name, field in m.model_fields.items()]
-    assert len(fields) > 80
-    assert [f"{model}.{name}" for model, name, field in fields if not field.description] == []
+def undescribed(schema: dict[str, Any]) -> list[str]:
+    """Return every field of a model's JSON Schema, and of the models below it, that says nothing."""
+    models = {"": schema, **schema.get("$defs", {})}
+    fields = [
+        (f"{model}.{name}", rule) for model, m in models.items() for name, rule in m.get("properties", {}).items()
+    ]
+    assert fields
+    return [name for name, rule in fields if not rule.get("description")]
+
+
+def test_every_field_of_a_specification_says_what_it_is() -> None:
+    schema = Spec.model_json_schema(by_alias=True)
+    assert undescribed(schema) == []
+    assert len(schema["$defs"]["Reward"]["properties"]) > 80
+    # the test can fail, at the top and below
+    del schema["$defs"]["Reward"]["properties"]["rent_cap"]["description"], schema["properties"]["ppo"]["description"]
+    assert undescribed(schema) == [".ppo", "Reward.rent_cap"]
+
+
+def test_every_reward_constant_names_its_unit_and_range() -> None:
+    units = ("reward units", "parameters", "pp", "epochs", "steps", "nats", "share", "ratio", "units of Phi")
+    for name, rule in Spec.model_json_schema()["$defs"]["Reward"]["properties"].items():
+        if name == "mode" or rule.get("type") == "boolean":
+            continue
+        assert any(unit in rule["description"] for unit in units), name
+        bounds = [rule, *rule.get("anyOf", [])]
+        signed = name in ("prune_harmful_below", "ransomware_effect", "basic_plus_low")
+        assert signed or any({"minimum", "exclusiveMinimum"} & set(bound) for bound in bounds), name
+        assert "default" in rule, name
+
+
+def test_the_defaults_of_registered_names_stand_in_the_resolved_spec_and_its_hash() -> None:
+    def announced(price: float) -> Registered:
+        schema = {"properties": {"price": {"type": "number", "default": price}, "label": {"type": "string"}}}
+        return Registered(
+            {"thrifty": {"env_kinds": ["morphogenesis"], "schema": schema}},
+            {"corridor": {"properties": {"length": {"type": "integer", "default": 6}, "wide": {"default": True}}}},
+        )
+
+    arms: list[dict[str, Any]] = [
+        {"label": "a"},
+        {"label": "b", "reward": "thrifty"},
+        {"label": "c", "reward": "thrifty"},
+    ]
+    arms[2]["overrides"] = {"reward.price": 0.25, "reward.label": "x"}
+    given = parse(tiny_spec(arms=arms))
+    written = complete(given, announced(0.5))
+    a, b, c = (arm.config["reward"] for arm in written.arms)
+    assert "price" not in a
+    assert b == {"mode": "thrifty", "price": 0.5}
+    assert c == {"mode": "thrifty", "price": 0.25, "label": "x"}
+    assert written.document["arms"][1]["overrides"] == {"reward.price": 0.5}
+    assert [arm.diff for arm in written.arms] == [arm.diff for arm in given.arms]
+    # what another version would have paid is another experiment
+    assert len({given.hash, written.hash, complete(given, announced(0.75)).hash}) == 3
+    again = complete(parse(written.document), announced(0.75))
+    assert (again.hash, [arm.config for arm in again.arms]) == (written.hash, [arm.config for arm in written.arms])
+    # the default that the mode would take and the same number written out are one configuration
+    arms[2]["overrides"] = {"reward.price": 0.5}
+    found, _ = check(complete(parse(tiny_spec(arms=arms)), announced(0.5)), announced(0.5))
+    assert [problem.code for problem in found] == ["identical_arms"]
+
+    env = {"kind": "gymnasium", "id": "corridor", "kwargs": {"wide": False}}
+    gym = complete(parse({"experiment": {"name": "g"}, "env": env, "arms": arms[:2]}), announced(0.5))
+    assert gym.document["env"]["kwargs"] == {"length": 6, "wide": False}
+    assert [arm.config["env"]["kwargs"] for arm in gym.arms] == [{"length": 6, "wide": False}] * 2

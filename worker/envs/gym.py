@@ -8,10 +8,10 @@ compares the observation. The only file that imports gymnasium. Axes: E environm
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import entry_points
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -19,6 +19,7 @@ import torch
 from gymnasium import spaces
 from torch import Tensor
 
+from worker.envs.gym_ledger import Ledger
 from worker.envs.gym_rewards import GymReward, Transition, make_gym_reward
 from worker.envs.protocol import EpisodeRecord, HeadSpec, Masks, Observation, ObsSpec, StepResult
 from worker.keys import derive
@@ -36,6 +37,14 @@ VELOCITIES: Mapping[str, tuple[int, ...]] = {
 }
 
 
+class _Choices(spaces.Discrete):
+    """A Discrete space with a plain test of membership: environments ask it at every step."""
+
+    def contains(self, x: Any) -> bool:
+        """Return whether ``x`` is a member."""
+        return 0 <= int(x) - int(self.start) < int(self.n) if type(x) is np.int64 else super().contains(x)
+
+
 class UnsupportedSpace(ValueError):  # noqa: N818 - says what is wrong, not that something is
     """The environment's spaces are not Box observations with Discrete or MultiDiscrete actions."""
 
@@ -51,67 +60,6 @@ class _Lane:
     native: float = 0.0
     started_at: str = ""
     is_over: bool = False
-
-
-class Ledger:
-    """What one run is paid: its reward function, sums of this round, and sums of the running episodes.
-
-    Args:
-        reward: the run's own function.
-        others: functions under which episodes are scored too.
-        num_envs: E.
-    """
-
-    def __init__(self, reward: GymReward, others: Mapping[str, GymReward], num_envs: int) -> None:
-        self.reward = reward
-        self._others = dict(others)
-        self._scores = {name: np.zeros(num_envs) for name in others}
-        self.is_native = reward.is_native and all(other.is_native for other in others.values())
-        self.paid = np.zeros(num_envs)
-        self.sums: dict[str, np.ndarray] = {"native": np.zeros(num_envs)} if reward.is_native else {}
-
-    def begin_round(self) -> None:
-        """Start the sums of a round."""
-        self.sums = {name: np.zeros_like(total) for name, total in self.sums.items()}
-
-    def begin_episode(self, index: int) -> None:
-        """Forget what environment ``index`` was paid."""
-        self.paid[index] = 0.0
-        for scores in self._scores.values():
-            scores[index] = 0.0
-
-    def score(self, step: Transition, valid: np.ndarray) -> Tensor:
-        """Return the reward [E] of a step, 0 where the environment idles, and add up what else it scores."""
-        for name, other in self._others.items():
-            self._scores[name] += np.where(valid, other(step)[0].numpy(), 0.0)
-        reward, components = self.reward(step)
-        for name, value in components.items():
-            self._add(name, np.where(valid, value.numpy(), 0.0))
-        return torch.where(torch.from_numpy(valid), reward, 0.0).to(torch.float32)
-
-    def add(self, native: np.ndarray, reward: np.ndarray) -> None:
-        """Add the rewards [E] of a step, both 0 where the environment idles."""
-        self.paid += reward
-        if self.is_native:
-            self._add("native", native)
-
-    def total(self, index: int, native: float) -> float:
-        """Return what the episode of environment ``index`` was paid."""
-        return native if self.reward.is_native else float(self.paid[index])
-
-    def xeval(self, index: int, native: float) -> dict[str, dict[str, float]]:
-        """Return {"xeval": {name: return}} of the episode, or nothing when it is scored under no other function."""
-        if not self._others:
-            return {}
-        scores = {name: native if self._others[name].is_native else float(s[index]) for name, s in self._scores.items()}
-        return {"xeval": scores}
-
-    def _add(self, name: str, value: np.ndarray) -> None:
-        total = self.sums.get(name)
-        if total is None:
-            self.sums[name] = value.astype(np.float64)
-        else:
-            total += value
 
 
 class GymEnvs:
@@ -143,6 +91,9 @@ class GymEnvs:
         sample = self._lanes[0][0].env
         size = _observation_size(sample)
         self._offsets, self.heads = _heads(sample)
+        start = self._offsets[0]
+        # scalars of numpy's own, as gymnasium's vector environments hand on
+        self._choices = None if start is None else [np.int64(start + i) for i in range(self.heads[0].size)]
         self.obs_spec = ObsSpec(size, torch.ones(size, dtype=torch.bool), torch.zeros(size, dtype=torch.bool))
         limit = sample.spec.max_episode_steps if sample.spec is not None else None
         self.resets_each_round = phase == "eval"
@@ -324,9 +275,7 @@ class GymEnvs:
     def _native(self, action: Sequence[int]) -> Any:
         if min(action) < 0:
             raise ValueError(f"action {list(action)} is outside its mask")
-        offset = self._offsets[0]
-        # a scalar of numpy's own: gymnasium checks it twice as fast as an int
-        return np.asarray(action) if offset is None else np.int64(action[0] + offset)
+        return np.asarray(action) if self._choices is None else self._choices[action[0]]
 
 
 def make_envs(
@@ -351,15 +300,20 @@ def make_envs(
 
 
 def _make(section: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-    name, kwargs = section["id"], dict(section.get("kwargs") or {})
+    name, kwargs = section["id"], section.get("kwargs") or {}
     for point in entry_points(group=ENTRY_POINTS):
         if point.name == name:
-            made: gymnasium.Env[Any, Any] = point.load()(**kwargs)
-            return made
+            return cast("gymnasium.Env[Any, Any]", point.load()(**kwargs))
     try:
-        return gymnasium.make(name, disable_env_checker=True, **kwargs)
+        # by the registry alone: "module:name" would import what a spec names. The order of calls is ours to keep
+        registered = replace(gymnasium.spec(name), order_enforce=False)
+        env = gymnasium.make(registered, disable_env_checker=True, **kwargs)
     except gymnasium.error.Error as error:
         raise ValueError(f"env.id={name!r}: {error}") from error
+    space = vars(env.unwrapped).get("action_space")
+    if type(space) is spaces.Discrete and space.dtype == np.int64:
+        env.unwrapped.action_space = _Choices(space.n, start=space.start)
+    return env
 
 
 def _observation_size(env: gymnasium.Env[Any, Any]) -> int:

@@ -104,15 +104,25 @@ def make_gym_reward(mode: str, section: Mapping[str, Any], *, gamma: float, task
         ValueError: the mode is unknown or serves no Gymnasium environment, or refuses a constant.
     """
     constants = {name: value for name, value in section.items() if name != "mode"}
-    digest = hashlib.sha256(json.dumps(constants, sort_keys=True).encode()).hexdigest()
     if mode == NATIVE:
-        return GymReward(NATIVE, "environment", digest, gamma, _native)
+        return GymReward(NATIVE, "environment", _digest(constants), gamma, _native)
     points = gym_modes()
     if mode not in points:
         raise ValueError(f"reward.mode={mode!r} serves no gymnasium task; known are {[NATIVE, *sorted(points)]}")
     factory = points[mode].load()
+    constants = {**schema_defaults(factory), **constants}
     function = factory(constants, gamma=gamma, task=task)
-    return GymReward(mode, str(factory.version), digest, gamma, function)
+    return GymReward(mode, str(factory.version), _digest(constants), gamma, function)
+
+
+def schema_defaults(factory: object) -> dict[str, Any]:
+    """Return the constants that a registered mode's schema gives by itself."""
+    properties = getattr(factory, "schema", {}).get("properties", {})
+    return {name: rule["default"] for name, rule in properties.items() if "default" in rule}
+
+
+def _digest(constants: Mapping[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(constants, sort_keys=True).encode()).hexdigest()
 
 
 def gym_modes() -> dict[str, EntryPoint]:

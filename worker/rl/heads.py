@@ -33,12 +33,14 @@ class Heads:
         relevance: [choices of head 0, H] bool.
         canonical: [H] int64, the index stored for an irrelevant head.
         width: N, the size of the widest head.
+        always_relevant: whether every head is relevant for every choice of head 0.
     """
 
     specs: tuple[HeadLike, ...]
     relevance: Tensor
     canonical: Tensor
     width: int
+    always_relevant: bool
 
     @classmethod
     def build(cls, specs: Sequence[HeadLike], device: torch.device) -> Heads:
@@ -53,7 +55,7 @@ class Heads:
                 relevance[list(spec.relevant_ops), index] = True
         canonical = torch.tensor([spec.canonical for spec in specs])
         width = max(spec.size for spec in specs)
-        return cls(tuple(specs), relevance.to(device), canonical.to(device), width)
+        return cls(tuple(specs), relevance.to(device), canonical.to(device), width, bool(relevance.all()))
 
     @property
     def names(self) -> list[str]:
@@ -210,19 +212,23 @@ class HeadTerms:
     entropy: Tensor
 
 
-def evaluate(logits: Tensor, actions: Tensor, rows: Tensor, relevant: Tensor, floors: Floors | None) -> HeadTerms:
+def evaluate(
+    logits: Tensor, actions: Tensor, rows: Tensor, relevant: Tensor | None, floors: Floors | None
+) -> HeadTerms:
     """Return log-probability and raw entropy (nats) of each head for stored actions.
 
     Args:
         logits: [.., H, N].
         actions: [.., H] int64.
         rows: [.., H, N] bool from ``Heads.mask_rows``.
-        relevant: [.., H] bool.
+        relevant: [.., H] bool, or None where every head is.
         floors: as in force when the actions were drawn.
     """
     log_p = log_probabilities(logits, rows, floors)
     taken = log_p.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
     # an illegal choice has p = 0 exactly and a finite ln p: no term, no gradient
     plogp = (log_p.exp() * log_p).sum(-1)
+    if relevant is None:
+        return HeadTerms(taken, -plogp)
     zero = torch.zeros((), dtype=log_p.dtype, device=log_p.device)
     return HeadTerms(torch.where(relevant, taken, zero), torch.where(relevant, -plogp, zero))

@@ -57,9 +57,9 @@ def _linear(inputs: int, outputs: int) -> nn.Linear:
     return nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
 
 
-def _apply(layer: nn.Linear, x: Tensor) -> Tensor:
-    """The layer without the module call: acting on a few environments is all overhead."""
-    return F.linear(x, layer.weight, layer.bias)
+def _weights(*layers: nn.Linear) -> list[tuple[Tensor, Tensor]]:
+    """The layers without module calls and look-ups: acting on a few environments is all overhead."""
+    return [(layer.weight, layer.bias) for layer in layers]
 
 
 class _Embed(nn.Module):
@@ -86,13 +86,14 @@ class _Outputs(nn.Module):
     def __init__(self, heads: Heads, inputs: int) -> None:
         super().__init__()
         self.width = heads.width
-        self.layers = nn.ModuleList([_linear(inputs, spec.size) for spec in heads.specs])
+        layers = [_linear(inputs, spec.size) for spec in heads.specs]
+        self.layers, self._weights = nn.ModuleList(layers), _weights(*layers)
 
     def logits(self, hidden: Tensor, *, per_head: bool) -> Tensor:
         """Return padded logits; with ``per_head`` each layer reads its own row of ``hidden``."""
         parts = []
-        for index, layer in enumerate(self.layers):
-            out = _apply(layer, hidden[..., index, :] if per_head else hidden)  # type: ignore[arg-type]
+        for index, (weight, bias) in enumerate(self._weights):
+            out = F.linear(hidden[..., index, :] if per_head else hidden, weight, bias)
             parts.append(out if out.shape[-1] == self.width else F.pad(out, (0, self.width - out.shape[-1])))
         return parts[0].unsqueeze(-2) if len(parts) == 1 else torch.stack(parts, dim=-2)
 
@@ -115,6 +116,8 @@ class MLPNet(nn.Module):
         self.outputs = _Outputs(heads, cfg.hidden)
         self.critic_1, self.critic_2 = _linear(layout.width, cfg.hidden), _linear(cfg.hidden, cfg.hidden)
         self.value_out = _linear(cfg.hidden, 1)
+        self._actor = _weights(self.actor_1, self.actor_2)
+        self._critic = _weights(self.critic_1, self.critic_2, self.value_out)
 
     def initial_state(self, num_envs: int) -> State:  # noqa: ARG002 - same call for every network
         """Return the empty state."""
@@ -140,12 +143,14 @@ class MLPNet(nn.Module):
         return self._logits(x), self._values(x)
 
     def _logits(self, x: Tensor) -> Tensor:
-        hidden = torch.tanh(_apply(self.actor_2, torch.tanh(_apply(self.actor_1, x))))
+        first, second = self._actor
+        hidden = F.linear(F.linear(x, *first).tanh(), *second).tanh()
         return self.outputs.logits(hidden, per_head=False)
 
     def _values(self, x: Tensor) -> Tensor:
-        hidden = torch.tanh(_apply(self.critic_2, torch.tanh(_apply(self.critic_1, x))))
-        return _apply(self.value_out, hidden).squeeze(-1)
+        first, second, last = self._critic
+        hidden = F.linear(F.linear(x, *first).tanh(), *second).tanh()
+        return F.linear(hidden, *last).squeeze(-1)
 
 
 class LSTMNet(nn.Module):

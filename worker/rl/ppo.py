@@ -11,7 +11,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields
-from itertools import pairwise
 
 import numpy as np
 import torch
@@ -94,18 +93,19 @@ class LossRule:
 
 def normalise_advantages(advantage: Tensor, weight: Tensor, floor: float) -> Tensor:
     """Return (A - mean) / max(std, floor) with population moments over rows of weight 1."""
-    count = weight.sum().clamp(min=1)
-    mean = (advantage * weight).sum() / count
-    std = (((advantage - mean) ** 2 * weight).sum() / count).sqrt()
-    return (advantage - mean) / std.clamp(min=max(floor, _ADV_EPS))
+    share = _shares(weight)
+    centred = advantage - (advantage * share).sum()
+    std = (centred * centred * share).sum().sqrt()
+    return centred / std.clamp(min=max(floor, _ADV_EPS))
 
 
 def ppo_loss(net: PolicyNet, replay: Replay, rule: LossRule) -> tuple[Tensor, Tensor]:
     """Return L = L_pi + c_v L_V + c_H L_H and the statistics vector (``LOSS_STATS``)."""
     batch, cfg = replay.batch, rule.cfg.ppo
     logits, values = net.sequence(batch.features, batch.ids, replay.state, replay.resets)
-    terms = evaluate(logits, batch.actions, batch.rows, batch.relevant, rule.floors)
-    count = batch.unforced.sum().clamp(min=1)
+    relevant = None if rule.heads.always_relevant else batch.relevant
+    terms = evaluate(logits, batch.actions, batch.rows, relevant, rule.floors)
+    share = _shares(batch.unforced)
     advantage = batch.advantage
     if cfg.adv_norm == "minibatch":
         advantage = normalise_advantages(advantage, batch.unforced, rule.adv_floor)
@@ -115,66 +115,69 @@ def ppo_loss(net: PolicyNet, replay: Replay, rule: LossRule) -> tuple[Tensor, Te
     ratio = log_ratio.exp()
     extra: list[Tensor] = []
     if cfg.ratio == "joint":
-        policy_loss = _surrogate(ratio, advantage, batch.unforced, cfg.clip, count)
+        policy_loss = _surrogate(ratio, advantage, share, cfg.clip)
     else:
         policy_loss, extra = _per_head_loss(per_head, advantage, batch, cfg.clip)
     value_loss = _value_loss(values.to(ratio.dtype), batch, cfg.value_clip)
     entropy_loss = _entropy_loss(terms.entropy, batch, rule)
-    loss = policy_loss + cfg.value_coef * value_loss + rule.entropy_coef * entropy_loss
+    loss = policy_loss.add(value_loss, alpha=cfg.value_coef) + rule.entropy_coef * entropy_loss
     with torch.no_grad():
-        stats = [policy_loss, value_loss, entropy_loss]
-        stats += _ratio_stats(ratio, log_ratio, batch.unforced, cfg.clip, count)
-        inside = torch.where(batch.unforced > 0, ratio, 1.0)
-        return loss, torch.stack([*stats, inside.max(), inside.min(), *extra])
+        stats = [policy_loss, value_loss, entropy_loss, *_ratio_stats(ratio, log_ratio, share, cfg.clip)]
+        low, high = torch.where(batch.unforced > 0, ratio, 1.0).aminmax()
+        return loss, torch.stack([*stats, high, low, *extra])
 
 
-def _surrogate(ratio: Tensor, advantage: Tensor, weight: Tensor, clip: float, count: Tensor) -> Tensor:
-    # L_pi = -mean(min(rho A, clip(rho, 1 - eps, 1 + eps) A))
-    gain = torch.minimum(ratio * advantage, ratio.clamp(1.0 - clip, 1.0 + clip) * advantage)
-    return -(gain * weight).sum() / count
+def _shares(weight: Tensor) -> Tensor:
+    """Return weights 0 or 1 as shares of their number: a sum of shares is a mean, and 0 without any."""
+    return weight / weight.sum().clamp(min=1)
+
+
+def _surrogate(ratio: Tensor, advantage: Tensor, share: Tensor, clip: float) -> Tensor:
+    # L_pi = -mean(min(rho A, clip(rho, 1 - eps, 1 + eps) A)); the clip can bind on one side alone,
+    # at 1 + eps for A > 0 and at 1 - eps for A < 0, so the second term may stand at its limit A + eps |A|
+    limit = advantage.add(advantage.abs(), alpha=clip)
+    return ((ratio * advantage).clamp(max=limit) * -share).sum()
 
 
 def _per_head_loss(per_head: Tensor, advantage: Tensor, batch: Batch, clip: float) -> tuple[Tensor, list[Tensor]]:
     """Return the sum of each head's own surrogate and [KL, clip fraction] of every head."""
     losses, stats = [], []
     for h in range(per_head.shape[-1]):
-        weight = batch.unforced * batch.relevant[..., h]
-        count = weight.sum().clamp(min=1)
+        share = _shares(batch.unforced * batch.relevant[..., h])
         log_ratio = per_head[..., h].clamp(-_LOG_RATIO_CLAMP, _LOG_RATIO_CLAMP)
         ratio = log_ratio.exp()
-        losses.append(_surrogate(ratio, advantage, weight, clip, count))
+        losses.append(_surrogate(ratio, advantage, share, clip))
         with torch.no_grad():
-            stats += _ratio_stats(ratio, log_ratio, weight, clip, count)
+            stats += _ratio_stats(ratio, log_ratio, share, clip)
     return torch.stack(losses).sum(), stats
 
 
 def _value_loss(values: Tensor, batch: Batch, clip: float | None) -> Tensor:
     # L_V = 0.5 mean((V - R)^2), optionally the larger of that and the loss of the clipped value
-    error = (values - batch.target) ** 2
+    away = values - batch.target
+    error = away * away
     if clip is not None:
-        near = batch.old_value + (values - batch.old_value).clamp(-clip, clip)
-        error = torch.maximum(error, (near - batch.target) ** 2)
-    return 0.5 * (error * batch.valid).sum() / batch.valid.sum().clamp(min=1)
+        # a constant: where the clipped value moves with V it is V, and the two losses are equal
+        near = values.detach().clamp(batch.old_value - clip, batch.old_value + clip) - batch.target
+        error = error.clamp(min=near * near)
+    return (error * (0.5 * _shares(batch.valid))).sum()
 
 
 def _entropy_loss(entropy: Tensor, batch: Batch, rule: LossRule) -> Tensor:
     # L_H = -sum_h m_h mean(H_h / ln n_valid) over relevant, unforced steps with n_valid >= 2
+    share = batch.open_steps / batch.open_steps.sum(tuple(range(entropy.ndim - 1))).clamp(min=1)
     if rule.cfg.ppo.entropy_normalised:
-        entropy = entropy * batch.entropy_scale
-    axes = tuple(range(entropy.ndim - 1))
-    mean = (entropy * batch.open_steps).sum(axes) / batch.open_steps.sum(axes).clamp(min=1)
-    wanted = rule.cfg.ppo.entropy_head_weights
-    if wanted:
-        mean = mean * mean.new_tensor([wanted.get(name, 1.0) for name in rule.heads.names])
-    return -mean.sum()
+        share = share * batch.entropy_scale
+    if wanted := rule.cfg.ppo.entropy_head_weights:
+        share = share * share.new_tensor([wanted.get(name, 1.0) for name in rule.heads.names])
+    return (entropy * -share).sum()
 
 
-def _ratio_stats(ratio: Tensor, log_ratio: Tensor, weight: Tensor, clip: float, count: Tensor) -> list[Tensor]:
+def _ratio_stats(ratio: Tensor, log_ratio: Tensor, share: Tensor, clip: float) -> list[Tensor]:
     # approx_kl = mean((rho - 1) - ln rho) (Schulman 2020, estimator k3)
     away = ratio - 1.0
-    kl = ((away - log_ratio) * weight).sum() / count
-    clipped = ((away.abs() > clip) * weight).sum() / count
-    return [kl, clipped]
+    kl = ((away - log_ratio) * share).sum()
+    return [kl, torch.where(away.abs() > clip, share, 0.0).sum()]
 
 
 @dataclass(frozen=True)
@@ -327,10 +330,9 @@ def _minibatches(learner: Learner, whole: Replay, order: np.random.Generator) ->
     if not learner.net.recurrent:
         flat = batch.map(lambda x: x.flatten(0, 1))
         index = torch.from_numpy(order.permutation(len(flat.valid))).to(flat.valid.device)
-        shuffled = flat.map(lambda x: x[index])
-        edges = np.linspace(0, len(index), count + 1).round().astype(int)
-        for a, b in pairwise(edges.tolist()):
-            yield Replay(shuffled.map(lambda x, a=a, b=b: x[a:b]), (), ())  # type: ignore[misc]
+        sizes = np.diff(np.linspace(0, len(index), count + 1).round().astype(int)).tolist()
+        shuffled = [getattr(flat, f.name)[index].split(sizes) for f in fields(flat)]
+        yield from (Replay(Batch(*parts), (), ()) for parts in zip(*shuffled, strict=True))
         return
     rows = torch.from_numpy(order.permutation(batch.valid.shape[1])).to(batch.valid.device)
     for part in rows.tensor_split(count):

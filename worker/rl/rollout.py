@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
@@ -23,6 +24,19 @@ from worker.rl.precision import autocast
 
 class PolicyError(RuntimeError):
     """The policy produced no usable action: a non-finite distribution or no legal choice."""
+
+
+@dataclass
+class _Row:
+    """What is stored of one step, as views made once: indexing a buffer costs as much as filling it.
+
+    The row after the last step holds an observation alone.
+    """
+
+    raw: Tensor
+    features: Tensor
+    ids: Tensor
+    masks: dict[str, Tensor]
 
 
 class Rollout:
@@ -50,25 +64,28 @@ class Rollout:
         self.finals: dict[int, tuple[Tensor, Tensor]] = {}
         self._store(0, observation, masks)
 
-    @torch.no_grad()
     def act(self, net: PolicyNet, t: int, uniforms: Tensor | None, floors: Floors | None) -> Tensor:
         """Choose and store the actions [E, H] of step ``t``; a non-finite policy raises ``PolicyError``.
 
         On CUDA the step is one graph replay and the actions returned lie on the host.
         """
-        masks = {name: mask[t] for name, mask in self.masks.items()}
+        row, chosen, log_probs = self._rows[t], self._actions[t], self._log_probs[t]
         if self.features.is_cuda and uniforms is not None:
-            acted = self._replay(net, floors, (self.features[t], self.ids[t], masks, self.state, uniforms))
-            self.state, actions, log_prob = acted.state, acted.actions, acted.log_prob
-            total, chosen = acted.total, acted.chosen
+            with torch.no_grad():
+                acted = self._replay(net, floors, (row.features, row.ids, row.masks, self.state, uniforms))
+            chosen.copy_(acted.actions)
+            log_probs.copy_(acted.log_prob)
+            chosen, self.state, total = acted.chosen, acted.state, acted.total
         else:
-            with autocast(self.features.device, self.precision):
-                logits, self.state = net.step(self.features[t], self.ids[t], self.state)
-            actions, log_prob = choose(self.heads, logits, masks, uniforms, floors)
-            total, chosen = log_prob.sum().item(), actions
+            # lighter than no_grad; what leaves it is stored, or the state, which ``record`` makes anew
+            with torch.inference_mode():
+                with autocast(self.features.device, self.precision):
+                    logits, self.state = net.step(row.features, row.ids, self.state)
+                actions, log_prob = choose(self.heads, logits, row.masks, uniforms, floors)
+                chosen.copy_(actions)
+                log_probs.copy_(log_prob)
+                total = sum(log_prob.tolist())
         self.states.append(self.state)
-        self.actions[t] = actions
-        self.log_probs[t] = log_prob
         if not math.isfinite(total):
             raise PolicyError(f"step {t}: non-finite action distribution")
         return chosen
@@ -99,10 +116,10 @@ class Rollout:
 
     def record(self, t: int, result: StepLike) -> None:
         """Store what step ``t`` produced and carry the recurrent state over episode ends."""
-        self.rewards[t] = result.reward
-        self.terminated[t] = result.terminated
-        self.truncated[t] = result.truncated
-        self.valid[t] = result.valid
+        for stored, value in zip(
+            self._outcomes[t], (result.reward, result.terminated, result.truncated, result.valid), strict=True
+        ):
+            stored.copy_(value)
         if result.final_observation is not None:
             final = result.final_observation
             features = final.features if self.obs_norm is None else self.obs_norm(final.features)
@@ -125,13 +142,14 @@ class Rollout:
         self.valid[correction.step + 1 :, correction.env] = False
 
     def _store(self, t: int, observation: ObservationLike, masks: Mapping[str, Tensor]) -> None:
-        self.raw[t] = observation.features
+        row = self._rows[t]
+        row.raw.copy_(observation.features)
         if self.obs_norm is not None:
-            self.features[t] = self.obs_norm(self.raw[t])
+            row.features.copy_(self.obs_norm(row.raw))
         if self.ids.shape[-1]:
-            self.ids[t] = observation.ids
-        for name, stored in self.masks.items():
-            stored[t] = masks[name]
+            row.ids.copy_(observation.ids)
+        for name, stored in row.masks.items():
+            stored.copy_(masks[name])
 
     def _allocate(self, observation: ObservationLike, masks: Mapping[str, Tensor]) -> None:
         T, device = self.num_steps, observation.features.device
@@ -146,4 +164,15 @@ class Rollout:
         self.actions = torch.zeros(T, E, len(self.heads.specs), dtype=torch.int64, device=device)
         self.log_probs, self.rewards = torch.zeros(2, T, E, device=device)
         self.terminated, self.truncated, self.valid = torch.zeros(3, T, E, dtype=torch.bool, device=device)
+        masks_of = [
+            dict(zip(self.masks, row, strict=True))
+            for row in zip(*(mask.unbind() for mask in self.masks.values()), strict=True)
+        ]
+        self._rows = [
+            _Row(*row)
+            for row in zip(self.raw.unbind(), self.features.unbind(), self.ids.unbind(), masks_of, strict=True)
+        ]
+        self._actions, self._log_probs = self.actions.unbind(), self.log_probs.unbind()
+        parts = (self.rewards, self.terminated, self.truncated, self.valid)
+        self._outcomes = list(zip(*(part.unbind() for part in parts), strict=True))
         self.allocated = True

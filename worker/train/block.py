@@ -35,7 +35,14 @@ from worker.train.environments import (
 )
 from worker.train.evaluate import Evaluation, Evaluator
 from worker.train.events import evaluation_events, ppo_update_completed, run_started
-from worker.train.metrics import episode_rows, kept_metrics, policy_metrics, reward_metrics, train_metrics
+from worker.train.metrics import (
+    episode_rows,
+    gradient_metrics,
+    kept_metrics,
+    policy_metrics,
+    reward_metrics,
+    train_metrics,
+)
 from worker.train.plan import ArmOutOfMemory, BlockPlan, ConfigRefused, RoundRecord, RunPlan, RunRound, owned
 from worker.train.policies import restore, save_policy, snapshot
 from worker.train.runs import Control, ControlledRun, Run, TrainedRun
@@ -295,6 +302,8 @@ class BlockTrainer:
             if not name.startswith(_CLOCK):
                 digest.update(f"{name}={value!r};".encode())
         metrics |= clock | evaluation.metrics
+        if update and isinstance(run, TrainedRun):
+            metrics |= gradient_metrics(run.learner, run.plan.config["telemetry"], run.round)
         events = [run_started(self.plan, run.plan, self.device, position)] if run.round == 0 else []
         events += self.envs.pop_events(position)
         if update:

@@ -7,26 +7,37 @@ from __future__ import annotations
 
 import hashlib
 import json
+import platform
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 
+from worker.revision import code_identity
 from worker.train.plan import BlockPlan, RunPlan
 
 Event = dict[str, Any]
 
 
 def run_started(plan: BlockPlan, run: RunPlan, device: torch.device, position: int) -> Event:
-    """Return what was started: hashes, precision as resolved, flags, place in the order of issue."""
-    config = run.config
+    """Return what was started: hashes, diff, code, precision as resolved, flags, place in the order of issue.
+
+    ``git_sha`` is None with a ``git_sha_reason`` where the code's commit cannot be known.
+    """
+    config, code = run.config, code_identity()
     return _event(
         "run_started",
         spec_hash=plan.spec_hash,
         config_hash=_digest(config),
         attempt=plan.attempt,
         policy=run.policy,
+        diff=[dict(item) for item in run.diff],
+        git_sha=code.git_sha,
+        git_sha_reason=code.reason,
+        version=code.version,
+        python=platform.python_version(),
         device=str(device),
+        device_model=torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
         torch=torch.__version__,
         precision=dict(config["precision"]),
         deterministic=bool(config["lockstep"]["deterministic"]),

@@ -14,6 +14,7 @@ from torch import Tensor
 
 from worker.envs.protocol import EpisodeRecord
 from worker.rl.heads import Heads
+from worker.rl.learner import Learner
 from worker.rl.ppo import Prepared
 from worker.rl.rollout import Rollout
 
@@ -40,6 +41,18 @@ def kept_metrics(metrics: Mapping[str, float], level: str) -> dict[str, float]:
     if level != "minimal":
         return dict(metrics)
     return {name: value for name, value in metrics.items() if name.startswith(_MINIMAL)}
+
+
+def gradient_metrics(learner: Learner, telemetry: Mapping[str, Any], round_index: int) -> dict[str, float]:
+    """Return ``ppo/grad_norm_<parameter>`` of the update's last minibatch, as its step used it.
+
+    Level ``debug`` only, in every ``grad_stride``-th round from 0. Read only: it changes no number. One transfer.
+    """
+    if telemetry["level"] != "debug" or round_index % int(telemetry["grad_stride"]):
+        return {}
+    grads = {name: p.grad for name, p in learner.net.named_parameters() if p.grad is not None}
+    norms = torch.stack([grad.norm() for grad in grads.values()]).tolist()
+    return {f"ppo/grad_norm_{name.replace('.', '_')}": norm for name, norm in zip(grads, norms, strict=True)}
 
 
 def train_metrics(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:

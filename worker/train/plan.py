@@ -34,6 +34,7 @@ class RunPlan:
         policy: ``ppo`` or a control's name.
         static_set: {slot: blueprint} of a static control, else None.
         config: resolved spec with this arm's overrides applied.
+        diff: where the arm departs from the base, each ``path``, ``base`` and ``value``.
     """
 
     run_id: str
@@ -42,6 +43,7 @@ class RunPlan:
     policy: str
     static_set: Mapping[str, str] | None
     config: Mapping[str, Any]
+    diff: tuple[Mapping[str, Any], ...] = ()
 
 
 @dataclass(frozen=True)

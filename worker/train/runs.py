@@ -108,7 +108,8 @@ class TrainedRun:
         state = learner.net.initial_state(learner.num_envs) if fresh else learner.carry
         self._cohorts.begin(observation, masks, state)
         shape = (self.num_steps, learner.num_envs, len(learner.heads.specs))
-        self.noise = self.streams.action_noise(round_index, shape).to(learner.device)
+        noise = self.streams.action_noise(round_index, shape).to(learner.device)
+        self.noise = [noise[:, rows].unbind() for rows in self._cohorts.rows]
         scale = floor_scale(ppo, round_index, self.cfg.rounds)
         self.floors = Floors.build(learner.heads, ppo.prob_floor, self._never_floored, scale)
 
@@ -116,9 +117,8 @@ class TrainedRun:
         """Return the actions of a cohort in step ``t``, or None once the run has failed."""
         if self.diverged is not None:
             return None
-        noise = self.noise[t, self._cohorts.rows[cohort]]
         try:
-            return self._cohorts.rollouts[cohort].act(self.learner.net, t, noise, self.floors)
+            return self._cohorts.rollouts[cohort].act(self.learner.net, t, self.noise[cohort][t], self.floors)
         except PolicyError as error:
             self.diverged = f"non-finite policy: {error}"
             return None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Any
 
 import gymnasium
@@ -167,3 +168,20 @@ def test_an_action_outside_its_mask_raises() -> None:
     envs.begin_round(0)
     with pytest.raises(ValueError, match="outside its mask"):
         envs.step([torch.tensor([[-1]])])
+
+
+@pytest.mark.parametrize(
+    "member", [0, 1, -1, 2, np.int64(0), np.int64(1), np.int64(2), np.int64(-1), np.uint64(1), 1.0, np.array(1), "1"]
+)
+def test_the_space_that_steps_ask_has_the_members_of_gymnasiums_own(member: Any) -> None:
+    plain = gymnasium.make("CartPole-v1").action_space
+    lane = envs_of(1)._lanes[0][0].env
+    assert type(lane.unwrapped.action_space) is not type(plain)
+    assert lane.action_space == plain
+    assert lane.action_space.contains(member) == plain.contains(member)
+
+
+def test_an_id_that_names_a_module_to_import_is_refused() -> None:
+    with pytest.raises(ValueError, match="antigravity:CartPole-v1"):
+        envs_of(1, name="antigravity:CartPole-v1")
+    assert "antigravity" not in sys.modules

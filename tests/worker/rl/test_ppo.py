@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
@@ -17,9 +18,13 @@ from worker.rl.learner import Adam, Learner, adam_step
 from worker.rl.nets import FlatParameters
 from worker.rl.ppo import (
     AnchorMismatch,
+    Batch,
     Prepared,
     Replay,
     _next_values,
+    _shares,
+    _surrogate,
+    _value_loss,
     normalise_advantages,
     ppo_loss,
     prepare,
@@ -326,3 +331,23 @@ def test_schedules_run_from_start_to_end() -> None:
     entropy = replace(cfg, entropy_coef_start=0.1, entropy_coef_end=0.0, entropy_anneal_rounds=4)
     assert [entropy_coefficient(entropy, r) for r in (0, 2, 4, 9)] == pytest.approx([0.1, 0.05, 0.0, 0.0])
     assert [floor_scale(cfg, r, 10) for r in (0, 2, 5, 9)] == pytest.approx([1.0, 0.6, 0.0, 0.0])
+
+
+def test_surrogate_and_clipped_value_loss_are_the_textbook_forms_in_value_and_slope() -> None:
+    rng, eps = np.random.default_rng(3), 0.2
+    advantage, old, target = (torch.from_numpy(rng.normal(size=400)) for _ in range(3))
+    advantage[:5] = 0.0
+    ratio = torch.from_numpy(rng.uniform(0.5, 1.6, 400)).requires_grad_()
+    values = (old + torch.from_numpy(rng.normal(scale=0.4, size=400))).detach().requires_grad_()
+    weight = torch.from_numpy((rng.random(400) < 0.8).astype(np.float64))
+    plain = torch.minimum(ratio * advantage, ratio.clamp(1 - eps, 1 + eps) * advantage)
+    near = old + (values - old).clamp(-eps, eps)
+    worse = torch.maximum((values - target) ** 2, (near - target) ** 2)
+    wanted = -(plain * weight).sum() / weight.sum(), 0.5 * (worse * weight).sum() / weight.sum()
+    batch = cast(Batch, SimpleNamespace(target=target, old_value=old, valid=weight))
+    found = _surrogate(ratio, advantage, _shares(weight), eps), _value_loss(values, batch, eps)
+    for own, textbook, free in zip(found, wanted, (ratio, values), strict=True):
+        assert float(own.detach()) == pytest.approx(float(textbook.detach()), abs=1e-12)
+        slope, wanted_slope = (torch.autograd.grad(loss, free, retain_graph=True)[0] for loss in (own, textbook))
+        assert torch.allclose(slope, wanted_slope, atol=1e-15)
+        assert 0 < int((slope == 0).sum()) < 400

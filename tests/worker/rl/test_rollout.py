@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.worker.rl.cases import HEADS, learner_config, make_learner, random_rollout
+from tests.worker.rl.cases import HEADS, Obs, learner_config, make_learner, random_rollout
 from worker.rl.config import LearnerConfig
 from worker.rl.heads import Floors
 from worker.rl.learner import Streams
@@ -55,10 +55,12 @@ def test_floors_of_the_rollout_are_those_of_the_update() -> None:
     rollout = random_rollout(learner, HEADS, T, np.random.default_rng(0))
     again = Rollout(T, learner.heads, None)
     noise = Streams(3).action_noise(0, (T, E, len(HEADS)))
-    again.initial_state = again.state = ()
-    for name in ("raw", "features", "ids", "masks", "actions", "log_probs", "rewards", "terminated", "truncated"):
-        setattr(again, name, getattr(rollout, name))
-    again.valid, again.finals, again.states, again.allocated = rollout.valid, rollout.finals, [], True
+    again.begin(Obs(rollout.raw[0], rollout.ids[0]), {k: m[0] for k, m in rollout.masks.items()}, ())
+    for name in ("raw", "ids", "rewards", "terminated", "truncated", "valid"):
+        getattr(again, name).copy_(getattr(rollout, name))
+    for name, mask in again.masks.items():
+        mask.copy_(rollout.masks[name])
+    again.finals = rollout.finals
     for t in range(T):
         again.act(learner.net, t, noise[t], floors)
     metrics = update(learner, prepare(learner, again, 0.01, floors), 0.0, np.random.default_rng(0))

@@ -51,7 +51,7 @@ def block(
     raw = merge(base, {"experiment": {"name": "t", "kind": kind, "replicates": 1}, "arms": arms})
     resolved = parse(merge(raw, changes))
     runs = tuple(
-        RunPlan(f"run-{arm.label}", arm.label, i, arm.policy, arm.static_set, arm.config)
+        RunPlan(f"run-{arm.label}", arm.label, i, arm.policy, arm.static_set, arm.config, tuple(map(vars, arm.diff)))
         for i, arm in enumerate(resolved.arms)
         if only is None or i in only
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -141,7 +142,27 @@ def test_telemetry_level_changes_no_number() -> None:
         records = train(block(GYM, GYM_ARMS, telemetry={"level": level}))
         seen[level] = (digests(records, "run-A"), set(records[0].runs[0].metrics))
     assert seen["minimal"][0] == seen["normal"][0] == seen["debug"][0]
-    assert seen["minimal"][1] < seen["normal"][1]
+    assert seen["minimal"][1] < seen["normal"][1] < seen["debug"][1]
+
+
+def test_debug_tells_the_gradient_of_every_parameter_each_stride_of_rounds() -> None:
+    records = {
+        stride: train(block(GYM, GYM_ARMS, telemetry={"level": "debug", "grad_stride": stride})) for stride in (1, 2)
+    }
+    told = {
+        stride: [
+            {n for n in r.runs[0].metrics if n.startswith("ppo/grad_norm_") and "clipped" not in n} for r in rounds
+        ]
+        for stride, rounds in records.items()
+    }
+    assert [bool(names) for names in told[1]] == [True, True, True]
+    assert [bool(names) for names in told[2]] == [True, False, True]
+    assert {"ppo/grad_norm_actor_1_weight", "ppo/grad_norm_value_out_bias"} <= told[2][0]
+    assert digests(records[1], "run-A") == digests(records[2], "run-A")
+    # together they are the norm of the whole: the last step's, which was clipped at grad_clip
+    metrics = records[1][0].runs[0].metrics
+    whole = math.hypot(*(metrics[name] for name in told[1][0]))
+    assert 0.0 < whole <= 1.001 * float(block(GYM, GYM_ARMS).runs[0].config["ppo"]["grad_clip"])
 
 
 def test_noise_in_another_arm_leaves_this_arm_unchanged() -> None:
@@ -336,6 +357,14 @@ def test_trainer_tells_start_update_evaluation_and_cross_evaluation_once_each() 
     kinds = [[event["type"] for event in record.runs[0].events] for record in (first, last)]
     told = {"run_started", "ppo_update_completed", "evaluation_completed", "cross_evaluation_completed"}
     assert [kind for kind in kinds[0] if kind in told] == ["run_started", "ppo_update_completed"]
+    started = [next(e for e in run.events if e["type"] == "run_started") for run in first.runs]
+    assert [event["diff"] for event in started] == [
+        [],
+        [{"path": "reward.mode", "base": "shaped", "value": "simplified"}],
+    ]
+    for event in started:
+        assert (event["git_sha"] is None) != (event["git_sha_reason"] is None)
+        assert event["version"] == version("lockstep")
     expected = ["ppo_update_completed", "evaluation_completed", "cross_evaluation_completed"]
     assert [kind for kind in kinds[1] if kind in told] == expected
     run = last.runs[0]

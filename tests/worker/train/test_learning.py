@@ -11,7 +11,7 @@ from tests.worker.train.cases import block, trainer
 _STEPS_PER_ROUND = 4 * 128
 
 
-@pytest.mark.parametrize("seed", [1, 6])
+@pytest.mark.parametrize("seed", [1, 2])
 def test_cartpole_is_learnt_in_100_000_steps(seed: int) -> None:
     # the first fifth of the benchmark's 500,000 steps, on its learning rate schedule
     plan = block(

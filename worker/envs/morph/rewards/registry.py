@@ -71,8 +71,11 @@ def make_reward(mode: str, cfg: Mapping[str, Any], *, gamma: float, task: str) -
         ValueError: unknown mode, constant or value; the message names the field and what is known.
     """
     if mode not in MODES:
-        constants = {name: value for name, value in cfg.items() if name != "mode"}
-        return _external(mode)(constants, gamma=gamma, task=task)
+        factory = _external(mode)
+        properties = getattr(factory, "schema", {}).get("properties", {})
+        constants = {name: rule["default"] for name, rule in properties.items() if "default" in rule}
+        constants |= {name: value for name, value in cfg.items() if name != "mode"}
+        return factory(constants, gamma=gamma, task=task)
     config = RewardConfig.parse(cfg, task)
     if mode in _TERMINAL_ONLY and config.disable_terminal:
         raise ValueError(f"reward.disable_terminal: mode {mode!r} has no other pay; use another mode")
