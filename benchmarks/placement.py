@@ -99,8 +99,9 @@ def main() -> None:
         for name in ["shared", "split", "split", "shared"] * options.repeats:
             legs[name].append(leg(spec, name, options, data_dir))
             print(f"{name:7s} {legs[name][-1]['seconds']:8.2f} s for {options.rounds - 2} rounds", flush=True)
+            if all(legs.values()):
+                print(json.dumps(summary(legs)), flush=True)
     found = summary(legs)
-    print(json.dumps(found, indent=1))
     if options.out is not None:
         config = {name: value for name, value in vars(options).items() if name not in ("out", "port")}
         report = {"schema": 1, "config": config | {"n_envs": n_envs}, "machine": machine(set_up(tf32=False))}
