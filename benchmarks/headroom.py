@@ -82,9 +82,10 @@ CASES: Mapping[str, Case] = {
     "lm_bench": Case({"preset": "lm_bench"}, _LM, replicates=1, reduced="1 replicate instead of 4"),
     "cifar_baseline": Case(_task("cifar_baseline"), _CNN3),
     "cifar_impaired": Case(_task("cifar_impaired"), _CNN3),
+    "cifar_bench": Case({"preset": "cifar_bench"}, _CNN3),
     **{
-        f"{name}_reduced": Case(_task(name, **_SMALL), _CNN3, replicates=1, reduced=_WORDS)
-        for name in ("cifar_baseline", "cifar_impaired")
+        f"{name}_reduced": Case({"preset": name, "env": _SMALL}, _CNN3, replicates=1, reduced=_WORDS)
+        for name in ("cifar_baseline", "cifar_impaired", "cifar_bench")
     },
 }
 
