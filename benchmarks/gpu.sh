@@ -51,7 +51,7 @@ for part in "$@"; do
       step overhead "$python" -m benchmarks.overhead --match reference --device gpu --out "$out/overhead.json"
       ;;
     headroom)
-      step headroom "$python" -m benchmarks.headroom --cases cifar_baseline cifar_impaired \
+      step headroom "$python" -m benchmarks.headroom --cases cifar_baseline cifar_impaired cifar_bench \
         --gratings "$out/gratings" --out "$out/headroom"
       ;;
     *) failed+=("$part (unknown)") ;;

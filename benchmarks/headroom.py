@@ -25,7 +25,7 @@ import torch
 from app.domain import rules
 from app.domain.presets import merge
 from app.domain.spec import ResolvedSpec, parse
-from benchmarks.gratings import write_gratings
+from benchmarks.gratings import FAR, PAIR_NOISE, write_pairs
 from benchmarks.machine import set_up, versions
 from worker.keys import replicate_seed
 from worker.train.environments import make_control, make_environments, ordered_runs
@@ -59,11 +59,11 @@ class Case:
 _CNN = {"r0c0": "bottleneck", "r0c1": "conv_heavy"}
 _CNN3 = {"r0c0": "bottleneck", "r0c1": "conv_heavy", "r0c2": "conv_heavy"}
 _LM = {f"r0c{column}": "attention" for column in range(3)}
-_SMALL = {"horizon": 16, "batch_size": 64, "batches_per_step": 16, "val_images": 500, "pace": "quick"}
+_SMALL = {"horizon": 60, "batch_size": 64, "val_images": 500, "pace": "quick"}
 _WORDS = (
-    "generated gratings in CIFAR-10's format instead of CIFAR-10, 16 x 64 images a step instead of 24 x 512, 16 steps "
-    "instead of 150, 500 validation images, pace quick, 1 replicate"
+    "24 x 64 images a step instead of 24 x 512, 60 steps instead of 150, 500 validation images, pace quick, 1 replicate"
 )
+_PAIRS = f"generated pairs of gratings instead of CIFAR-10 (far {FAR:g}, noise {PAIR_NOISE:g})"
 
 
 def _task(name: str, **env: Any) -> dict[str, Any]:
@@ -82,9 +82,10 @@ CASES: Mapping[str, Case] = {
     "lm_bench": Case({"preset": "lm_bench"}, _LM, replicates=1, reduced="1 replicate instead of 4"),
     "cifar_baseline": Case(_task("cifar_baseline"), _CNN3),
     "cifar_impaired": Case(_task("cifar_impaired"), _CNN3),
+    "cifar_bench": Case({"preset": "cifar_bench"}, _CNN3),
     **{
-        f"{name}_reduced": Case(_task(name, **_SMALL), _CNN3, replicates=1, reduced=_WORDS)
-        for name in ("cifar_baseline", "cifar_impaired")
+        f"{name}_reduced": Case({"preset": name, "env": _SMALL}, _CNN3, replicates=1, reduced=_WORDS)
+        for name in ("cifar_baseline", "cifar_impaired", "cifar_bench")
     },
 }
 
@@ -189,14 +190,16 @@ def main() -> None:
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=[])
     parser.add_argument("--schedules", nargs="*", choices=SCHEDULES, default=SCHEDULES)
     parser.add_argument("--data-dir", type=Path, help="folder with CIFAR-10's files")
-    parser.add_argument("--gratings", type=Path, help="write gratings in CIFAR-10's format there and use them")
+    parser.add_argument("--gratings", type=Path, help="write pairs of gratings in CIFAR-10's format there and use them")
     parser.add_argument("--out", type=Path, required=True, help="without suffix: results are added to its .json")
     options = parser.parse_args()
     device, store = set_up(tf32=False), options.out.with_suffix(".json")
     if options.gratings:
-        write_gratings(options.gratings)
+        write_pairs(options.gratings)
     for name in options.cases:
         row = run(name, CASES[name], options.schedules, device, options.gratings or options.data_dir)
+        if options.gratings and name.startswith("cifar"):
+            row["reduced"] = "; ".join(filter(None, (_PAIRS, row["reduced"])))
         rows = {**(json.loads(store.read_text()) if store.exists() else {}), name: row}
         store.write_text(json.dumps(rows, indent=1, sort_keys=True) + "\n")
         print(f"{name}: {row['means']} in {row['cpu_seconds']:.0f} s of CPU", flush=True)

@@ -80,15 +80,17 @@ def _same_arms(arms: tuple[ResolvedArm, ...]) -> tuple[int, int] | None:
 
 
 def _same(one: ResolvedArm, other: ResolvedArm) -> bool:
-    return (one.config, one.policy, one.static_set) == (other.config, other.policy, other.static_set)
+    facts = [(arm.config, arm.policy, arm.static_set, arm.copied) for arm in (one, other)]
+    return facts[0] == facts[1]
 
 
 def _static_rules(index: int, arm: ResolvedArm, resolved: ResolvedSpec) -> Iterator[Problem]:
     at = pointer("arms", index, "static_set")
     static = arm.policy in ("static_matched", "static_wide")
-    if static and not arm.static_set:
-        yield Problem(at, "missing", f"policy {arm.policy} needs static_set", "give {slot: blueprint}")
-    if arm.static_set and not static:
+    if static and not arm.static_set and arm.copied is None:
+        remedy = "give {slot: blueprint}, or {run, episode} of a finished run"
+        yield Problem(at, "missing", f"policy {arm.policy} needs static_set", remedy)
+    if (arm.static_set or arm.copied) and not static:
         yield Problem(at, "not_applicable", "static_set belongs to a static policy", "remove it")
     task = catalog.TASKS.get(resolved.spec.env.task)
     if not static or not arm.static_set or task is None:
@@ -96,6 +98,9 @@ def _static_rules(index: int, arm: ResolvedArm, resolved: ResolvedSpec) -> Itera
     for slot, blueprint in arm.static_set.items():
         if slot not in task.all_slots:
             yield Problem(at, "unknown_slot", f"no slot {slot!r} in this host", nearest(slot, task.all_slots))
+        elif arm.policy == "static_matched" and slot not in (enabled := resolved.spec.env.slots or task.slots):
+            message = f"slot {slot!r} is not enabled, so nothing can stand in it"
+            yield Problem(at, "slot_not_enabled", message, f"enable it in env.slots, or use {', '.join(enabled)}")
         known = catalog.BLUEPRINTS[task.topology]
         if blueprint not in known:
             yield Problem(at, "unknown_blueprint", f"no blueprint {blueprint!r} here", nearest(blueprint, known))
@@ -295,3 +300,5 @@ def _warnings(resolved: ResolvedSpec) -> Iterator[str]:
     for arm in resolved.arms:
         if any(difference.path.startswith("net.") for difference in arm.diff):
             yield f"arm {arm.label!r} changes net.*: the arms no longer share the initial policy"
+        if arm.copied is not None:
+            yield f"arm {arm.label!r}: the grafts of run {arm.copied.run} are looked up by the server at submission"

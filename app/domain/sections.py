@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Field, FiniteFloat
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, FiniteFloat, Tag
 
 from app.domain.catalog import Policy
 
@@ -17,6 +17,8 @@ Positive = Annotated[FiniteFloat, Field(gt=0)]
 NonNegative = Annotated[FiniteFloat, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Unit = Annotated[FiniteFloat, Field(ge=0, le=1)]
+#: Tags of the forms of a static set; a problem's pointer leaves them out.
+TAGS = _SLOTS, _EPISODE = "@slots", "@episode"
 Scalar = bool | int | FiniteFloat | str | None
 
 
@@ -53,6 +55,23 @@ class Experiment(Section):
     tuning: tuple[str, ...] = Field((), max_length=100, description="Experiments whose seed is refused here")
 
 
+class FinishedEpisode(Section):
+    """An evaluation episode of a finished run, whose final grafts a static control copies."""
+
+    run: str = Field(max_length=40, description="Run id")
+    episode: int = Field(ge=0, description="Evaluation episode of its last evaluation, greedy where it has both")
+
+
+def _static_form(value: Any) -> str:
+    named = isinstance(value, FinishedEpisode) or (isinstance(value, dict) and "run" in value)
+    return _EPISODE if named else _SLOTS
+
+
+StaticSet = Annotated[
+    Annotated[dict[str, str], Tag(_SLOTS)] | Annotated[FinishedEpisode, Tag(_EPISODE)], Discriminator(_static_form)
+]
+
+
 class Arm(Section):
     """A named variant."""
 
@@ -60,7 +79,11 @@ class Arm(Section):
     policy: Policy = Field("ppo", description="ppo, or a control that does not learn")
     reward: str | None = Field(None, description="Short for the override reward.mode")
     overrides: dict[str, Any] = Field(default_factory=dict, description="Dot paths to values")
-    static_set: dict[str, str] | None = Field(None, description="{slot: blueprint} of a static control")
+    static_set: StaticSet | None = Field(
+        None,
+        description="Grafts of a static control: {slot: blueprint}, or {run, episode} of a finished run, which the "
+        "server replaces by what grew there",
+    )
 
 
 class Budget(Section):

@@ -90,7 +90,12 @@ class Difference:
 
 @dataclass(frozen=True)
 class ResolvedArm:
-    """An arm with its whole training configuration (plain data) and what differs from the base."""
+    """An arm with its whole training configuration (plain data) and what differs from the base.
+
+    Attributes:
+        static_set: {slot: blueprint} of a static control; None also where ``copied`` is yet to be looked up.
+        copied: the finished episode whose grafts a static control asks for.
+    """
 
     label: str
     policy: str
@@ -98,6 +103,7 @@ class ResolvedArm:
     static_set: Mapping[str, str] | None
     config: Mapping[str, Any]
     diff: tuple[Difference, ...]
+    copied: sections.FinishedEpisode | None = None
 
 
 @dataclass(frozen=True)
@@ -235,7 +241,7 @@ def _validate(model: type[ModelT], data: Mapping[str, Any], *root: str | int) ->
 
 
 def _from_pydantic(model: type[BaseModel], error: ErrorDetails, root: tuple[str | int, ...]) -> Problem:
-    location = error["loc"]
+    location = tuple(part for part in error["loc"] if part not in sections.TAGS)
     at = pointer(*root, *location)
     if error["type"] == "extra_forbidden":
         key = str(location[-1])
@@ -341,7 +347,9 @@ def _resolve_arm(index: int, arm: sections.Arm, base: Mapping[str, Any], named: 
     diff = tuple(diff_paths(base, config))
     own = {path.removeprefix("reward.") for path in overrides if path.startswith("reward.")}
     config["reward"] = _reward_of(mode, config["reward"], own | (named if mode == base["reward"]["mode"] else set()))
-    return ResolvedArm(arm.label, arm.policy, mode, arm.static_set, config, diff)
+    copied = arm.static_set if isinstance(arm.static_set, sections.FinishedEpisode) else None
+    static_set = None if isinstance(arm.static_set, sections.FinishedEpisode) else arm.static_set
+    return ResolvedArm(arm.label, arm.policy, mode, static_set, config, diff, copied)
 
 
 def _reward_of(mode: str, section: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:

@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from sqlalchemy.orm import Session
+
 from app.domain import catalog, rules
 from app.domain.analysis import canonical_hash, power_table, seed_problems
 from app.domain.defaults import complete
@@ -17,6 +19,7 @@ from app.domain.rules import Registered
 from app.domain.spec import ResolvedArm, ResolvedSpec, parse
 from app.domain.status import BlockStatus, Desired
 from app.errors import ConflictError, InvalidError
+from app.services import topologies
 from app.services.auditing import record
 from app.services.context import Actor, Context
 from app.services.scheduling import worker_view
@@ -48,6 +51,8 @@ def check(ctx: Context, raw: Mapping[str, Any]) -> Checked:
     except InvalidSpecError as error:
         raise _invalid(error.problems) from error
     with ctx.store.read() as session:
+        if any(arm.copied for arm in resolved.arms):
+            resolved = _with_copies(session, raw, resolved)
         registered = Registered(*workers.registered_names(session))
         tuning = experiments.seeds_of(session, resolved.spec.experiment.tuning)
     resolved = complete(resolved, registered)
@@ -56,6 +61,19 @@ def check(ctx: Context, raw: Mapping[str, Any]) -> Checked:
     if problems:
         raise _invalid(problems)
     return Checked(resolved, warnings, registered)
+
+
+def _with_copies(session: Session, raw: Mapping[str, Any], resolved: ResolvedSpec) -> ResolvedSpec:
+    """Resolve again with the grafts that finished episodes ended with, so that the spec says all by itself."""
+    problems, arms = [], list(raw["arms"])
+    for index, arm in enumerate(resolved.arms):
+        if arm.copied is not None:
+            found = topologies.copy(session, arm.copied, task=resolved.spec.env.task, arm_index=index)
+            problems += [found] if isinstance(found, Problem) else []
+            arms[index] = {**arms[index], "static_set": found}
+    if problems:
+        raise _invalid(problems)
+    return parse({**raw, "arms": arms})
 
 
 def _invalid(problems: Any) -> InvalidError:

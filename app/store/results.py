@@ -135,6 +135,19 @@ def episodes(
     return session.execute(query).all()
 
 
+def last_evaluation(session: Session, run_no: int, episode_idx: int) -> Mapping[str, Any] | None:
+    """Return what a run's last evaluation said of an episode beside its columns, greedy before sampled."""
+    table: Table = t.eval_episode
+    query = (
+        select(table.c["values"])
+        .join(t.run_attempt, current_rounds(table))
+        .where(table.c.run_no == run_no, table.c.episode_idx == episode_idx)
+        .order_by(table.c.round.desc(), case((table.c.mode == "greedy", 0), else_=1), table.c.id.desc())
+    )
+    found: Mapping[str, Any] | None = session.execute(query.limit(1)).scalar_one_or_none()
+    return found
+
+
 def insert_artifact(store: Store, session: Session, now: float, values: Mapping[str, Any]) -> str:
     """Insert an artifact row; return its id."""
     artifact_id = store.new_id("art")

@@ -102,6 +102,24 @@ def test_diff_of_an_arm_is_minimal_and_names_base_and_value() -> None:
             "missing",
             "{slot: blueprint}",
         ),
+        (
+            {"arms": [{"label": "A"}, {"label": "S", "policy": "static_matched", "static_set": {"run": "r"}}]},
+            "/arms/1/static_set/episode",
+            "missing",
+            "add it",
+        ),
+        (
+            {"arms": [{"label": "A"}, {"label": "S", "policy": "static_matched", "static_set": {"r0c0": 3}}]},
+            "/arms/1/static_set/r0c0",
+            "string_type",
+            "",
+        ),
+        (
+            {"arms": [{"label": "A"}, {"label": "S", "static_set": {"run": "r", "episode": 0}}]},
+            "/arms/1/static_set",
+            "not_applicable",
+            "remove it",
+        ),
         ({"precision": {"host": "fp16"}}, "/precision/host", "literal_error", ""),
     ],
 )
@@ -232,3 +250,16 @@ def test_the_defaults_of_registered_names_stand_in_the_resolved_spec_and_its_has
     gym = complete(parse({"experiment": {"name": "g"}, "env": env, "arms": arms[:2]}), announced(0.5))
     assert gym.document["env"]["kwargs"] == {"length": 6, "wide": False}
     assert [arm.config["env"]["kwargs"] for arm in gym.arms] == [{"length": 6, "wide": False}] * 2
+
+
+def test_copied_static_set_is_valid_without_a_server_and_said_to_be_open() -> None:
+    copied = {"run": "run_a", "episode": 2}
+    arms: list[dict[str, Any]] = [
+        {"label": "A"},
+        {"label": "S", "policy": "static_matched", "static_set": copied},
+    ]
+    resolved = parse(tiny_spec(arms=[*arms, {**arms[1], "label": "T", "static_set": {**copied, "episode": 3}}]))
+    problems, warnings = check(resolved)
+    assert not problems
+    assert sum("looked up by the server at submission" in warning for warning in warnings) == 2
+    assert [arm.static_set for arm in resolved.arms] == [None, None, None]

@@ -102,7 +102,16 @@ class Graft(nn.Module):
     def _isolated(self, h: Tensor) -> Tensor:
         """Return h cut off; library convolutions need it contiguous, kernels take it as it lies."""
         fused = isinstance(self.core, ConvNorm) and self.core.kernels is not None
-        return h.detach() if fused else h.detach().contiguous()
+        return h.detach() if fused else isolated(h)
+
+
+def isolated(h: Tensor) -> Tensor:
+    """Return h cut off from its graph, with the strides of a contiguous tensor.
+
+    ``contiguous()`` is not enough: a map of one pixel counts as contiguous with the strides of channels_last too, and
+    PyTorch's GroupNorm backward on the CPU then reads a gradient of its input that nobody asked for (crash in 2.13).
+    """
+    return h.detach().reshape(-1).view(h.shape)
 
 
 def graft_params(blueprint: int, topology: Topology, channels: int, operator: Operator) -> int:

@@ -7,6 +7,7 @@ arm, device nor the number of environments. Axes: N items, B batch, n batches.
 
 from __future__ import annotations
 
+import codecs
 import hashlib
 import pydoc_data.topics
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from worker.envs.morph.tasks import LmShape
 
 Array = NDArray[np.generic]
 _PAD = 4
+_CHUNK = 1 << 20
 _DIGITS_SHA = "87ff0c9e40dc7e2c0e34e7257799c2e3f3aec1a016363bb11cad869ec428a826"
 
 
@@ -66,7 +68,7 @@ def load(dataset: str, data_dir: Path | None) -> Arrays:
     """Return a data set by name: digits, cifar10, synth, pydoc, text or text:<path>.
 
     Raises:
-        ValueError: unknown name, or a directory is needed.
+        ValueError: unknown name, a directory is needed, or a text is not UTF-8.
         FileNotFoundError: files are missing; the message names the command that fetches them.
     """
     if dataset == "digits":
@@ -81,7 +83,7 @@ def load(dataset: str, data_dir: Path | None) -> Arrays:
         topics = pydoc_data.topics.topics
         return _text("".join(f"{key}\n{topics[key]}\n" for key in sorted(topics)).encode())
     if dataset == "text" or dataset.startswith("text:"):
-        return _text(_text_path(dataset, data_dir).read_bytes())
+        return _text(_read_utf8(_text_path(dataset, data_dir)))
     raise ValueError(f"data set {dataset!r} is unknown; use digits, cifar10, synth, pydoc or text:<path>")
 
 
@@ -96,6 +98,19 @@ def _text_path(dataset: str, data_dir: Path | None) -> Path:
     if not path.is_file():
         raise FileNotFoundError(f"text corpus {path} does not exist; put a UTF-8 file there")
     return path
+
+
+def _read_utf8(path: Path) -> bytes:
+    """Return a file's bytes; what is not text (an archive, another encoding) would train without complaint."""
+    corpus, decoder, start = path.read_bytes(), codecs.getincrementaldecoder("utf-8")(), 0
+    for start in range(0, len(corpus) + 1, _CHUNK):
+        pending = len(decoder.getstate()[0])
+        try:
+            decoder.decode(corpus[start : start + _CHUNK], final=start + _CHUNK > len(corpus))
+        except UnicodeDecodeError as error:
+            place = start - pending + error.start
+            raise ValueError(f"text corpus {path} is not UTF-8 at byte {place}; convert it, or name another") from error
+    return corpus
 
 
 def _digits() -> Arrays:

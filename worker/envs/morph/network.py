@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.envs.morph.blend import Graft, Operator
+from worker.envs.morph.blend import Graft, Operator, isolated
 from worker.envs.morph.blueprints import ConvNorm
 from worker.envs.morph.config import EnvConfig, resolve_path
 from worker.envs.morph.conv import Kernels
@@ -238,7 +238,7 @@ class Network:
             elif item.how == "ste":
                 x = cell.graft.straight_through(x)
             else:
-                taps[item.slot] = x.detach() if self.kernels is not None else x.detach().contiguous()
+                taps[item.slot] = x.detach() if self.kernels is not None else isolated(x)
         return self.host.run(x, done, self.host.num_segments - 1, how), taps
 
     def _shadow_features(self, x: Tensor, slot: int, plan: StepPlan) -> Tensor:

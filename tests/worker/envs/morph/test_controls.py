@@ -7,9 +7,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.worker.envs.morph.factories import make, tiny
+from tests.worker.envs.morph.factories import germinate, make, play, row, tiny
+from worker.envs.morph.blueprints import blueprint_id
 from worker.envs.morph.config import EnvConfig
-from worker.envs.morph.controls import make_control
+from worker.envs.morph.controls import FixedSchedule, Heuristic, make_control
+from worker.envs.morph.env import MorphEnvs
+from worker.envs.morph.stages import Op, Stage
 from worker.envs.morph.tasks import Optim
 from worker.envs.morph.widen import static_params, static_shape
 
@@ -87,6 +90,96 @@ def test_fixed_schedule_passes_over_a_graft_that_the_budget_cannot_hold() -> Non
     # r0c1 conv_heavy has 308 parameters, r1c0 bottleneck 614, r0c0 conv_heavy 82
     config = tiny(slots=("r0c0", "r0c1", "r1c0"), param_budget=200)
     assert germinations("fixed_deep_first", config) == [(2, "r0c0", "conv_heavy")]
+
+
+def gardening(policy: str, *, holding: bool) -> tuple[MorphEnvs, Heuristic | FixedSchedule]:
+    """Environments with their control at the start of an episode, or with a graft that is held in r0c0."""
+    envs = make(tiny(horizon=20, batches_per_step=1), policies=[policy])
+    control = make_control(policy, envs, 0)
+    assert isinstance(control, Heuristic | FixedSchedule)
+    envs.begin_round(0)
+    control.begin()
+    if holding:
+        play(envs, germinate(envs, 0, "conv_light", tempo=0))
+        for op in (Op.ADVANCE, Op.WAIT, Op.ADVANCE, Op.ADVANCE):
+            play(envs, row(envs, op, 0))
+        assert envs.runs[0].world.table.stage[0, 0] == Stage.HOLDING
+    return envs, control
+
+
+@pytest.mark.parametrize(
+    ("losses", "accuracies", "step", "op"),
+    [
+        ([2.0, 2.0, 2.0, 2.0], [50.0, 50.4, 50.8, 51.2], 5, Op.GERMINATE),
+        ([2.0, 2.0, 2.0, 2.0], [50.0, 50.4, 50.8, 51.2], 4, Op.WAIT),  # not before step 5
+        ([2.0, 2.0, 2.0, 2.0], [50.0, 50.4, 50.9, 51.3], 5, Op.WAIT),  # still gains half a point
+        ([2.0, 2.0, 2.0, 1.9], [50.0, 50.4, 50.8, 51.2], 5, Op.WAIT),  # the loss still falls by 5 %
+        ([2.0, 2.0, 2.0, 2.2], [50.0, 50.4, 50.8, 51.2], 5, Op.WAIT),  # or rises by 10 %
+    ],
+)
+def test_heuristic_germinates_on_a_plateau_of_a_stabilised_host(
+    losses: list[float], accuracies: list[float], step: int, op: Op
+) -> None:
+    envs, control = gardening("heuristic", holding=False)
+    tracker = envs.runs[0].world.tracker
+    tracker.losses[0, -4:], tracker.accuracies[0, -4:] = losses, accuracies
+    assert control.choose(0, step)[0] == op
+
+
+def test_heuristic_remembers_that_the_host_was_stable_once() -> None:
+    envs, control = gardening("heuristic", holding=False)
+    tracker = envs.runs[0].world.tracker
+    tracker.losses[0, -4:], tracker.accuracies[0, -4:] = 2.0, [50.0, 60.0, 70.0, 80.0]
+    assert control.choose(0, 5)[0] == Op.WAIT
+    tracker.losses[0, -4:], tracker.accuracies[0, -4:] = [3.0, 2.0, 3.0, 2.0], 80.0
+    assert control.choose(0, 6)[0] == Op.GERMINATE
+
+
+@pytest.mark.parametrize(("penalty", "name"), [(5.9, "conv_light"), (6.0, "conv_heavy")])
+def test_heuristic_halves_penalties_every_step_and_skips_a_blueprint_at_three(penalty: float, name: str) -> None:
+    envs, control = gardening("heuristic", holding=False)
+    tracker = envs.runs[0].world.tracker
+    tracker.losses[0, -4:], tracker.accuracies[0, -4:] = 2.0, 50.0
+    assert isinstance(control, Heuristic)
+    control.states[0].penalty = {"conv_light": penalty}
+    chosen = control.choose(0, 5)
+    assert (chosen[0], chosen[2]) == (Op.GERMINATE, blueprint_id(name))
+
+
+@pytest.mark.parametrize(
+    ("points", "nats", "error", "held", "op"),
+    [
+        (0.6, 0.0, 0.0, 0, Op.FOSSILIZE),
+        (0.5, 0.0, 0.0, 9, Op.WAIT),  # not above half a point
+        (0.0, -0.3, 0.1, 5, Op.PRUNE),
+        (0.0, -0.3, 0.1, 4, Op.WAIT),  # not before 5 steps of HOLDING
+        (0.0, -0.3, 0.2, 9, Op.WAIT),  # not surely harmful: c + 2 SE > 0
+    ],
+)
+def test_heuristic_keeps_what_helps_and_prunes_what_surely_harms(
+    points: float, nats: float, error: float, held: int, op: Op
+) -> None:
+    envs, control = gardening("heuristic", holding=True)
+    world = envs.runs[0].world
+    world.tracker.accuracy_gain[0, 0] = points
+    world.tracker.loss_gain[0, 0], world.tracker.loss_gain_se[0, 0] = nats, error
+    world.tracker.accuracies[0, -4:] = [10.0, 20.0, 30.0, 40.0]  # no plateau, so that it grows nothing
+    world.table.epochs_in_stage[0, 0] = held
+    assert isinstance(control, Heuristic)
+    assert control.choose(0, 5)[0] == op
+    assert control.states[0].penalty == ({"conv_light": 2.0} if op is Op.PRUNE else {})
+
+
+@pytest.mark.parametrize(
+    ("points", "held", "op"), [(0.1, 3, Op.FOSSILIZE), (0.0, 3, Op.PRUNE), (0.1, 2, Op.WAIT), (0.0, 2, Op.WAIT)]
+)
+def test_fixed_schedule_settles_a_graft_after_three_steps_of_holding(points: float, held: int, op: Op) -> None:
+    envs, control = gardening("fixed_schedule", holding=True)
+    world = envs.runs[0].world
+    world.tracker.accuracy_gain[0, 0], world.table.epochs_in_stage[0, 0] = points, held
+    assert isinstance(control, FixedSchedule)
+    control.states[0].growing = True
+    assert control.choose(0, 8)[0] == op
 
 
 def test_noop_leaves_the_host_alone() -> None:

@@ -305,6 +305,30 @@ def test_text_epoch_counts_windows_times_block_len_tokens_without_padding() -> N
     assert bounds[2][1] == len(arrays.images)
 
 
+def test_text_of_any_utf8_file_is_its_bytes_split_80_10_10_by_position(tmp_path: Path) -> None:
+    path = tmp_path / "text.txt"
+    corpus = ("zażółć gęślą jaźń \U0001f642\n" * 400).encode()
+    path.write_bytes(corpus)
+    arrays = load(f"text:{path}", None)
+    assert arrays.images.tobytes() == corpus
+    tenth = len(corpus) / 10
+    assert [tuple(arrays.splits[name]) for name in ("train", "val", "test")] == [
+        (0, int(8 * tenth)),
+        (int(8 * tenth), int(9 * tenth)),
+        (int(9 * tenth), len(corpus)),
+    ]
+
+
+def test_text_that_is_not_utf8_is_refused_with_the_place_and_the_remedy(tmp_path: Path) -> None:
+    path = tmp_path / "latin.txt"
+    path.write_bytes(b"a" * 3_000_000 + "é".encode("latin-1") + b"a" * 100)
+    with pytest.raises(ValueError, match=r"latin.txt is not UTF-8 at byte 3000000; convert it"):
+        load(f"text:{path}", None)
+    path.write_bytes(b"a" * 100 + "é".encode()[:1])
+    with pytest.raises(ValueError, match=r"is not UTF-8 at byte 100; convert it"):
+        load(f"text:{path}", None)
+
+
 def test_short_corpus_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "short.txt"
     path.write_text("x" * 6_000)

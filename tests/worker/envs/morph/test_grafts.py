@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from tests.worker.envs.morph.factories import CPU, network, rng, tiny
-from worker.envs.morph.blend import Graft, Operator
+from worker.envs.morph.blend import Graft, Operator, isolated
 from worker.envs.morph.blueprints import ALLOWED, NAMES, Topology, blueprint_id
 from worker.envs.morph.config import EnvConfig
 from worker.envs.morph.hosts import Pass
@@ -194,3 +194,25 @@ def test_composed_network_without_grafts_is_bitwise_the_plain_host(task: str) ->
     features, _ = net._features(x, (), TRAIN)
     logits = net.host.run(features, net.host.num_segments - 1, net.host.num_segments, TRAIN)
     assert torch.equal(logits, net.host(x, TRAIN))
+
+
+@pytest.mark.parametrize("edge", [2, 4])
+def test_isolated_input_has_contiguous_strides_even_where_one_pixel_is_left(edge: int) -> None:
+    wide = torch.rand(3, 8, edge, edge, requires_grad=True).contiguous(memory_format=torch.channels_last)
+    h = torch.nn.functional.max_pool2d(wide, 2)
+    x = isolated(h)
+    assert h.stride() != x.stride() == torch.empty(h.shape).stride()
+    assert torch.equal(x, h)
+    assert not x.requires_grad
+
+
+def test_norm_behind_the_last_pool_of_a_deep_host_trains_in_the_shadow() -> None:
+    # one pixel is left there; a wrong layout of the graft's input ends the process
+    config = EnvConfig.for_task("cifar_deep_multichannel", slots=("r1c4",))
+    net = network(config)
+    net.germinate(0, blueprint_id("norm"), Operator.ADD, rng(1))
+    x = torch.rand(8, 3, 32, 32).contiguous(memory_format=torch.channels_last)
+    for _ in range(3):
+        net.train_batch(x, torch.arange(8), (SlotPlan(0, "shadow"),), TRAIN, EpochStats())
+    gamma = dict(net.cell(0).graft.named_parameters())["gamma"]
+    assert float(gamma.detach().abs().max()) > 0.0
