@@ -1,4 +1,4 @@
-"""Train CartPole for 100,000 steps and print the mean of the last 20 returns: ``python -m tests.worker.train.cartpole SEED``."""
+"""Train CartPole for 100,000 steps: ``python -m tests.worker.train.cartpole SEED`` writes the mean of the last 20 returns."""
 
 from __future__ import annotations
 
@@ -30,4 +30,4 @@ def learnt(seed: int) -> float:
 
 if __name__ == "__main__":
     torch.set_num_threads(1)
-    print(learnt(int(sys.argv[1])))
+    sys.stdout.write(f"{learnt(int(sys.argv[1]))}\n")
