@@ -1,4 +1,4 @@
-"""Train CartPole for 100,000 steps: ``python -m tests.worker.train.cartpole SEED`` writes the mean of the last 20 returns."""
+"""CartPole for 100,000 steps: ``python -m tests.worker.train.cartpole SEED`` writes the mean of the last 20 returns."""
 
 from __future__ import annotations
 
