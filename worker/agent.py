@@ -104,6 +104,7 @@ class Agent:
         if self._stopping.is_set():  # it may have met the same signal
             raise Stopped("it was still finding out what it can train")
         if probe.returncode != 0:
+            errors = errors or f"it took longer than {_PROBE_SECONDS:.0f} s"
             raise Refused(0, "probe", f"the trainer cannot be loaded: {errors.strip()[-1000:]}")
         found: dict[str, dict[str, object]] = json.loads(output)
         return found

@@ -37,12 +37,19 @@ def code_identity() -> CodeIdentity:
     sha, reason = _recorded_commit(), None
     if sha is None:
         sha, reason = _checked_out_commit(_ROOT)
-    return CodeIdentity(metadata.version(_PACKAGE), sha, reason)
+    try:
+        version = metadata.version(_PACKAGE)
+    except metadata.PackageNotFoundError:
+        version = "unknown"
+    return CodeIdentity(version, sha, reason)
 
 
 def _recorded_commit() -> str | None:
     """Return the commit that an installation from a repository's address records (PEP 610)."""
-    text = metadata.distribution(_PACKAGE).read_text("direct_url.json")
+    try:
+        text = metadata.distribution(_PACKAGE).read_text("direct_url.json")
+    except metadata.PackageNotFoundError:
+        return None
     recorded = json.loads(text).get("vcs_info", {}).get("commit_id") if text else None
     return str(recorded) if recorded else None
 

@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from app.domain.rules import Registered
-from app.domain.spec import ResolvedArm, ResolvedSpec, Spec, canonical_hash
+from app.domain.spec import ResolvedArm, ResolvedSpec, Spec, canonical_hash, parse
 
 
 def complete(resolved: ResolvedSpec, registered: Registered) -> ResolvedSpec:
@@ -21,6 +21,9 @@ def complete(resolved: ResolvedSpec, registered: Registered) -> ResolvedSpec:
 
     A constant of a reward joins its arm's overrides (the base section may serve another mode), an argument
     of an environment joins ``env.kwargs``. The diffs of the arms stay those of what was written.
+
+    Raises:
+        InvalidSpecError: a default breaks the range of the built-in constant whose name it bears.
     """
     document = json.loads(json.dumps(resolved.document))
     kwargs = {**_defaults(registered.environments.get(resolved.spec.env.id or "", {})), **document["env"]["kwargs"]}
@@ -31,6 +34,7 @@ def complete(resolved: ResolvedSpec, registered: Registered) -> ResolvedSpec:
         missing = {name: value for name, value in _defaults(schema).items() if name not in arm.config["reward"]}
         written["overrides"] |= {f"reward.{name}": value for name, value in missing.items()}
         arms.append(_with(arm, missing, kwargs))
+    parse(document)  # what is stored must be accepted again
     spec = Spec.model_validate_json(json.dumps(document))
     full = spec.model_dump(mode="json", by_alias=True)
     return replace(resolved, spec=spec, document=full, arms=tuple(arms), hash=canonical_hash(full))

@@ -11,7 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-PROTOCOL_VERSION = 1
+#: 2: an assignment tells each arm's differences.
+PROTOCOL_VERSION = 2
 LEASE_HEADER = "Lockstep-Lease"
 MAX_POINTS = 5_000
 MAX_METRIC_NAMES = 200

@@ -16,7 +16,7 @@ from typing import cast as cast_to
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import CursorResult, Integer, Select, cast, func, select
+from sqlalchemy import CursorResult, Float, Integer, Select, cast, func, select
 from sqlalchemy.orm import Session
 
 from app.store import tables as t
@@ -50,7 +50,7 @@ def read_series(session: Session, query: SeriesQuery) -> dict[str, Any]:
     """Return a series: every point when they fit, else buckets of equal numbers of rows.
 
     Returns:
-        {"x", "min", "max", "mean", "first", "last", "count", "n_nonfinite", "nf", "total", "bucketed"}
+        {"x", "min", "max", "mean", "first", "last", "count", "n_nonfinite", "kind", "attempt", "total", "bucketed"}
         as columns; for single points min = max = mean = first = last.
     """
     source = _source(session, query)
@@ -78,7 +78,7 @@ def _columns(session: Session, query: SeriesQuery) -> tuple[FloatArray, FloatArr
 
 def _of_attempt(session: Session, query: SeriesQuery, attempt: Record) -> Select[Any]:
     source = (
-        select(_X[query.x].label("x"), func.coalesce(t.point.c.value, math.inf).label("value"))
+        select(cast(_X[query.x], Float).label("x"), func.coalesce(t.point.c.value, math.inf).label("value"))
         .where(*_wanted(session, query), t.point.c.attempt == attempt.attempt)
         .order_by(t.point.c.seq)
     )
@@ -150,6 +150,8 @@ def _plain(rows: Sequence[Record], query: SeriesQuery) -> dict[str, Any]:
 def _reduced(x: FloatArray, values: FloatArray, max_points: int) -> dict[str, Any]:
     """Bucket columns in memory; the same result as in SQL, where sorting twice costs five times as much."""
     total = len(x)
+    # fewer than were counted, when a requeue came between
+    max_points = min(max_points, total)
     lost = np.isinf(values)
     values = np.where(lost, np.nan, values)
     starts = -(-np.arange(max_points) * total // max_points)  # ceil: row i lies in bucket i * max_points // total

@@ -113,8 +113,11 @@ def registered_names(session: Session) -> tuple[dict[str, Any], dict[str, Any]]:
     """Return (rewards, environments) that workers have announced, with their schemas."""
     rewards: dict[str, Any] = {}
     environments: dict[str, Any] = {}
-    query = select(t.worker.c.rewards, t.worker.c.environments).where(
-        t.worker.c.status.not_in((WorkerStatus.LOST, WorkerStatus.RETIRED))
+    # the newest package first: its defaults are written into specifications
+    query = (
+        select(t.worker.c.rewards, t.worker.c.environments)
+        .where(t.worker.c.status.not_in((WorkerStatus.LOST, WorkerStatus.RETIRED)))
+        .order_by(t.worker.c.registered_at.desc(), t.worker.c.id)
     )
     for row in session.execute(query):
         for known, announced in ((rewards, row.rewards), (environments, row.environments)):

@@ -124,9 +124,7 @@ def upgrade() -> None:
         sqlite_with_rowid=False,
     )
     with op.batch_alter_table("point", schema=None) as batch_op:
-        batch_op.create_index(
-            "ix_point_series", ["run_no", "name_id", "attempt", "seq", "round", "step", "value"], unique=False
-        )
+        batch_op.create_index("ix_point_series", ["run_no", "name_id", "attempt", "seq"], unique=False)
 
     op.create_table(
         "token",

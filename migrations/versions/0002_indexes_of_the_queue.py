@@ -1,4 +1,4 @@
-"""indexes of the queue: workers by status, what is open in an experiment, experiments without a recorded end"""
+"""indexes of the queue: workers by status, what is open in an experiment, experiments without a recorded end, charts"""
 
 import sqlalchemy as sa
 from alembic import op
@@ -9,6 +9,7 @@ branch_labels = None
 depends_on = None
 
 UNFINISHED = sa.text("finished_at IS NULL")
+KEYS = ["run_no", "name_id", "attempt", "seq"]
 
 
 def upgrade() -> None:
@@ -23,8 +24,13 @@ def upgrade() -> None:
         postgresql_where=UNFINISHED,
     )
 
+    op.drop_index("ix_point_series", table_name="point")
+    op.create_index("ix_point_series", "point", [*KEYS, "round", "step", "value"], unique=False)
+
 
 def downgrade() -> None:
+    op.drop_index("ix_point_series", table_name="point")
+    op.create_index("ix_point_series", "point", KEYS, unique=False)
     op.drop_index("ix_experiment_unfinished", table_name="experiment")
     op.drop_index("ix_block_experiment_id_status", table_name="block")
     op.drop_index("ix_worker_status", table_name="worker")

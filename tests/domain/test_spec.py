@@ -263,3 +263,12 @@ def test_copied_static_set_is_valid_without_a_server_and_said_to_be_open() -> No
     assert not problems
     assert sum("looked up by the server at submission" in warning for warning in warnings) == 2
     assert [arm.static_set for arm in resolved.arms] == [None, None, None]
+
+
+def test_a_registered_default_outside_of_the_range_of_its_namesake_is_refused() -> None:
+    schema = {"properties": {"death_pay": {"type": "number", "default": -3.0}}}
+    registered = Registered({"harsh": {"env_kinds": ["morphogenesis"], "schema": schema}}, {})
+    given = parse(tiny_spec(arms=[{"label": "a"}, {"label": "b", "reward": "harsh"}]))
+    with pytest.raises(InvalidSpecError) as refused:
+        complete(given, registered)
+    assert "death_pay" in str([problem.pointer for problem in refused.value.problems])

@@ -7,6 +7,7 @@ import random
 from collections.abc import Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 from sqlalchemy import event, text
 
@@ -102,6 +103,28 @@ def test_series_in_buckets_equals_the_plain_computation(
         assert difference(found, plain_buckets(everything, 50)) == []
         found = series.read_series(session, SeriesQuery(run_no, name_id, "step", 50, 100.0, 600.0))
         assert difference(found, plain_buckets(within, 50)) == []
+
+
+@pytest.mark.parametrize("x", ["step", "round", "time"])
+def test_series_in_buckets_over_any_axis(ctx: Context, x: str) -> None:
+    run_no, name_id, older, newer = two_attempts(ctx)
+    current = [*(row for row in older if row.round < 2), *newer]
+    axis: dict[str, list[float]] = {
+        "step": [row.step for row in current],
+        "round": [float(row.round) for row in current],
+        "time": [row.t for row in current],
+    }
+    places = axis[x]
+    with ctx.store.read() as session:
+        found = series.read_series(session, SeriesQuery(run_no, name_id, x, 50))
+    groups = [[p for i, p in enumerate(places) if i * 50 // len(places) == bucket] for bucket in range(50)]
+    assert found["x"] == [min(group) for group in groups]
+
+
+def test_series_that_shrank_since_it_was_counted_has_fewer_buckets() -> None:
+    few = np.arange(5.0)
+    assert series._reduced(few, few, 10)["count"] == [1] * 5
+    assert series._reduced(few[:0], few[:0], 10)["total"] == 0
 
 
 def test_series_that_fits_shows_every_point_with_its_kind(ctx: Context) -> None:

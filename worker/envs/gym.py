@@ -306,7 +306,7 @@ def _make(section: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
             return cast("gymnasium.Env[Any, Any]", point.load()(**kwargs))
     try:
         # by the registry alone: "module:name" would import what a spec names. The order of calls is ours to keep
-        registered = replace(gymnasium.spec(name), order_enforce=False)
+        registered = replace(gymnasium.spec(_versioned(name)), order_enforce=False)
         env = gymnasium.make(registered, disable_env_checker=True, **kwargs)
     except gymnasium.error.Error as error:
         raise ValueError(f"env.id={name!r}: {error}") from error
@@ -314,6 +314,12 @@ def _make(section: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     if type(space) is spaces.Discrete and space.dtype == np.int64:
         env.unwrapped.action_space = _Choices(space.n, start=space.start)
     return env
+
+
+def _versioned(name: str) -> str:
+    """Return a name without a version with that of its newest one, as ``gymnasium.make`` does."""
+    newest = max((s for s in gymnasium.registry.values() if s.name == name), key=lambda s: s.version or 0, default=None)
+    return name if newest is None else newest.id
 
 
 def _observation_size(env: gymnasium.Env[Any, Any]) -> int:

@@ -16,7 +16,7 @@ def uploaded(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Return host tensors on a device, as views of one buffer; on the CPU the tensors themselves.
 
     Args:
-        tensors: contiguous, on the host; they may change as soon as this returns.
+        tensors: contiguous, on the host; copied at once where the device is another.
         device: where to.
     """
     if device.type == "cpu":

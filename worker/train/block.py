@@ -251,6 +251,7 @@ class BlockTrainer:
 
     def _roll(self, round_index: int) -> None:
         """Step every cohort through the round; a cohort's next step is issued before the other's is waited for."""
+        begun = [run for run in self.runs if run.diverged is None]
         cohorts, steps = self.envs.cohorts, self.envs.steps_per_round
         for number, cohort in enumerate(cohorts):
             cohort.issue([_act(run, 0, number) for run in self.runs])
@@ -260,8 +261,9 @@ class BlockTrainer:
                 if t + 1 < steps:
                     cohort.issue([_act(run, t + 1, number) for run in self.runs])
             self._progress(round_index, t)
-        for run in self.runs:
-            run.end()
+        for run in begun:
+            with owned(run.plan, "rollout"):
+                run.end()
 
     def _record_step(self, t: int, cohort: int, results: Sequence[StepResult | None]) -> None:
         for run, result in zip(self.runs, results, strict=True):

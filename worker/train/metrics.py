@@ -44,7 +44,7 @@ def kept_metrics(metrics: Mapping[str, float], level: str) -> dict[str, float]:
 
 
 def gradient_metrics(learner: Learner, telemetry: Mapping[str, Any], round_index: int) -> dict[str, float]:
-    """Return ``ppo/grad_norm_<parameter>`` of the update's last minibatch, as its step used it.
+    """Return ``ppo/grad_norm_<parameter>`` of the gradient that the update's last minibatch left.
 
     Level ``debug`` only, in every ``grad_stride``-th round from 0. Read only: it changes no number. One transfer.
     """

@@ -40,7 +40,7 @@ class Control(Protocol):
         ...
 
 
-class Cohorts:
+class CohortRollouts:
     """Rollouts of a run, one per cohort.
 
     Args:
@@ -90,7 +90,7 @@ class TrainedRun:
         self.plan, self.learner, self.streams = plan, learner, streams
         self.num_steps = num_steps
         made = (num_steps, learner.heads, learner.obs_norm, learner.cfg.precision)
-        self._cohorts = Cohorts(sizes, lambda: Rollout(*made))
+        self._cohorts = CohortRollouts(sizes, lambda: Rollout(*made))
         self.diverged: str | None = None
         self._never_floored = never_floored
         self.prepared: Prepared | None = None
@@ -185,7 +185,7 @@ class ControlledRun:
     ) -> None:
         self.plan, self._make = plan, make
         self.detectors = Detectors(0, learns=False)
-        self._cohorts = Cohorts(sizes, lambda: Rollout(num_steps, heads, None))
+        self._cohorts = CohortRollouts(sizes, lambda: Rollout(num_steps, heads, None))
         self.diverged: str | None = None
 
     def begin(self, round_index: int, observation: Observation, masks: Masks, *, fresh: bool) -> None:  # noqa: ARG002 - same call for both kinds

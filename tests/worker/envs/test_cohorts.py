@@ -170,3 +170,11 @@ def test_a_policy_that_fails_in_one_cohort_ends_its_run_alone() -> None:
     found = {run.run_id: run for run in record.runs}
     assert found[failing.plan.run_id].diverged is not None
     assert found[held.runs[0].plan.run_id].diverged is None
+
+
+@pytest.mark.usefixtures("divided")
+def test_a_run_that_had_failed_before_is_left_alone() -> None:
+    held = trainer(block(MORPH, MORPH_ARMS))
+    held.runs[1].diverged = "before a resume"
+    record = next(held.rounds(0))
+    assert [run.run_id for run in record.runs] == [held.runs[0].plan.run_id]

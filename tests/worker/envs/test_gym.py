@@ -11,6 +11,7 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from worker.envs import gym
 from worker.envs.gym import GymEnvs, UnsupportedSpace, make_envs
 from worker.keys import derive
 
@@ -185,3 +186,9 @@ def test_an_id_that_names_a_module_to_import_is_refused() -> None:
     with pytest.raises(ValueError, match="antigravity:CartPole-v1"):
         envs_of(1, name="antigravity:CartPole-v1")
     assert "antigravity" not in sys.modules
+
+
+def test_a_name_without_a_version_is_its_newest() -> None:
+    assert gym._versioned("CartPole") == "CartPole-v1"
+    assert gym._versioned("CartPole-v0") == "CartPole-v0"
+    assert gym._versioned("nothing") == "nothing"
