@@ -13,7 +13,7 @@ from dataclasses import replace
 from typing import Any
 
 from app.domain.rules import Registered
-from app.domain.spec import ResolvedArm, ResolvedSpec, Spec, canonical_hash, parse
+from app.domain.spec import ResolvedArm, ResolvedSpec, parse
 
 
 def complete(resolved: ResolvedSpec, registered: Registered) -> ResolvedSpec:
@@ -34,10 +34,10 @@ def complete(resolved: ResolvedSpec, registered: Registered) -> ResolvedSpec:
         missing = {name: value for name, value in _defaults(schema).items() if name not in arm.config["reward"]}
         written["overrides"] |= {f"reward.{name}": value for name, value in missing.items()}
         arms.append(_with(arm, missing, kwargs))
-    parse(document)  # what is stored must be accepted again
-    spec = Spec.model_validate_json(json.dumps(document))
-    full = spec.model_dump(mode="json", by_alias=True)
-    return replace(resolved, spec=spec, document=full, arms=tuple(arms), hash=canonical_hash(full))
+    if document == resolved.document:
+        return resolved
+    again = parse(document)  # what is stored must be accepted again
+    return replace(again, arms=tuple(arms))
 
 
 def _with(arm: ResolvedArm, constants: Mapping[str, Any], kwargs: Mapping[str, Any]) -> ResolvedArm:

@@ -19,6 +19,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worker.envs.schemas import schema_defaults
 from worker.keys import generator
 
 ENTRY_POINTS = "lockstep.rewards"
@@ -113,12 +114,6 @@ def make_gym_reward(mode: str, section: Mapping[str, Any], *, gamma: float, task
     constants = {**schema_defaults(factory), **constants}
     function = factory(constants, gamma=gamma, task=task)
     return GymReward(mode, str(factory.version), _digest(constants), gamma, function)
-
-
-def schema_defaults(factory: object) -> dict[str, Any]:
-    """Return the constants that a registered mode's schema gives by itself."""
-    properties = getattr(factory, "schema", {}).get("properties", {})
-    return {name: rule["default"] for name, rule in properties.items() if "default" in rule}
 
 
 def _digest(constants: Mapping[str, Any]) -> str:

@@ -85,11 +85,13 @@ class Replays(Flight):
     """Jobs under way on a device.
 
     Attributes:
+        began: of the issue, seconds of a monotonic clock.
         lanes: of the jobs.
         landing: pinned, where the results arrive.
         landed: when they have arrived.
     """
 
+    began: float
     lanes: Sequence[Lane]
     landing: Tensor
     landed: torch.cuda.Event
@@ -129,21 +131,20 @@ class CapturedEngine:
         for job, (_, _, closing) in zip(jobs, work, strict=True):
             job.validator.forward_rows += closing.rows
             self.counters.count(job, val, closing.rows)
-        spent = time.perf_counter() - began
-        self.counters.issue_seconds += spent
-        return Replays(jobs, sizes, began, spent, [lane for lane, _, _ in work], landing, landed)
+        self.counters.issue_seconds += time.perf_counter() - began
+        return Replays(jobs, sizes, began, [lane for lane, _, _ in work], landing, landed)
 
     def collect(self, flight: Replays) -> list[Outcome]:
         """Wait for the jobs of an issue and return what they measured."""
         waited = time.perf_counter()
         flight.landed.synchronize()
         ended = time.perf_counter()
-        self.counters.copies += bool(flight.jobs)
+        self.counters.copies += 1
         self.counters.wait_seconds += ended - waited
         self._clock(flight.lanes)
         flat = flight.landing[: sum(flight.sizes)].numpy().copy()
         self._landings.append(flight.landing)
-        share = (ended - flight.began) / max(1, len(flight.jobs))
+        share = (ended - flight.began) / len(flight.jobs)
         return outcomes(flight.jobs, flight.sizes, flat, [share] * len(flight.jobs))
 
     def _clock(self, lanes: Sequence[Lane]) -> None:
@@ -206,8 +207,7 @@ class CapturedEngine:
         for lane, _, _ in work:
             self._gatherer.wait_stream(lane.stream)
         with torch.cuda.stream(self._gatherer):
-            if work:
-                landing[:size].copy_(torch.cat([closing.packed for _, _, closing in work]), non_blocking=True)
+            landing[:size].copy_(torch.cat([closing.packed for _, _, closing in work]), non_blocking=True)
             landed = torch.cuda.Event()  # type: ignore[no-untyped-call]
             landed.record()
         return landing, landed

@@ -113,14 +113,10 @@ class Flight:
     Attributes:
         jobs: in the order of issue.
         sizes: numbers that each job returns.
-        began: of the issue, seconds of a monotonic clock.
-        issue_seconds: what issuing them took.
     """
 
     jobs: Sequence[Job]
     sizes: Sequence[int]
-    began: float
-    issue_seconds: float
 
 
 class StepEngine(Protocol):
@@ -129,7 +125,12 @@ class StepEngine(Protocol):
     counters: Counters
 
     def issue(self, jobs: Sequence[Job], val: Items) -> Any:
-        """Start to train and validate every job, in order; their networks belong to the engine until collected."""
+        """Start to train and validate every job, in order; their networks belong to the engine until collected.
+
+        Args:
+            jobs: at least one.
+            val: items to validate on.
+        """
         ...
 
     def collect(self, flight: Any) -> list[Outcome]:
@@ -173,7 +174,6 @@ class Engine:
 
     def issue(self, jobs: Sequence[Job], val: Items) -> Computed:
         """Train and validate every job, in order, and read all results in one copy."""
-        began = time.perf_counter()
         packed: list[Tensor] = []
         seconds: list[float] = []
         drawn: Tensor | None = None
@@ -187,9 +187,9 @@ class Engine:
             seconds.append(time.perf_counter() - start)
         self.counters.issue_seconds += sum(seconds)
         # the one device-to-host copy of the step
-        flat = torch.cat(packed).cpu().numpy() if packed else np.empty(0)
-        self.counters.copies += bool(packed)
-        return Computed(jobs, [part.numel() for part in packed], began, sum(seconds), flat, seconds)
+        flat = torch.cat(packed).cpu().numpy()
+        self.counters.copies += 1
+        return Computed(jobs, [part.numel() for part in packed], flat, seconds)
 
     def collect(self, flight: Computed) -> list[Outcome]:
         """Return what the jobs of an issue measured."""
@@ -237,7 +237,7 @@ def outcomes(
     jobs: Sequence[Job], sizes: Sequence[int], flat: NDArray[np.float64], seconds: Sequence[float]
 ) -> list[Outcome]:
     """Return the results of all jobs from the one vector that came back."""
-    parts = np.split(flat, np.cumsum(sizes)[:-1]) if jobs else []
+    parts = np.split(flat, np.cumsum(sizes)[:-1])
     return [_outcome(*item) for item in zip(jobs, parts, seconds, strict=True)]
 
 

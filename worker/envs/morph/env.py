@@ -185,7 +185,7 @@ class MorphEnvs:
             draws = self._draws(env, takers[0].run.world.episode, self._step)
             jobs += [self._job(turn.run.world, env, draws, last=last) for turn in takers]
             places += [(turn, env) for turn in takers]
-        self._underway = UnderWay(turns, places, self.engine.issue(jobs, self.data.val))
+        self._underway = UnderWay(turns, places, self.engine.issue(jobs, self.data.val) if jobs else None)
         self._draw_ahead()
 
     def collect(self) -> list[StepResult | None]:
@@ -193,7 +193,8 @@ class MorphEnvs:
         if self._underway is None:
             raise RuntimeError("no step is under way; call issue first")
         step, self._underway = self._underway, None
-        for (turn, env), outcome in zip(step.places, self.engine.collect(step.flight), strict=True):
+        outcomes = [] if step.flight is None else self.engine.collect(step.flight)
+        for (turn, env), outcome in zip(step.places, outcomes, strict=True):
             self._record(turn, env, outcome)
         for taken in step.turns:
             if taken is not None:

@@ -92,7 +92,7 @@ class UnderWay:
     Attributes:
         turns: of every run; None where it has ended.
         places: run and environment of every job.
-        flight: of the engine.
+        flight: of the engine; None where no environment takes part any more.
     """
 
     turns: Sequence[Turn | None]

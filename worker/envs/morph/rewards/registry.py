@@ -17,6 +17,7 @@ import torch
 from worker.envs.morph.context import RewardContext, RewardResult
 from worker.envs.morph.rewards.config import RewardConfig
 from worker.envs.morph.rewards.modes import MODES, Mode
+from worker.envs.schemas import schema_defaults
 
 ENTRY_POINTS = "lockstep.rewards"
 KIND = "morphogenesis"
@@ -72,9 +73,7 @@ def make_reward(mode: str, cfg: Mapping[str, Any], *, gamma: float, task: str) -
     """
     if mode not in MODES:
         factory = _external(mode)
-        properties = getattr(factory, "schema", {}).get("properties", {})
-        constants = {name: rule["default"] for name, rule in properties.items() if "default" in rule}
-        constants |= {name: value for name, value in cfg.items() if name != "mode"}
+        constants = schema_defaults(factory) | {name: value for name, value in cfg.items() if name != "mode"}
         return factory(constants, gamma=gamma, task=task)
     config = RewardConfig.parse(cfg, task)
     if mode in _TERMINAL_ONLY and config.disable_terminal:
