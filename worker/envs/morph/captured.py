@@ -11,20 +11,21 @@ from __future__ import annotations
 
 import time
 from collections import OrderedDict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from worker.envs.morph.blend import Operator
 from worker.envs.morph.data import Items, TrainingData
 from worker.envs.morph.engine import Counters, Flight, Job, Outcome, autocast, outcomes
 from worker.envs.morph.hosts import Pass
 from worker.envs.morph.network import EpochStats, Network, gradient_figures
 
 #: Graphs kept per environment; the least recently used is dropped.
-CACHE_SIZE = 32
+CACHE_SIZE = 64
 #: Batches of a lane issued before the next lane's: to change the stream takes as long as half a launch.
 _IN_TURN = 4
 
@@ -76,6 +77,8 @@ class Lane:
     graphs: OrderedDict[Hashable, Captured] = field(default_factory=OrderedDict)
 
 
+#: Slot, blueprint and operator of grafts.
+Grafts = tuple[tuple[int, int, Operator], ...]
 #: A job's lane, its training graph (None: validated only) and its closing graph.
 Work = tuple[Lane, Captured | None, Captured]
 
@@ -162,18 +165,22 @@ class CapturedEngine:
             lane.draws.copy_(lane.pinned, non_blocking=True)
 
     def _prepare(self, job: Job, val: Items) -> Work:
-        """Return the graphs of a job, captured now where they are new."""
-        lane, network, plan = self._lane(job), job.network, job.step_plan
+        """Return the graphs of a job, captured now where they are new.
+
+        A graph is told apart by what it reads: a graft that neither trains nor is validated is in no key.
+        """
+        lane, host = self._lane(job), job.network.host_params
         training: Captured | None = None
-        live = tuple(None if cell is None else (cell.graft.blueprint, cell.graft.operator) for cell in network.live)
-        shape = (network.host_params, val.x.shape, live)
         if job.draws is not None:
             if job.how.dropout is not None:
                 lane.dropout.manual_seed(job.how.dropout.initial_seed())
-            key: Hashable = ("train", shape, plan)
-            training = self._graph(lane, key, job, lambda: self._train(lane, job))
-        key = ("close", id(val.x), shape, plan if training else None, job.val_plan)
-        return lane, training, self._graph(lane, key, job, lambda: self._close(lane, job, val))
+            pieces = [("train", host, piece) for piece in _pieces(job)]
+            key: Hashable = ("train", job.step_plan, _grafts(job.network, (item.slot for item in job.step_plan)))
+            training = self._graph(lane, key, pieces, job, lambda: self._train(lane, job))
+        read = {*(item.slot for item in job.step_plan), *job.val_plan.slots}
+        plans = (training is None, job.step_plan, job.val_plan)
+        key = ("close", id(val.x), host, plans, _grafts(job.network, read))
+        return lane, training, self._graph(lane, key, [key], job, lambda: self._close(lane, job, val))
 
     def _replay(self, jobs: Sequence[Job], work: Sequence[Work]) -> None:
         """Issue every graph, batches round robin."""
@@ -234,7 +241,7 @@ class CapturedEngine:
     def _close(self, lane: Lane, job: Job, val: Items) -> Tensor:
         """Pack what the epoch measured, validate, start anew; captured."""
         parts = [] if job.draws is None else [self._packed(lane, job)]
-        parts.append(job.network.magnitude())
+        parts.append(job.network.magnitude(job.step_plan))
         parts.append(job.validator.run(val.x, val.y, job.val_plan))
         lane.batch.zero_()
         return torch.cat(parts)
@@ -270,7 +277,10 @@ class CapturedEngine:
             )
         return self._lanes[id(network)]
 
-    def _graph(self, lane: Lane, key: Hashable, job: Job, body: Callable[[], Tensor]) -> Captured:
+    def _graph(
+        self, lane: Lane, key: Hashable, pieces: Sequence[Hashable], job: Job, body: Callable[[], Tensor]
+    ) -> Captured:
+        """Return the graph of a key; ``pieces`` name the parts of it whose kernels must have run before."""
         found = lane.graphs.get(key)
         if found is not None:
             lane.graphs.move_to_end(key)
@@ -280,14 +290,14 @@ class CapturedEngine:
         rows = job.validator.forward_rows
         lane.stream.wait_stream(torch.cuda.current_stream(self.device))
         try:
-            # the first of a lane makes its handles and workspaces, the first of a shape loads its kernels
-            if not lane.graphs or key not in self._warm:
+            # the first of a lane makes its handles and workspaces, the first with a piece loads its kernels
+            if not lane.graphs or not self._warm.issuperset(pieces):
                 self._warm_up(lane, job, body)
                 job.validator.forward_rows = rows
             captured = _capture(lane, body)
         except RuntimeError as error:
             raise CaptureError(f"capture of {key} failed: {error}; choose engine.path eager") from error
-        self._warm.add(key)
+        self._warm.update(pieces)
         captured.rows = job.validator.forward_rows - rows
         job.validator.forward_rows = rows
         if len(lane.graphs) >= CACHE_SIZE:
@@ -310,6 +320,25 @@ class CapturedEngine:
             for tensor, value in zip(touched, saved, strict=True):
                 tensor.copy_(value)
         lane.stream.synchronize()
+
+
+def _grafts(network: Network, slots: Iterable[int]) -> Grafts:
+    """Return the grafts of slots, in the order of the slots."""
+    grafts = ((slot, network.cell(slot).graft) for slot in sorted(slots))
+    return tuple((slot, graft.blueprint, graft.operator) for slot, graft in grafts)
+
+
+def _pieces(job: Job) -> list[Hashable]:
+    """Return what decides which kernels a training step runs: no two of these together bring in another."""
+    network, plan = job.network, job.step_plan
+    taking = [item.slot for item in plan]
+    pieces: list[Hashable] = [("slots", tuple(taking))]
+    for position, item in enumerate(plan):
+        pieces.append((item, _grafts(network, [item.slot])))
+        if item.how == "shadow":
+            behind = [later.slot for later in plan[position + 1 :] if later.how == "blend"]
+            pieces.append(("tail", item.slot, _grafts(network, behind)))
+    return pieces
 
 
 def _mark() -> torch.cuda.Event:

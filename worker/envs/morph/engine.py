@@ -53,7 +53,7 @@ class Outcome:
 
     Attributes:
         training: [2 + 3 S] float64 (``EpochStats.packed``); empty when only validated.
-        finite: whether every parameter of host and live grafts is finite.
+        finite: whether every parameter of the host and of grafts that trained is finite.
         measured: the validation.
         issue_seconds: time spent issuing the job (on the CPU: running it).
     """
@@ -201,7 +201,7 @@ class Engine:
         if job.draws is not None and batches is not None:
             stats = self._train(job, *batches)
             parts.append(stats.packed(len(job.network.slots)))
-        parts.append(job.network.magnitude())
+        parts.append(job.network.magnitude(job.step_plan))
         parts.append(job.validator.run(val.x, val.y, job.val_plan))
         self.counters.count(job, val, job.validator.forward_rows - before)
         return torch.cat(parts)

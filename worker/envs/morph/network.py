@@ -213,10 +213,9 @@ class Network:
             stats.norms.append([self._update(*item) for item in zip(slots, stores, grads, strict=True)])
 
     @torch.no_grad()
-    def magnitude(self) -> Tensor:
-        """Return [1] float64, finite exactly when every parameter of host and live grafts is."""
-        flats = [self.store.flat, *(cell.store.flat for cell in self.live if cell is not None)]
-        return torch.stack([flat.abs().max() for flat in flats]).sum()[None].double()
+    def magnitude(self, plan: StepPlan) -> Tensor:
+        """Return [1] float64, finite exactly when every parameter that a training step updates is."""
+        return torch.stack([store.flat.abs().max() for store in self.stores(plan)]).sum()[None].double()
 
     def _update(self, slot: int, store: ParamStore, parts: Sequence[Tensor]) -> Tensor:
         flat = torch.cat([part.reshape(-1) for part in parts], out=store.grad)

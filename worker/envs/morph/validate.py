@@ -41,6 +41,11 @@ class ValPlan:
     orders: Orders = ()
     fixed: tuple[int, ...] = ()
 
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Return the slots whose grafts are run."""
+        return (*self.players, *self.fixed, *self.prospective)
+
     @cached_property
     def masks(self) -> tuple[int, ...]:
         """Return the masks in stack order."""
@@ -139,7 +144,7 @@ class Validator:
         steps = ablation.branchings(len(plan.players), plan.masks)
         prefixes: tuple[int, ...] = (0,)
         stack, done, player, tail = x, 0, 0, 0
-        for slot in network.in_execution_order(self._stops(plan)):
+        for slot in network.in_execution_order(plan.slots):
             stop = network.slots[slot].position + 1
             stack = self._segments(stack, done, stop)
             done = stop
@@ -169,10 +174,6 @@ class Validator:
     def _segments(self, stack: Tensor, start: int, stop: int) -> Tensor:
         self.forward_rows += (stop - start) * stack.shape[0]
         return self.network.host.run(stack, start, stop, EVAL)
-
-    @staticmethod
-    def _stops(plan: ValPlan) -> list[int]:
-        return [*plan.players, *plan.fixed, *plan.prospective]
 
 
 def decode(packed: np.ndarray, plan: ValPlan) -> Measured:
