@@ -26,8 +26,8 @@ import torch
 
 from app.domain.presets import merge
 from app.domain.spec import parse
-from benchmarks.lockstep_ab import MATCHES, runs_of
-from benchmarks.machine import machine, set_up, versions, write_cifar_shaped
+from benchmarks.lockstep_ab import runs_of
+from benchmarks.machine import MATCHES, machine, set_up, versions, write_cifar_shaped
 from benchmarks.served import service
 from worker.keys import replicate_seed
 from worker.train.block import BlockTrainer

@@ -25,8 +25,7 @@ from typing import Any
 
 from app.client import Client
 from app.domain.presets import merge
-from benchmarks.lockstep_ab import MATCHES
-from benchmarks.machine import machine, set_up, versions, write_cifar_shaped
+from benchmarks.machine import MATCHES, machine, set_up, versions, write_cifar_shaped
 from benchmarks.overhead import spec_of
 from benchmarks.served import service
 

@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from app.domain.presets import merge
-from benchmarks.lockstep_ab import MATCHES
-from benchmarks.machine import machine, set_up, versions, write_cifar_shaped
+from benchmarks.machine import MATCHES, machine, set_up, versions, write_cifar_shaped
 from benchmarks.served import service
 
 #: Seconds of the reference on an H100: a round of one arm with 4 environments, and set-up.
