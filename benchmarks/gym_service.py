@@ -25,7 +25,7 @@ from app.domain.presets import merge
 from app.domain.spec import load_text, parse
 from benchmarks.gym_classic import LAST, interval
 from benchmarks.run_experiments import save
-from benchmarks.served import service
+from benchmarks.served import service, wait
 
 ANCHORS = {
     "CartPole-v1": "CleanRL 490.0 +- 6.1, baselines 497.5 +- 4.0, SB3 zoo 500 +- 0",
@@ -109,8 +109,7 @@ def main() -> None:
         submitted = {path: client.submit(spec)["id"] for path, spec in specs.items()}
         running.start_workers(["cpu"] * options.workers)
         for path, experiment_id in submitted.items():
-            for _ in client.watch(experiment_id, metrics=["none"]):
-                pass
+            wait(client, experiment_id)
             save(client, experiment_id, path.stem, options.out)
             rows = added(options.out / "gym-classic.json", rows_of(client, experiment_id, specs[path]))
             (options.out / "gym-classic.md").write_text(table(rows))

@@ -10,7 +10,6 @@ line per cell, writes JSON.
 from __future__ import annotations
 
 import argparse
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -22,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.machine import EDGE, floor_seconds, machine, set_up, versions
+from benchmarks.machine import EDGE, facts, floor_seconds, save, set_up
 from worker.envs.morph.blend import Operator
 from worker.envs.morph.blueprints import blueprint_id
 from worker.envs.morph.config import EnvConfig
@@ -163,9 +162,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
         cell = Cell(variant, hosts, batch, precision, args.tf32, grafts, args.base, args.images)
         rows.append(measure(cell, args.epochs, device))
         print(line(rows[-1]), flush=True)
-    if args.out is not None:
-        report = {"schema": 1, "machine": machine(device), "versions": versions(), "rows": rows}
-        args.out.write_text(json.dumps(report, indent=1) + "\n")
+    save(args.out, facts(device) | {"rows": rows})
 
 
 if __name__ == "__main__":

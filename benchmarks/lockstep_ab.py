@@ -11,9 +11,7 @@ arms the comparison is A/A, so that their difference must be exactly 0. Prints a
 from __future__ import annotations
 
 import argparse
-import json
 import statistics
-import tempfile
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -25,7 +23,7 @@ from torch import Tensor
 
 from app.domain.presets import merge
 from app.domain.spec import ResolvedSpec, parse
-from benchmarks.machine import Sampler, floor_seconds, machine, set_up, versions, write_cifar_shaped
+from benchmarks.machine import MATCHES, Sampler, facts, floor_seconds, images, save, set_up, work_unit
 from worker.envs.cohorts import Cohorts
 from worker.envs.morph.actions import FULL_TARGET, canonical_action
 from worker.envs.morph.blueprints import blueprint_id
@@ -37,15 +35,6 @@ from worker.train.runs import TrainedRun
 
 #: Training images per second of the reference on an H100, n_envs = 4, the faster of its two settings.
 REFERENCE_IMAGES_S = 66_795.0
-_EPISODE = {"task": "cifar_baseline", "n_envs": 4, "horizon": 40, "batch_size": 512, "batches_per_step": 24}
-_LIFE = {"slots": ["r0c0", "r0c1", "r0c2"], "val_images": 2500, "auto_advance": ["g1", "g2", "g3"]}
-MATCHES: Mapping[str, Mapping[str, Any]] = {
-    "reference": {**_EPISODE, **_LIFE},
-    "tiny": {
-        "task": "digits_tiny", "n_envs": 2, "horizon": 8, "batch_size": 64, "batches_per_step": 1,
-        "val_images": 200, "auto_advance": ["g1", "g2", "g3"],
-    },
-}  # fmt: skip
 
 
 @dataclass(frozen=True)
@@ -116,18 +105,16 @@ def runs_of(resolved: ResolvedSpec) -> tuple[RunPlan, ...]:
 def plan_of(options: Options) -> BlockPlan:
     """Return one block of equal arms; its budget is never reached, so nothing is evaluated."""
     rounds = 10_000
-    shape = {"n_envs": options.n_envs, **({"horizon": options.horizon} if options.horizon else {})}
     own = {
         "experiment": {"name": "bench", "kind": "aa", "replicates": 1},
         "arms": [{"label": label} for label in "AB"],
-        "env": merge(MATCHES[options.match], shape),
+        "env": {"horizon": options.horizon} if options.horizon else {},
         "budget": {"rounds": rounds},
         "precision": {"host": options.precision, "tf32": options.tf32},
         "engine": {"path": options.path},
-        "ppo": {"minibatches": min(4, options.n_envs)},
         "eval": {"every_rounds": rounds},
     }
-    resolved = parse(merge({}, own))
+    resolved = parse(merge(work_unit(options.match, options.n_envs), own))
     runs = runs_of(resolved)[: options.arms]
     return BlockPlan("bench", "block", 1, 0, 1, rounds, resolved.hash, runs, options.arms)
 
@@ -181,10 +168,8 @@ def _report(
     shape = scheduled[0].config.task.host
     floor = floor_seconds(shape.base, element, work["train_items"], work["val_forwarded"])
     return {
-        "schema": 1,
+        **facts(device),
         "config": asdict(options) | {"env": dict(MATCHES[options.match])},
-        "machine": machine(device),
-        "versions": versions(),
         "work": {
             "rounds": len(timed),
             "env_steps": steps,
@@ -274,14 +259,10 @@ def options_of(arguments: Sequence[str] | None = None) -> tuple[Options, Path | 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Measure, print the table, write the JSON."""
     options, data_dir, out = options_of(arguments)
-    with tempfile.TemporaryDirectory() as folder:
-        if options.match == "reference" and data_dir is None:
-            data_dir = Path(folder)
-            write_cifar_shaped(data_dir)
-        report = measure(options, data_dir)
+    with images(options.match, data_dir) as folder:
+        report = measure(options, folder)
     print(table(report))
-    if out is not None:
-        out.write_text(json.dumps(report, indent=1) + "\n")
+    save(out, report)
 
 
 if __name__ == "__main__":

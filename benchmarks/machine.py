@@ -1,9 +1,18 @@
-"""What both GPU benchmarks share: settings, the machine's name, the memory floor, a CIFAR-shaped data set."""
+"""What benchmarks of training share: settings, work units, CIFAR-shaped data, facts of the machine, results as JSON.
+
+``python -m benchmarks.machine`` prints the facts of this machine.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import subprocess
+import sys
+import tempfile
 import threading
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,18 +20,61 @@ import numpy as np
 import pynvml
 import torch
 
+from app.domain.presets import merge
 from worker import numerics
 from worker.envs.morph import cifar
 
 #: Bytes per second of a large device-to-device copy on an H100, counting reads and writes.
 COPY_RATE = 3.0e12
 EDGE = 32
+_EPISODE = {"task": "cifar_baseline", "n_envs": 4, "horizon": 40, "batch_size": 512, "batches_per_step": 24}
+_LIFE = {"slots": ["r0c0", "r0c1", "r0c2"], "val_images": 2500, "auto_advance": ["g1", "g2", "g3"]}
+#: Section ``env`` of each work unit; ``reference`` is that of performance.md 2.
+MATCHES: Mapping[str, Mapping[str, Any]] = {
+    "reference": {**_EPISODE, **_LIFE},
+    "tiny": {
+        "task": "digits_tiny", "n_envs": 2, "horizon": 8, "batch_size": 64, "batches_per_step": 1,
+        "val_images": 200, "auto_advance": ["g1", "g2", "g3"],
+    },
+}  # fmt: skip
+
+
+def work_unit(match: str, n_envs: int | None = None) -> dict[str, Any]:
+    """Return the spec of a work unit or of a preset; a known number of environments bounds the minibatches."""
+    found: dict[str, Any] = {"env": dict(MATCHES[match])} if match in MATCHES else {"preset": match}
+    if n_envs is not None:
+        found = merge(found, {"env": {"n_envs": n_envs}})
+    known = found.get("env", {}).get("n_envs")
+    return found if known is None else {**found, "ppo": {"minibatches": min(4, known)}}
 
 
 def set_up(*, tf32: bool) -> torch.device:
     """Fix the numerical settings of a run (performance.md 6) and return the device."""
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     return numerics.set_up(deterministic=True, tf32=tf32, threads=1)
+
+
+def facts(device: torch.device) -> dict[str, Any]:
+    """Return what every result begins with."""
+    return {"schema": 1, "machine": machine(device), "versions": versions()}
+
+
+def facts_alone() -> dict[str, Any]:
+    """Return the facts as found by a process that has ended.
+
+    What CUDA holds in this process would be memory in use to a worker that checks whether its device is free.
+    """
+    command = [sys.executable, "-m", "benchmarks.machine"]
+    found: dict[str, Any] = json.loads(subprocess.run(command, stdout=subprocess.PIPE, check=True).stdout)
+    return found
+
+
+def save(out: Path | None, report: Mapping[str, Any]) -> None:
+    """Write a result as JSON, whole or not at all; without a path nothing is written."""
+    if out is not None:
+        part = out.with_name(f"{out.name}.part")
+        part.write_text(json.dumps(report, indent=1) + "\n")
+        part.replace(out)
 
 
 def machine(device: torch.device) -> dict[str, Any]:
@@ -50,6 +102,17 @@ def floor_seconds(base: int, element_bytes: int, train_images: float, val_passes
     """
     trained = train_images * (13_824 * base + 6_144) * element_bytes
     return (trained + val_passes * (4_352 * base + 3_072) * 4) / COPY_RATE
+
+
+@contextlib.contextmanager
+def images(match: str, given: Path | None = None) -> Iterator[Path | None]:
+    """Yield the folder of the data sets: the given one, or for ``reference`` generated images, deleted afterwards."""
+    if given is not None or match != "reference":
+        yield given
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        write_cifar_shaped(Path(folder))
+        yield Path(folder)
 
 
 def write_cifar_shaped(folder: Path, seed: int = 0) -> None:
@@ -97,3 +160,7 @@ class Sampler(threading.Thread):
         self._done.set()
         self.join()
         return float(np.mean(self.samples)) if self.samples else None
+
+
+if __name__ == "__main__":
+    print(json.dumps(facts(set_up(tf32=False)), indent=1))

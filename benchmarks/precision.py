@@ -11,7 +11,6 @@ standard deviation) between replicates. Prints one row per arm and writes all sc
 from __future__ import annotations
 
 import argparse
-import json
 from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +20,7 @@ from typing import Any
 from app.domain.presets import merge
 from benchmarks.gratings import write_gratings
 from benchmarks.headroom import CASES, Case, scores, spec_of
-from benchmarks.machine import machine, set_up, versions
+from benchmarks.machine import facts, save, set_up
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "fp32": {"precision": {"host": "fp32", "tf32": False}},
@@ -71,8 +70,7 @@ def main() -> None:
         values = f"{item['first']:10.2f} {item['second']:10.2f} {item['difference']:+10.2f} {item['spread']:8.2f}"
         print(f"{item['arm']:18s} {values}  {'within' if item['within'] else 'OUTSIDE'}")
     config = {name: getattr(options, name) for name in ("case", "settings", "replicates", "horizon")}
-    report = {"schema": 1, "config": config, "machine": machine(set_up(tf32=False)), "versions": versions()}
-    options.out.write_text(json.dumps(report | {"rows": rows, "accuracies": found}, indent=1) + "\n")
+    save(options.out, facts(set_up(tf32=False)) | {"config": config, "rows": rows, "accuracies": found})
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from pathlib import Path
 from statistics import fmean
 
 from app.client import ApiError, Client
-from benchmarks.served import service
+from benchmarks.served import service, wait
 
 FORMS = ("json", "md", "html", "csv")
 
@@ -57,8 +57,7 @@ def main() -> None:
         running.start_workers([options.device] * options.workers)
         began = time.monotonic()
         for path, experiment_id in submitted.items():
-            for _ in client.watch(experiment_id, metrics=["none"]):
-                pass
+            wait(client, experiment_id)
             with contextlib.suppress(ApiError):
                 save(client, experiment_id, path.stem, options.out)
                 rows = learning(client, experiment_id)

@@ -5,21 +5,25 @@
 The reference compares two arms by one run each. Its time for the same rounds and episode length is derived from
 its published measurement (performance.md 2): 29.4 s a round of 40 epochs of 4 environments, for two arms one
 after the other, and 27 s of set-up once. The ratio of ours to that is to be at most 1.2.
+
+After every block it prints where the seconds of the block went and writes what is known (``"complete": false``
+until the report is there); at the end, also when it is cut off, the medians over the blocks. Fewer than six
+replicates allow no test: then only descriptive figures are asked for.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
-import tempfile
 import time
-from pathlib import Path
+from collections.abc import Callable, Sequence
 from typing import Any
 
+from app.client import Client
 from app.domain.presets import merge
-from benchmarks.lockstep_ab import MATCHES
-from benchmarks.machine import machine, set_up, versions, write_cifar_shaped
-from benchmarks.served import service
+from benchmarks.machine import MATCHES, facts_alone, images, save, work_unit
+from benchmarks.served import Service, config_of, end_after, parser, service
+from benchmarks.timeline import METRICS, Timeline
 
 #: Seconds of the reference on an H100: a round of one arm with 4 environments, and set-up.
 REFERENCE_ROUND_S, REFERENCE_SETUP_S = 29.4, 27.0
@@ -29,10 +33,8 @@ def spec_of(options: argparse.Namespace) -> dict[str, Any]:
     """Return two reward functions, ten replicates, judged by the accuracy of a frozen policy on test images."""
     own = {
         "experiment": {"name": "two rewards, ten replicates", "replicates": options.replicates},
-        "env": dict(MATCHES[options.match]),
         "precision": {"host": options.precision},
         "engine": {"path": options.path},
-        "ppo": {"minibatches": min(4, int(MATCHES[options.match]["n_envs"]))},
         "budget": {"rounds": options.rounds},
         "eval": {"every_rounds": options.rounds, "episodes": 4},
         "arms": [{"label": "shaped", "reward": "shaped"}, {"label": "simplified", "reward": "simplified"}],
@@ -40,49 +42,83 @@ def spec_of(options: argparse.Namespace) -> dict[str, Any]:
             "primary": {"metric": "eval/accuracy", "aggregate": "final_mean", "direction": "max"},
             "sesoi": 2.0,
             "failure": {"floor": 0.0},
+            **({"inference": "none"} if options.replicates < 6 else {}),
         },
     }
-    return merge({}, own)
+    return merge(work_unit(options.match), own)
 
 
-def conduct(options: argparse.Namespace, data_dir: Path | None) -> dict[str, Any]:
-    """Run the experiment through API and one worker; return its seconds and what the report says."""
-    with service(options.port) as running:
-        running.start_workers([options.device], data_dir)
-        began = time.perf_counter()
-        experiment_id = running.client.submit(spec_of(options))["id"]
-        for _ in running.client.watch(experiment_id, metrics=["none"]):
-            pass
-        report = running.client.report(experiment_id)
-        seconds = time.perf_counter() - began
-        runs = running.client.runs(experiment_id)
+def conduct(running: Service, options: argparse.Namespace, keep: Callable[[dict[str, Any]], None]) -> dict[str, Any]:
+    """Run the experiment; return its seconds, its timeline and what the report says.
+
+    Args:
+        running: a server with one worker.
+        options: of the command line.
+        keep: called with the timeline after every block, and once more when the experiment ends or is cut off.
+
+    Raises:
+        SystemExit: the experiment did not succeed.
+    """
+    client, began = running.client, time.perf_counter()
+    experiment_id = client.submit(spec_of(options))["id"]
+    timeline = Timeline(client.show(experiment_id)["created_at"])
+    try:
+        with running.explained(experiment_id):
+            status = follow(client, experiment_id, timeline, keep)
+            report = client.report(experiment_id)
+            seconds = time.perf_counter() - began
+            timeline.settle(client)
+            if status != "succeeded":
+                raise SystemExit(f"the experiment is {status}")
+    finally:
+        print(timeline.table(), flush=True)
+        keep(timeline.summary())
+    runs = client.runs(experiment_id)
     done = sum(run["status"] == "succeeded" for run in runs)
-    return {"seconds": seconds, "runs": len(runs), "runs_succeeded": done, "verdict": report["verdict"]}
+    found = {"seconds": seconds, "runs": len(runs), "runs_succeeded": done, "verdict": report["verdict"]}
+    return found | timeline.summary()
+
+
+def follow(client: Client, experiment_id: str, timeline: Timeline, keep: Callable[[dict[str, Any]], None]) -> str:
+    """Follow the experiment to its end, print and keep each block that ends; return the status."""
+    for frame in client.watch(experiment_id, metrics=list(METRICS)):
+        if frame["type"] == "snapshot":
+            timeline.begin(frame, client.call("GET", f"experiments/{experiment_id}/events")["items"])
+        ended = timeline.add(frame)
+        if ended is not None:
+            timeline.read_workers(client)
+            print(timeline.line(ended), flush=True)
+            keep(timeline.summary())
+    return str(frame["status"])
+
+
+def options_of(arguments: Sequence[str] | None = None) -> argparse.Namespace:
+    """Read the command line."""
+    options = parser(__doc__, 7494)
+    options.add_argument("--match", choices=sorted(MATCHES), default="reference")
+    options.add_argument("--replicates", type=int, default=10)
+    options.add_argument("--rounds", type=int, default=8)
+    options.add_argument("--precision", choices=("bf16", "fp32"), default="fp32")
+    options.add_argument("--path", choices=("auto", "eager", "captured", "fused"), default="auto")
+    return options.parse_args(arguments)
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--match", choices=sorted(MATCHES), default="reference")
-    parser.add_argument("--replicates", type=int, default=10)
-    parser.add_argument("--rounds", type=int, default=8)
-    parser.add_argument("--precision", choices=("bf16", "fp32"), default="fp32")
-    parser.add_argument("--path", choices=("auto", "eager", "captured", "fused"), default="auto")
-    parser.add_argument("--device", default="cpu", help="of the worker: cpu or gpu")
-    parser.add_argument("--port", type=int, default=7494)
-    parser.add_argument("--out", type=Path)
-    options = parser.parse_args()
-    with tempfile.TemporaryDirectory() as folder:
-        data_dir = Path(folder) if options.match == "reference" else None
-        if data_dir is not None:
-            write_cifar_shaped(data_dir)
-        found = conduct(options, data_dir)
-    found["reference_s"] = REFERENCE_SETUP_S + 2 * options.rounds * REFERENCE_ROUND_S
-    found["ratio"] = found["seconds"] / found["reference_s"]
-    print(json.dumps(found, indent=1))
-    if options.out is not None:
-        config = {name: value for name, value in vars(options).items() if name not in ("out", "port")}
-        report = {"schema": 1, "config": config, "machine": machine(set_up(tf32=False)), "versions": versions()}
-        options.out.write_text(json.dumps(report | found, indent=1) + "\n")
+    options = options_of()
+    end_after(options.limit)
+    head = facts_alone() | {"config": config_of(options)}
+
+    def keep(known: dict[str, Any]) -> None:
+        save(options.out, head | {"complete": False} | known)
+
+    keep({"blocks": []})
+    with images(options.match) as data_dir, service(options.port) as running:
+        running.start_workers([options.device], data_dir)
+        found = conduct(running, options, keep)
+        found["reference_s"] = REFERENCE_SETUP_S + 2 * options.rounds * REFERENCE_ROUND_S
+        found["ratio"] = found["seconds"] / found["reference_s"]
+        keep(found | {"complete": True})
+        print(json.dumps({name: value for name, value in found.items() if name != "blocks"}, indent=1), flush=True)
 
 
 if __name__ == "__main__":

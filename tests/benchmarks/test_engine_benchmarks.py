@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from benchmarks import host_engine, lockstep_ab, overhead
+from benchmarks import host_engine, lockstep_ab, overhead, served
 from benchmarks.machine import floor_seconds, write_cifar_shaped
 from worker.envs.morph import cifar
 
@@ -72,4 +72,4 @@ def test_overhead_trains_the_same_runs_bare_and_through_the_service() -> None:
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
-    assert overhead.through(spec, "cpu", port, None) > 0.0
+    assert served.train(spec, ["cpu"], port, None)["seconds"] > 0.0
