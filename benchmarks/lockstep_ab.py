@@ -14,7 +14,7 @@ import argparse
 import statistics
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from worker.envs.morph.actions import FULL_TARGET, canonical_action
 from worker.envs.morph.blueprints import blueprint_id
 from worker.envs.morph.env import MorphEnvs
 from worker.envs.morph.stages import Op
-from worker.envs.protocol import Masks, Observation, StepResult
+from worker.envs.protocol import Cohort, Masks, Observation, Seen
 from worker.train.block import BlockPlan, BlockTrainer, RunPlan
 from worker.train.runs import TrainedRun
 
@@ -75,15 +75,22 @@ class Scheduled:
         self.envs.issue(actions)
         self.step_seconds += time.perf_counter() - began
 
-    def collect(self) -> list[StepResult | None]:
+    def collect(self) -> list[Seen | None]:
         """Collect a step, and leave WAIT as the only choice."""
         began = time.perf_counter()
-        results = self.envs.collect()
-        for result in results:
-            if result is not None:
-                result.masks = self._masks[1]
+        found = self.envs.collect()
+        for seen in found:
+            if seen is not None:
+                seen.masks = self._masks[1]
         self.step_seconds += time.perf_counter() - began
-        return results
+        return found
+
+    def settle(self) -> list[Tensor | None]:
+        """Settle a step."""
+        began = time.perf_counter()
+        rewards = self.envs.settle()
+        self.step_seconds += time.perf_counter() - began
+        return rewards
 
     def _only(self, row: Sequence[int]) -> dict[str, Tensor]:
         sizes = {head.name: head.size for head in self.envs.heads}
@@ -94,6 +101,13 @@ class Scheduled:
             mask[..., index] = True
             masks[head.name] = mask
         return masks
+
+
+def scheduled_of(cohort: Cohort, blueprint: str) -> Scheduled:
+    """Return the environments of a cohort with the fixed lifecycle."""
+    if not isinstance(cohort.envs, MorphEnvs):
+        raise TypeError(f"{type(cohort.envs).__name__} has no grafts")
+    return Scheduled(cohort.envs, blueprint)
 
 
 def runs_of(resolved: ResolvedSpec) -> tuple[RunPlan, ...]:
@@ -124,10 +138,11 @@ def measure(options: Options, data_dir: Path | None) -> dict[str, Any]:
     device = set_up(tf32=options.tf32)
     began = time.perf_counter()
     trainer = BlockTrainer(plan_of(options), device, data_dir=data_dir)
-    parts: list[MorphEnvs] = [part for part in trainer.envs.cohorts if isinstance(part, MorphEnvs)]
-    scheduled = [Scheduled(part, options.blueprint) for part in parts]
-    trainer.envs = Cohorts(scheduled)
-    engine = parts[0].engine
+    scheduled = [scheduled_of(cohort, options.blueprint) for cohort in trainer.envs.cohorts]
+    trainer.envs = Cohorts(
+        [replace(cohort, envs=own) for cohort, own in zip(trainer.envs.cohorts, scheduled, strict=True)]
+    )
+    engine = scheduled[0].engine
     setup_s = time.perf_counter() - began
     records = trainer.rounds(0)
     for _ in range(options.warmup_rounds):

@@ -87,7 +87,15 @@ class ProbeEnvs:
         off = torch.zeros_like(ended)
         terminated, truncated = (off, ended) if self.probe.truncates else (ended, off)
         valid = torch.ones_like(ended)
-        return StepResult(self.observation(), self.masks, reward, terminated, truncated, valid, final)
+        return StepResult(
+            observation=self.observation(),
+            masks=self.masks,
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            valid=valid,
+            final_observation=final,
+        )
 
     def _cues(self) -> Tensor:
         return torch.from_numpy(self.rng.choice([-1.0, 1.0], E).astype(np.float32))

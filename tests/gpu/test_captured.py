@@ -89,7 +89,7 @@ def test_a_step_reads_back_once_and_waits_for_nothing_else(data_dir: Path) -> No
     play(envs, 4)
     engine = envs.engine
     assert isinstance(engine, CapturedEngine)
-    draws = envs._draws(0, 0, 4)
+    draws = envs._draws.take(0, 0, 4)
     jobs = [envs._job(run.world, 0, draws, last=False) for run in envs.runs]
     run_jobs(engine, jobs, envs.data.val)
     before = engine.counters.copies
@@ -200,7 +200,7 @@ def test_capture_does_not_train(data_dir: Path) -> None:
     envs = build(config(), data_dir)
     envs.begin_round(0)
     network = envs.runs[0].world.networks[0]
-    job = envs._job(envs.runs[0].world, 0, envs._draws(0, 0, 0), last=False)
+    job = envs._job(envs.runs[0].world, 0, envs._draws.take(0, 0, 0), last=False)
     assert isinstance(envs.engine, CapturedEngine)
     before = [tensor.clone() for tensor in network.store.state()]
     envs.engine._prepare(job, envs.data.val)

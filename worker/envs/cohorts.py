@@ -1,7 +1,8 @@
 """Environments that step out of phase: while the hosts of one cohort train, the loop acts for the next.
 
-A cohort holds some of the environments of *every* run, so no run is nearer to the device than another, and
-draws are keyed by the number of the environment in its run, so where a cohort begins changes nothing in it.
+A cohort holds some of the environments of some runs; the runs are divided alike and their cohorts alternate, so
+no run is nearer to the device than another. Draws are keyed by the number of the environment in its run, so where
+a cohort begins changes nothing in it.
 """
 
 from __future__ import annotations
@@ -13,14 +14,23 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.envs.protocol import Correction, EpisodeRecord, LockstepEnvs, Masks, Observation, StepResult
+from worker.envs.protocol import (
+    Cohort,
+    Correction,
+    EpisodeRecord,
+    Masks,
+    Observation,
+    Seen,
+    StepResult,
+    whole_step,
+)
 
 
 class Cohorts:
-    """Several ``LockstepEnvs`` of the same runs as one; see the protocol.
+    """Several ``LockstepEnvs`` as one; see the protocol.
 
     Args:
-        cohorts: in the order of their environments.
+        cohorts: for every run in the order of its environments; all runs divided alike.
 
     Raises:
         ValueError: episodes go on over round borders, so a cohort has state of its own there.
@@ -28,44 +38,64 @@ class Cohorts:
 
     resets_each_round: bool = True
 
-    def __init__(self, cohorts: Sequence[LockstepEnvs]) -> None:
-        first = cohorts[0]
+    def __init__(self, cohorts: Sequence[Cohort]) -> None:
+        first = cohorts[0].envs
         if not first.resets_each_round:
             raise ValueError("environments that go on over rounds step as one cohort")
-        self.cohorts: Sequence[LockstepEnvs] = tuple(cohorts)
+        self.cohorts: Sequence[Cohort] = tuple(cohorts)
         self.obs_spec, self.heads = first.obs_spec, first.heads
         self.steps_per_round = first.steps_per_round
-        self._sizes = [cohort.num_envs for cohort in cohorts]
-        self.num_envs = sum(self._sizes)
+        positions = [run for cohort in cohorts for run in cohort.runs]
+        #: Of every run: its cohorts, each with the index of the run in it.
+        self._parts = [
+            [(cohort.envs, cohort.runs.index(run)) for cohort in cohorts if run in cohort.runs]
+            for run in range(max(positions) + 1)
+        ]
+        self._sizes = [envs.num_envs for envs, _ in self._parts[0]]
         self._starts = [stop - size for stop, size in zip(accumulate(self._sizes), self._sizes, strict=True)]
+        self.num_envs = sum(self._sizes)
 
     def begin_round(self, round_index: int) -> list[tuple[Observation, Masks]]:
         """Start a round in every cohort."""
-        views = [cohort.begin_round(round_index) for cohort in self.cohorts]
+        begun = [cohort.envs.begin_round(round_index) for cohort in self.cohorts]
+        views = self._by_run(begun)
         return [
             (_joined_observation([view for view, _ in run]), _joined_masks([masks for _, masks in run]))
-            for run in zip(*views, strict=True)
+            for run in views
         ]
+
+    def rehearse(self) -> None:
+        """Rehearse in one cohort: what is loaded serves them all."""
+        self.cohorts[0].envs.rehearse()
 
     def step(self, actions: Sequence[Tensor | None]) -> list[StepResult | None]:
         """Execute one action [E, H] per run in all cohorts and wait for all."""
-        self.issue(actions)
-        return self.collect()
+        return whole_step(self, actions)
 
     def issue(self, actions: Sequence[Tensor | None]) -> None:
         """Start a step in every cohort."""
-        for cohort, start, size in zip(self.cohorts, self._starts, self._sizes, strict=True):
-            rows = slice(start, start + size)
-            cohort.issue([None if action is None else action[rows] for action in actions])
+        taken = [0] * len(self._parts)
+        for cohort in self.cohorts:
+            own = []
+            for run in cohort.runs:
+                start, size = self._starts[taken[run]], self._sizes[taken[run]]
+                action = actions[run]
+                own.append(None if action is None else action[start : start + size])
+                taken[run] += 1
+            cohort.envs.issue(own)
 
-    def collect(self) -> list[StepResult | None]:
+    def collect(self) -> list[Seen | None]:
         """Wait for the step of every cohort."""
-        found = zip(*[cohort.collect() for cohort in self.cohorts], strict=True)
-        return [self._joined([result for result in results if result is not None]) for results in found]
+        return [self._joined(found) for found in self._by_run([cohort.envs.collect() for cohort in self.cohorts])]
+
+    def settle(self) -> list[Tensor | None]:
+        """Settle the step of every cohort."""
+        paid = self._by_run([cohort.envs.settle() for cohort in self.cohorts])
+        return [None if parts[0] is None else torch.cat(parts) for parts in paid]
 
     def reward_sums(self, run: int) -> dict[str, Tensor]:
         """Return the sums of the reward components of this round so far, {component: [E]}."""
-        sums = [cohort.reward_sums(run) for cohort in self.cohorts]
+        sums = [envs.reward_sums(own) for envs, own in self._parts[run]]
         samples = {name: total for found in sums for name, total in found.items()}
         # a run that failed before a cohort's first step was paid nothing there
         return {
@@ -77,39 +107,48 @@ class Cohorts:
 
     def pop_episodes(self, run: int) -> list[EpisodeRecord]:
         """Return and forget the finished episodes of a run."""
-        return [episode for cohort in self.cohorts for episode in cohort.pop_episodes(run)]
+        return [episode for envs, own in self._parts[run] for episode in envs.pop_episodes(own)]
 
     def pop_events(self, run: int) -> list[dict[str, Any]]:
         """Return and forget the events of a run, in the order of their steps."""
-        events = [event for cohort in self.cohorts for event in cohort.pop_events(run)]
+        events = [event for envs, own in self._parts[run] for event in envs.pop_events(own)]
         return sorted(events, key=lambda event: int(event["step"]))
 
     def state_dict(self, run: int) -> dict[str, Any]:
-        """Return what a resume needs: at a border episodes start, so it is the same for every cohort."""
-        return self.cohorts[0].state_dict(run)
+        """Return what a resume needs: at a border episodes start, so it is the same for every cohort of a run."""
+        envs, own = self._parts[run][0]
+        return envs.state_dict(own)
 
     def load_state_dict(self, run: int, state: Mapping[str, Any]) -> None:
         """Restore ``state_dict``; a mismatch raises ValueError."""
-        for cohort in self.cohorts:
-            cohort.load_state_dict(run, state)
+        for envs, own in self._parts[run]:
+            envs.load_state_dict(own, state)
 
-    def _joined(self, results: Sequence[StepResult]) -> StepResult | None:
-        if not results:
+    def _by_run(self, found: Sequence[Sequence[Any]]) -> list[list[Any]]:
+        """Return what every cohort gave for each of its runs, as one list for each run."""
+        parts: list[list[Any]] = [[] for _ in self._parts]
+        for cohort, values in zip(self.cohorts, found, strict=True):
+            for run, value in zip(cohort.runs, values, strict=True):
+                parts[run].append(value)
+        return parts
+
+    def _joined(self, parts: Sequence[Seen | None]) -> Seen | None:
+        seen = [part for part in parts if part is not None]
+        if not seen:
             return None
-        finals = [result.final_observation or result.observation for result in results]
-        ended = any(result.final_observation is not None for result in results)
-        return StepResult(
-            observation=_joined_observation([result.observation for result in results]),
-            masks=_joined_masks([result.masks for result in results]),
-            reward=torch.cat([result.reward for result in results]),
-            terminated=torch.cat([result.terminated for result in results]),
-            truncated=torch.cat([result.truncated for result in results]),
-            valid=torch.cat([result.valid for result in results]),
+        finals = [part.final_observation or part.observation for part in seen]
+        ended = any(part.final_observation is not None for part in seen)
+        return Seen(
+            observation=_joined_observation([part.observation for part in seen]),
+            masks=_joined_masks([part.masks for part in seen]),
+            terminated=torch.cat([part.terminated for part in seen]),
+            truncated=torch.cat([part.truncated for part in seen]),
+            valid=torch.cat([part.valid for part in seen]),
             final_observation=_joined_observation(finals) if ended else None,
             corrections=[
                 Correction(start + item.env, item.step, item.reward)
-                for start, result in zip(self._starts, results, strict=True)
-                for item in result.corrections
+                for start, part in zip(self._starts, seen, strict=True)
+                for item in part.corrections
             ],
         )
 

@@ -21,7 +21,7 @@ from torch import Tensor
 
 from worker.envs.gym_ledger import Ledger
 from worker.envs.gym_rewards import GymReward, Transition, make_gym_reward
-from worker.envs.protocol import EpisodeRecord, HeadSpec, Masks, Observation, ObsSpec, StepResult
+from worker.envs.protocol import Cohort, EpisodeRecord, HeadSpec, Masks, Observation, ObsSpec, Seen, StepResult
 from worker.keys import derive
 
 ENTRY_POINTS = "lockstep.environments"
@@ -90,6 +90,7 @@ class GymEnvs:
         self._lanes = [[_Lane(_make(section)) for _ in range(num_envs)] for _ in range(num_runs)]
         sample = self._lanes[0][0].env
         size = _observation_size(sample)
+        self.heads: Sequence[HeadSpec]
         self._offsets, self.heads = _heads(sample)
         start = self._offsets[0]
         # scalars of numpy's own, as gymnasium's vector environments hand on
@@ -105,6 +106,7 @@ class GymEnvs:
         self._no_ids = torch.zeros(num_envs, 0, dtype=torch.int64)
         self._ledgers = list(ledgers)
         self._actions: Sequence[Tensor | None] = ()
+        self._results: list[StepResult | None] = []
         self._episodes: list[list[EpisodeRecord]] = [[] for _ in range(num_runs)]
 
     def begin_round(self, round_index: int) -> list[tuple[Observation, Masks]]:
@@ -120,17 +122,25 @@ class GymEnvs:
         return [(self._observation(run), self._masks) for run in range(len(self._lanes))]
 
     @property
-    def cohorts(self) -> tuple[GymEnvs, ...]:
-        """Return itself: these environments step together."""
-        return (self,)
+    def cohorts(self) -> tuple[Cohort, ...]:
+        """Return one cohort: these environments step together."""
+        return (Cohort(self, tuple(range(len(self._lanes)))),)
+
+    def rehearse(self) -> None:
+        """Do nothing: no step has to be loaded."""
 
     def issue(self, actions: Sequence[Tensor | None]) -> None:
         """Take the actions of a step."""
         self._actions = actions
 
-    def collect(self) -> list[StepResult | None]:
+    def collect(self) -> list[Seen | None]:
         """Execute the step that was issued."""
-        return self.step(self._actions)
+        self._results = self.step(self._actions)
+        return [*self._results]
+
+    def settle(self) -> list[Tensor | None]:
+        """Return the rewards of the step that was collected."""
+        return [None if result is None else result.reward for result in self._results]
 
     def step(self, actions: Sequence[Tensor | None]) -> list[StepResult | None]:
         """Execute one action [E, H] per run."""

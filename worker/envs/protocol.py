@@ -78,14 +78,13 @@ class Correction:
     reward: float
 
 
-@dataclass
-class StepResult:
-    """What one step of one run produced.
+@dataclass(kw_only=True)
+class Seen:
+    """What one step of one run led to, all but what it pays.
 
     Attributes:
         observation: what the policy sees next (after an auto-reset, of the new episode).
         masks: legality for that observation.
-        reward: [E] float32, in the run's own reward.
         terminated: [E] bool, the task ended here: no bootstrap.
         truncated: [E] bool, cut by a limit: bootstrap V(final observation).
         valid: [E] bool, False where the environment had ended before and idles.
@@ -96,12 +95,22 @@ class StepResult:
 
     observation: Observation
     masks: Masks
-    reward: Tensor
     terminated: Tensor
     truncated: Tensor
     valid: Tensor
     final_observation: Observation | None = None
     corrections: Sequence[Correction] = ()
+
+
+@dataclass(kw_only=True)
+class StepResult(Seen):
+    """What one step of one run produced.
+
+    Attributes:
+        reward: [E] float32, in the run's own reward.
+    """
+
+    reward: Tensor
 
 
 @dataclass
@@ -128,20 +137,28 @@ class LockstepEnvs(Protocol):
         ...
 
     @property
-    def cohorts(self) -> Sequence[LockstepEnvs]:
-        """Return the parts that may be stepped out of phase, in the order of their environments; at least one."""
+    def cohorts(self) -> Sequence[Cohort]:
+        """Return the parts that may be stepped out of phase, for every run in the order of its environments."""
+        ...
+
+    def rehearse(self) -> None:
+        """Load what a step may need, on a device, before the first round; what is in the environments is lost."""
         ...
 
     def issue(self, actions: Sequence[Tensor | None]) -> None:
         """Start a step with one action [E, H] int64 per run; None stands for a run that has ended."""
         ...
 
-    def collect(self) -> list[StepResult | None]:
-        """Wait for the step that was issued and return what it produced for each run."""
+    def collect(self) -> list[Seen | None]:
+        """Wait for the step that was issued and return what it led to for each run."""
+        ...
+
+    def settle(self) -> list[Tensor | None]:
+        """Return what the step collected last pays each run, [E] float32; once, before the next is collected."""
         ...
 
     def step(self, actions: Sequence[Tensor | None]) -> list[StepResult | None]:
-        """Issue a step and collect it."""
+        """Issue a step, collect and settle it."""
         ...
 
     def reward_sums(self, run: int) -> dict[str, Tensor]:
@@ -163,3 +180,29 @@ class LockstepEnvs(Protocol):
     def load_state_dict(self, run: int, state: Mapping[str, Any]) -> None:
         """Restore ``state_dict``; a mismatch raises."""
         ...
+
+
+@dataclass(frozen=True)
+class Cohort:
+    """Environments that step together.
+
+    Attributes:
+        envs: some of the environments of some runs; these are counted from 0 there.
+        runs: positions of these runs among all.
+    """
+
+    envs: LockstepEnvs
+    runs: tuple[int, ...]
+
+
+def whole_step(envs: LockstepEnvs, actions: Sequence[Tensor | None]) -> list[StepResult | None]:
+    """Issue, collect and settle a step."""
+    envs.issue(actions)
+    seen, paid = envs.collect(), envs.settle()
+    return [None if view is None else _paid(view, reward) for view, reward in zip(seen, paid, strict=True)]
+
+
+def _paid(seen: Seen, reward: Tensor | None) -> StepResult:
+    if reward is None:
+        raise RuntimeError("a step that was taken is paid")
+    return StepResult(**vars(seen), reward=reward)

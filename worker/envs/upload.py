@@ -19,7 +19,7 @@ def uploaded(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
         tensors: contiguous, on the host; copied at once where the device is another.
         device: where to.
     """
-    if device.type == "cpu":
+    if device.type == "cpu" or not tensors:
         return list(tensors)
     sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
     stops = list(accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes))

@@ -60,8 +60,8 @@ class CorrectionLike(Protocol):
         """The reward that replaces the recorded one."""
 
 
-class StepLike(Protocol):
-    """What one environment step of one run produced."""
+class SeenLike(Protocol):
+    """What one environment step of one run led to, but for what it pays."""
 
     @property
     def observation(self) -> ObservationLike:
@@ -70,10 +70,6 @@ class StepLike(Protocol):
     @property
     def masks(self) -> Mapping[str, Tensor]:
         """Legality for that observation."""
-
-    @property
-    def reward(self) -> Tensor:
-        """[E] float32."""
 
     @property
     def terminated(self) -> Tensor:
@@ -94,3 +90,11 @@ class StepLike(Protocol):
     @property
     def corrections(self) -> Sequence[CorrectionLike]:
         """Past transitions to rewrite."""
+
+
+class StepLike(SeenLike, Protocol):
+    """What one environment step of one run produced."""
+
+    @property
+    def reward(self) -> Tensor:
+        """[E] float32."""

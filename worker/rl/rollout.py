@@ -1,4 +1,4 @@
-"""Storage of one round of one run, and the two calls that fill it: ``act`` and ``record``.
+"""Storage of one round of one run, and the calls that fill it: ``act``, and ``record`` or ``see`` and ``pay``.
 
 Buffers are allocated once and reused. Observations are stored normalised (and raw, for the later
 refresh of the statistics); masks are stored and re-used bit for bit in the update.
@@ -16,7 +16,7 @@ from torch import Tensor
 
 from worker.rl.acting import Acted, Actor
 from worker.rl.heads import Floors, Heads, choose
-from worker.rl.interfaces import CorrectionLike, ObservationLike, StepLike
+from worker.rl.interfaces import CorrectionLike, ObservationLike, SeenLike, StepLike
 from worker.rl.nets import PolicyNet, State
 from worker.rl.normalize import ObsNormalizer
 from worker.rl.precision import autocast
@@ -115,10 +115,17 @@ class Rollout:
         return self._actor(inputs)
 
     def record(self, t: int, result: StepLike) -> None:
-        """Store what step ``t`` produced and carry the recurrent state over episode ends."""
-        for stored, value in zip(
-            self._outcomes[t], (result.reward, result.terminated, result.truncated, result.valid), strict=True
-        ):
+        """Store what step ``t`` produced."""
+        self.see(t, result)
+        self.pay(t, result.reward)
+
+    def pay(self, t: int, reward: Tensor) -> None:
+        """Store the reward [E] of step ``t``."""
+        self._rewards[t].copy_(reward)
+
+    def see(self, t: int, result: SeenLike) -> None:
+        """Store what step ``t`` led to and carry the recurrent state over episode ends."""
+        for stored, value in zip(self._flags[t], (result.terminated, result.truncated, result.valid), strict=True):
             stored.copy_(value)
         if result.final_observation is not None:
             final = result.final_observation
@@ -173,6 +180,7 @@ class Rollout:
             for row in zip(self.raw.unbind(), self.features.unbind(), self.ids.unbind(), masks_of, strict=True)
         ]
         self._actions, self._log_probs = self.actions.unbind(), self.log_probs.unbind()
-        parts = (self.rewards, self.terminated, self.truncated, self.valid)
-        self._outcomes = list(zip(*(part.unbind() for part in parts), strict=True))
+        self._rewards = self.rewards.unbind()
+        parts = (self.terminated, self.truncated, self.valid)
+        self._flags = list(zip(*(part.unbind() for part in parts), strict=True))
         self.allocated = True

@@ -1,8 +1,8 @@
 """The lockstep loop: all runs of a block share step together, then update in a random arm order.
 
 Every env step is issued for every arm (A0 B0 A1 B1 ..); one round of all arms ends before the next begins.
-Where a device trains the hosts, the environments of every arm form two cohorts, and one trains while the loop
-judges and acts for the other. The loop is a generator of round records: barriers, leases, relaying and
+Where a device trains the hosts, the environments of every arm form two cohorts of their own, and all others train
+while the loop judges and acts for one. The loop is a generator of round records: barriers, leases, relaying and
 checkpoints in time live with its caller. Nothing reduces over runs, and what one run does never reaches another.
 """
 
@@ -12,6 +12,7 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +20,7 @@ import torch
 
 from worker import checkpoint
 from worker.checkpoint import CheckpointInfo
-from worker.envs.protocol import LockstepEnvs, StepResult
+from worker.envs.protocol import Cohort, LockstepEnvs
 from worker.keys import derive, generator
 from worker.rl.config import LearnerConfig
 from worker.rl.heads import Heads
@@ -69,6 +70,36 @@ def update_order(seed: int, round_index: int, num_arms: int) -> list[int]:
     return [int(i) for i in generator(seed, "update_order", round=round_index).permutation(num_arms)]
 
 
+@dataclass(frozen=True)
+class CohortRuns:
+    """A cohort in the loop, with its runs and which part of each it is."""
+
+    envs: LockstepEnvs
+    parts: Sequence[tuple[Run, int]]
+
+    def issue(self, t: int) -> None:
+        """Act for every run and start step ``t``."""
+        actions = []
+        for run, part in self.parts:
+            with owned(run.plan, "acting"):
+                actions.append(run.act(t, part))
+        self.envs.issue(actions)
+
+    def collect(self, t: int) -> None:
+        """Wait for step ``t`` and store what it led to."""
+        for (run, part), seen in zip(self.parts, self.envs.collect(), strict=True):
+            if seen is not None:
+                with owned(run.plan, "rollout"):
+                    run.see(t, seen, part)
+
+    def settle(self, t: int) -> None:
+        """Store what step ``t`` paid."""
+        for (run, part), reward in zip(self.parts, self.envs.settle(), strict=True):
+            if reward is not None:
+                with owned(run.plan, "rollout"):
+                    run.pay(t, reward, part)
+
+
 class BlockTrainer:
     """Trains the runs of ``plan`` on one device.
 
@@ -108,8 +139,8 @@ class BlockTrainer:
     def warm_up(self) -> dict[str, float | bool]:
         """Touch every shape once on scratch state and return the record of it.
 
-        Stream ``warmup`` feeds scratch policies; the environments take one step (a round on CUDA) in
-        which no policy acts. Streams are keyed, so nothing of this reaches round 0.
+        Stream ``warmup`` feeds scratch policies; the environments rehearse what a device has to load and take a
+        step (two on CUDA) in which no policy acts. Streams are keyed, so nothing of this reaches round 0.
         """
         began = time.perf_counter()
         envs = self.envs
@@ -124,12 +155,13 @@ class BlockTrainer:
                 data_dir=self.data_dir,
             )
         learners = [self._learner(run.plan, "warmup") for run in self.runs if isinstance(run, TrainedRun)]
+        envs.rehearse()
         views = envs.begin_round(0)
         heads = Heads.build(list(envs.heads), self.device)
         idle = heads.canonical.expand(self.num_envs, -1)
         for learner in learners:
             learner.net.step(views[0][0].features, views[0][0].ids, learner.carry)
-        steps = 1 if self.device.type == "cpu" else envs.steps_per_round
+        steps = 1 if self.device.type == "cpu" else min(2, envs.steps_per_round)
         for _ in range(steps):
             envs.step([idle for _ in self.runs])
         for position in range(len(self.runs)):
@@ -177,17 +209,21 @@ class BlockTrainer:
         return [save_policy(root, self.plan, run, self.envs) for run in self.runs if isinstance(run, TrainedRun)]
 
     def _build_run(self, plan: RunPlan, position: int) -> Run:
-        steps, cohorts = self.envs.steps_per_round, self.envs.cohorts
-        sizes = [cohort.num_envs for cohort in cohorts]
+        steps = self.envs.steps_per_round
+        sizes = [cohort.envs.num_envs for cohort in self._cohorts_of(position)]
         if plan.policy != "ppo":
             heads = Heads.build(list(self.envs.heads), self.device)
             make = partial(self._control, plan, position)
             return ControlledRun(plan, heads, steps, make, sizes)
         return TrainedRun(plan, self._learner(plan), self._streams(plan), steps, never_floored(self.plan), sizes)
 
-    def _control(self, plan: RunPlan, position: int, round_index: int, cohort: int) -> Control:
-        control: Control = make_control(self.plan, plan, self.envs.cohorts[cohort], position, round_index)
+    def _control(self, plan: RunPlan, position: int, round_index: int, part: int) -> Control:
+        cohort = self._cohorts_of(position)[part]
+        control: Control = make_control(self.plan, plan, cohort.envs, cohort.runs.index(position), round_index)
         return control
+
+    def _cohorts_of(self, position: int) -> list[Cohort]:
+        return [cohort for cohort in self.envs.cohorts if position in cohort.runs]
 
     def _streams(self, plan: RunPlan) -> Streams:
         arm = plan.arm_index if plan.config["lockstep"]["crn"] == "environment" else None
@@ -250,26 +286,31 @@ class BlockTrainer:
         )
 
     def _roll(self, round_index: int) -> None:
-        """Step every cohort through the round; a cohort's next step is issued before the other's is waited for."""
+        """Step every cohort through the round; its next step is issued before others are waited for, or it is paid."""
         begun = [run for run in self.runs if run.diverged is None]
-        cohorts, steps = self.envs.cohorts, self.envs.steps_per_round
-        for number, cohort in enumerate(cohorts):
-            cohort.issue([_act(run, 0, number) for run in self.runs])
+        cohorts, steps = self._cohort_runs(), self.envs.steps_per_round
+        for cohort in cohorts:
+            cohort.issue(0)
         for t in range(steps):
-            for number, cohort in enumerate(cohorts):
-                self._record_step(t, number, cohort.collect())
+            for cohort in cohorts:
+                cohort.collect(t)
                 if t + 1 < steps:
-                    cohort.issue([_act(run, t + 1, number) for run in self.runs])
+                    cohort.issue(t + 1)
+                cohort.settle(t)
             self._progress(round_index, t)
         for run in begun:
             with owned(run.plan, "rollout"):
                 run.end()
 
-    def _record_step(self, t: int, cohort: int, results: Sequence[StepResult | None]) -> None:
-        for run, result in zip(self.runs, results, strict=True):
-            if result is not None:
-                with owned(run.plan, "rollout"):
-                    run.record(t, result, cohort)
+    def _cohort_runs(self) -> list[CohortRuns]:
+        """Return every cohort with its runs and which of their parts it holds."""
+        taken = [0] * len(self.runs)
+        found = []
+        for cohort in self.envs.cohorts:
+            found.append(CohortRuns(cohort.envs, [(self.runs[run], taken[run]) for run in cohort.runs]))
+            for run in cohort.runs:
+                taken[run] += 1
+        return found
 
     def _clock(self, round_index: int, rollout_seconds: float, seconds: float) -> dict[str, float]:
         steps = self.num_envs * self.envs.steps_per_round
@@ -322,8 +363,3 @@ class BlockTrainer:
             env_steps=int(clock["sys/env_steps"]),
             batch_position=position,
         )
-
-
-def _act(run: Run, t: int, cohort: int) -> torch.Tensor | None:
-    with owned(run.plan, "acting"):
-        return run.act(t, cohort)

@@ -21,7 +21,7 @@ from worker.train.plan import BlockPlan, ConfigRefused, RunPlan
 #: A reward function of either kind: with ``name``, ``config_hash`` and ``gamma``.
 AnyReward = RewardFunction | GymReward
 MORPH, GYM = "morphogenesis", "gymnasium"
-_MODULES: Mapping[str, str] = {GYM: "worker.envs.gym", MORPH: "worker.envs.morph.env"}
+_MODULES: Mapping[str, str] = {GYM: "worker.envs.gym", MORPH: "worker.envs.morph.build"}
 _CONTROLS = "worker.envs.morph.controls"
 #: Choices that probability floors never touch (training.md 1.5).
 _NEVER_FLOORED: Mapping[str, Mapping[str, tuple[int, ...]]] = {

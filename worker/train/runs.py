@@ -1,7 +1,8 @@
 """One run inside a block: begins a round, acts, records, updates. A policy that learns or a control.
 
-The loop in ``block`` treats both alike. A failed run keeps its cause and is not stepped any more. Each cohort
-of environments is acted for on its own, and fills a rollout of its own. Axes: T step, E environment, H heads.
+The loop in ``block`` treats both alike. A failed run keeps its cause and is not stepped any more. Each part of
+its environments (those in one cohort) is acted for on its own, and fills a rollout of its own.
+Axes: T step, E environment, H heads.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from worker.envs.protocol import Masks, Observation, StepResult
+from worker.envs.protocol import Masks, Observation, Seen
 from worker.rl.config import LearnerConfig, entropy_coefficient, floor_scale, learning_rate
 from worker.rl.heads import Floors, Heads
 from worker.rl.joined import joined
@@ -40,11 +41,11 @@ class Control(Protocol):
         ...
 
 
-class CohortRollouts:
-    """Rollouts of a run, one per cohort.
+class PartRollouts:
+    """Rollouts of a run, one for each part of its environments that is stepped on its own.
 
     Args:
-        sizes: environments of each cohort.
+        sizes: environments of each part.
         make: makes an empty rollout.
     """
 
@@ -54,7 +55,7 @@ class CohortRollouts:
         self.rollouts = [make() for _ in sizes]
 
     def begin(self, observation: Observation, masks: Masks, state: State) -> None:
-        """Start a round; every cohort begins at its rows of observation [E, ..], masks [E, ..] and state [L, E, ..]."""
+        """Start a round; every part begins at its rows of observation [E, ..], masks [E, ..] and state [L, E, ..]."""
         for rows, rollout in zip(self.rows, self.rollouts, strict=True):
             view = Observation(observation.features[rows], observation.ids[rows])
             own = {name: mask[rows] for name, mask in masks.items()}
@@ -70,7 +71,7 @@ class TrainedRun:
         streams: keys of its draws.
         num_steps: T.
         never_floored: choices per head that probability floors must not touch.
-        sizes: environments of each cohort.
+        sizes: environments of each part.
 
     Attributes:
         rollout: of the last round that was updated from, all environments.
@@ -90,7 +91,7 @@ class TrainedRun:
         self.plan, self.learner, self.streams = plan, learner, streams
         self.num_steps = num_steps
         made = (num_steps, learner.heads, learner.obs_norm, learner.cfg.precision)
-        self._cohorts = CohortRollouts(sizes, lambda: Rollout(*made))
+        self._parts = PartRollouts(sizes, lambda: Rollout(*made))
         self.diverged: str | None = None
         self._never_floored = never_floored
         self.prepared: Prepared | None = None
@@ -106,30 +107,34 @@ class TrainedRun:
         learner, ppo = self.learner, self.cfg.ppo
         self.round = round_index
         state = learner.net.initial_state(learner.num_envs) if fresh else learner.carry
-        self._cohorts.begin(observation, masks, state)
+        self._parts.begin(observation, masks, state)
         shape = (self.num_steps, learner.num_envs, len(learner.heads.specs))
         noise = self.streams.action_noise(round_index, shape).to(learner.device)
-        self.noise = [noise[:, rows].unbind() for rows in self._cohorts.rows]
+        self.noise = [noise[:, rows].unbind() for rows in self._parts.rows]
         scale = floor_scale(ppo, round_index, self.cfg.rounds)
         self.floors = Floors.build(learner.heads, ppo.prob_floor, self._never_floored, scale)
 
-    def act(self, t: int, cohort: int = 0) -> Tensor | None:
-        """Return the actions of a cohort in step ``t``, or None once the run has failed."""
+    def act(self, t: int, part: int = 0) -> Tensor | None:
+        """Return the actions of a part in step ``t``, or None once the run has failed."""
         if self.diverged is not None:
             return None
         try:
-            return self._cohorts.rollouts[cohort].act(self.learner.net, t, self.noise[cohort][t], self.floors)
+            return self._parts.rollouts[part].act(self.learner.net, t, self.noise[part][t], self.floors)
         except PolicyError as error:
             self.diverged = f"non-finite policy: {error}"
             return None
 
-    def record(self, t: int, result: StepResult, cohort: int = 0) -> None:
-        """Store what a step of a cohort produced."""
-        self._cohorts.rollouts[cohort].record(t, result)
+    def see(self, t: int, seen: Seen, part: int = 0) -> None:
+        """Store what a step of a part led to."""
+        self._parts.rollouts[part].see(t, seen)
+
+    def pay(self, t: int, reward: Tensor, part: int = 0) -> None:
+        """Store what a step of a part paid."""
+        self._parts.rollouts[part].pay(t, reward)
 
     def end(self) -> None:
-        """Join what the cohorts recorded in a round."""
-        self.rollout = joined(self._cohorts.rollouts)
+        """Join what the parts recorded in a round."""
+        self.rollout = joined(self._parts.rollouts)
 
     def update(self) -> dict[str, float]:
         """Update the policy with the round's rollout and return the group ``ppo/``."""
@@ -173,8 +178,8 @@ class ControlledRun:
         plan: the arm.
         heads: action layout.
         num_steps: T.
-        make: builds the control of a round for a cohort, once the environments have begun it.
-        sizes: environments of each cohort.
+        make: builds the control of a round for a part, once the environments have begun it.
+        sizes: environments of each part.
     """
 
     learns = False
@@ -185,28 +190,32 @@ class ControlledRun:
     ) -> None:
         self.plan, self._make = plan, make
         self.detectors = Detectors(0, learns=False)
-        self._cohorts = CohortRollouts(sizes, lambda: Rollout(num_steps, heads, None))
+        self._parts = PartRollouts(sizes, lambda: Rollout(num_steps, heads, None))
         self.diverged: str | None = None
 
     def begin(self, round_index: int, observation: Observation, masks: Masks, *, fresh: bool) -> None:  # noqa: ARG002 - same call for both kinds
         """Start a round with fresh controls."""
         self.round = round_index
-        self._cohorts.begin(observation, masks, ())
-        self._controls = [self._make(round_index, cohort) for cohort in range(len(self._cohorts.rows))]
+        self._parts.begin(observation, masks, ())
+        self._controls = [self._make(round_index, part) for part in range(len(self._parts.rows))]
 
-    def act(self, t: int, cohort: int = 0) -> Tensor | None:
-        """Return the actions of a cohort's control."""
-        actions = self._controls[cohort].act(t)
-        self._cohorts.rollouts[cohort].actions[t] = actions
+    def act(self, t: int, part: int = 0) -> Tensor | None:
+        """Return the actions of a part's control."""
+        actions = self._controls[part].act(t)
+        self._parts.rollouts[part].actions[t] = actions
         return actions
 
-    def record(self, t: int, result: StepResult, cohort: int = 0) -> None:
-        """Store what a step of a cohort produced."""
-        self._cohorts.rollouts[cohort].record(t, result)
+    def see(self, t: int, seen: Seen, part: int = 0) -> None:
+        """Store what a step of a part led to."""
+        self._parts.rollouts[part].see(t, seen)
+
+    def pay(self, t: int, reward: Tensor, part: int = 0) -> None:
+        """Store what a step of a part paid."""
+        self._parts.rollouts[part].pay(t, reward)
 
     def end(self) -> None:
-        """Join what the cohorts recorded in a round."""
-        self.rollout = joined(self._cohorts.rollouts)
+        """Join what the parts recorded in a round."""
+        self.rollout = joined(self._parts.rollouts)
 
     def update(self) -> dict[str, float]:
         """Do nothing: controls do not learn."""

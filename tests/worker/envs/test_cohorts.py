@@ -13,12 +13,13 @@ from tests.worker.train.cases import GYM, MORPH, MORPH_ARMS, block, trainer
 from worker.envs.cohorts import Cohorts
 from worker.envs.morph import config as configs
 from worker.envs.morph import stock
+from worker.envs.morph.build import in_cohorts
 from worker.envs.morph.controls import make_control
 from worker.envs.morph.engine import Engine
-from worker.envs.morph.env import MorphEnvs, in_cohorts
+from worker.envs.morph.env import MorphEnvs
 from worker.envs.morph.runs import RunEnv
 from worker.envs.morph.stock import Setup
-from worker.envs.protocol import LockstepEnvs, StepResult
+from worker.envs.protocol import Cohort, LockstepEnvs
 from worker.rl.rollout import PolicyError
 from worker.train.runs import Run, TrainedRun
 
@@ -42,26 +43,36 @@ def apart() -> Cohorts:
     return in_cohorts(setup(), specs(), [AccuracyGain() for _ in RUNS], 2)
 
 
-def random_actions(envs: LockstepEnvs, steps: int) -> list[StepResult]:
-    """Play a round of random controls; a cohort's next step is issued before the other's is collected."""
-    controls = [[make_control("random", cohort, run) for run in range(len(RUNS))] for cohort in parts_of(envs)]
+def random_actions(envs: LockstepEnvs, steps: int) -> list[Tensor]:
+    """Play a round of random controls out of phase, as the trainer does; return the rewards [T, E] of each run."""
+    controls = [
+        [make_control("random", morph(cohort), run) for run in range(len(cohort.runs))] for cohort in envs.cohorts
+    ]
     for cohort, own in zip(envs.cohorts, controls, strict=True):
-        cohort.issue([control.act(0) for control in own])
-    found: list[StepResult] = []
+        cohort.envs.issue([control.act(0) for control in own])
+    paid = []
     for step in range(steps):
         for cohort, own in zip(envs.cohorts, controls, strict=True):
-            found += [result for result in cohort.collect() if result is not None]
+            assert all(seen is not None for seen in cohort.envs.collect())
             if step + 1 < steps:
-                cohort.issue([control.act(step + 1) for control in own])
-    return found
+                cohort.envs.issue([control.act(step + 1) for control in own])
+            rewards = cohort.envs.settle()
+            paid += [(step, run, reward) for run, reward in zip(cohort.runs, rewards, strict=True)]
+
+    def of(run: int, step: int) -> Tensor:
+        return torch.cat([reward for t, k, reward in paid if (t, k) == (step, run) and reward is not None])
+
+    return [torch.stack([of(run, step) for step in range(steps)]) for run in range(len(RUNS))]
 
 
-def parts_of(envs: LockstepEnvs) -> list[MorphEnvs]:
-    return [cohort for cohort in envs.cohorts if isinstance(cohort, MorphEnvs)]
+def morph(cohort: Cohort) -> MorphEnvs:
+    assert isinstance(cohort.envs, MorphEnvs)
+    return cohort.envs
 
 
 def hosts(envs: LockstepEnvs, run: int) -> list[Tensor]:
-    return [host_state(part, run, env) for part in parts_of(envs) for env in range(part.num_envs)]
+    parts = [(morph(cohort), cohort.runs.index(run)) for cohort in envs.cohorts if run in cohort.runs]
+    return [host_state(part, own, env) for part, own in parts for env in range(part.num_envs)]
 
 
 def rows(envs: LockstepEnvs, run: int) -> list[dict[str, Any]]:
@@ -71,13 +82,14 @@ def rows(envs: LockstepEnvs, run: int) -> list[dict[str, Any]]:
 
 def test_two_cohorts_equal_one_bit_for_bit() -> None:
     one, two = together(), apart()
-    assert [cohort.num_envs for cohort in two.cohorts] == [1, 2]
+    assert [cohort.envs.num_envs for cohort in two.cohorts] == [1, 1, 2, 2]
+    assert [cohort.runs for cohort in two.cohorts] == [(0,), (1,), (0,), (1,)]
     for round_index in range(2):
         for whole, parts in zip(one.begin_round(round_index), two.begin_round(round_index), strict=True):
             assert torch.equal(whole[0].features, parts[0].features)
             assert all(torch.equal(whole[1][name], parts[1][name]) for name in whole[1])
-        for envs in (one, two):
-            random_actions(envs, envs.steps_per_round)
+        paid = [random_actions(envs, envs.steps_per_round) for envs in (one, two)]
+        assert all(torch.equal(*both) and both[0].any() for both in zip(*paid, strict=True))
         for run in range(len(RUNS)):
             assert all(torch.equal(a, b) for a, b in zip(hosts(one, run), hosts(two, run), strict=True))
             assert one.reward_sums(run).keys() == two.reward_sums(run).keys()
@@ -123,9 +135,9 @@ def test_state_at_a_border_does_not_depend_on_cohorts() -> None:
 
 def test_environments_that_go_on_over_rounds_are_one_cohort() -> None:
     envs = trainer(block(GYM, [{"label": "A"}, {"label": "B"}])).envs
-    assert envs.cohorts == (envs,)
+    assert envs.cohorts == (Cohort(envs, (0, 1)),)
     with pytest.raises(ValueError, match="one cohort"):
-        Cohorts([envs, envs])
+        Cohorts(envs.cohorts)
 
 
 @pytest.fixture
@@ -139,7 +151,7 @@ def test_a_block_in_two_cohorts_acts_and_learns_as_one(request: pytest.FixtureRe
     whole = trainer(block(MORPH, MORPH_ARMS))
     request.getfixturevalue("divided")
     parts = trainer(block(MORPH, MORPH_ARMS))
-    assert (len(whole.envs.cohorts), len(parts.envs.cohorts)) == (1, 2)
+    assert (len(whole.envs.cohorts), len(parts.envs.cohorts)) == (1, 4)
     next(whole.rounds(0))
     record = next(parts.rounds(0))
     for one, two in zip(whole.runs, parts.runs, strict=True):
@@ -165,7 +177,7 @@ def test_a_policy_that_fails_in_one_cohort_ends_its_run_alone() -> None:
     def broken(*_: Any) -> Tensor:
         raise PolicyError("step 1: non-finite action distribution")
 
-    failing._cohorts.rollouts[1].act = broken  # type: ignore[assignment, method-assign]
+    failing._parts.rollouts[1].act = broken  # type: ignore[assignment, method-assign]
     record = next(held.rounds(0))
     found = {run.run_id: run for run in record.runs}
     assert found[failing.plan.run_id].diverged is not None

@@ -28,6 +28,8 @@ from worker.envs.morph.network import EpochStats, Network, gradient_figures
 CACHE_SIZE = 64
 #: Batches of a lane issued before the next lane's: to change the stream takes as long as half a launch.
 _IN_TURN = 4
+#: What has run in this process, so that its kernels are loaded: capture must not be what loads them.
+_LOADED: set[Hashable] = set()
 
 
 class CaptureError(RuntimeError):
@@ -109,14 +111,16 @@ class CapturedEngine:
         device: a CUDA device.
     """
 
+    loads = True
+
     def __init__(self, precision: Literal["fp32", "bf16"], data: TrainingData, device: torch.device) -> None:
         self.precision, self.data, self.device = precision, data, device
         self.counters = Counters()
         self._lanes: dict[int, Lane] = {}
         self._networks: list[Network] = []
-        self._warm: set[Hashable] = set()
         config = data.config
         self._shape = (config.batches_per_step, config.batch_size, data.draw_width)
+        self._kind = (precision, config.path, self._shape, config.dtype)
         self._places = torch.arange(config.batches_per_step, device=device)
         # results leave on a stream of their own, in the order of issue, so that acting never waits for an epoch
         self._gatherer = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
@@ -169,18 +173,33 @@ class CapturedEngine:
 
         A graph is told apart by what it reads: a graft that neither trains nor is validated is in no key.
         """
-        lane, host = self._lane(job), job.network.host_params
+        lane = self._lane(job)
         training: Captured | None = None
         if job.draws is not None:
             if job.how.dropout is not None:
                 lane.dropout.manual_seed(job.how.dropout.initial_seed())
-            pieces = [("train", host, piece) for piece in _pieces(job)]
             key: Hashable = ("train", job.step_plan, _grafts(job.network, (item.slot for item in job.step_plan)))
-            training = self._graph(lane, key, pieces, job, lambda: self._train(lane, job))
-        read = {*(item.slot for item in job.step_plan), *job.val_plan.slots}
-        plans = (training is None, job.step_plan, job.val_plan)
-        key = ("close", id(val.x), host, plans, _grafts(job.network, read))
-        return lane, training, self._graph(lane, key, [key], job, lambda: self._close(lane, job, val))
+            training = self._graph(lane, key, self._train_pieces(job), job, lambda: self._train(lane, job))
+        key = ("close", id(val.x), *_closing(job))
+        return (
+            lane,
+            training,
+            self._graph(lane, key, self._close_pieces(job, val), job, lambda: self._close(lane, job, val)),
+        )
+
+    def rehearse(self, job: Job, val: Items) -> None:
+        """Run both parts of a job once, eagerly."""
+        lane, rows = self._lane(job), job.validator.forward_rows
+        self._warm_up(lane, job, lambda: self._train(lane, job))
+        self._warm_up(lane, job, lambda: self._close(lane, job, val))
+        job.validator.forward_rows = rows
+        _LOADED.update(self._train_pieces(job), self._close_pieces(job, val))
+
+    def _train_pieces(self, job: Job) -> list[Hashable]:
+        return [(self._kind, job.network.host_params, piece) for piece in _pieces(job)]
+
+    def _close_pieces(self, job: Job, val: Items) -> list[Hashable]:
+        return [(self._kind, job.network.host_params, val.x.shape, *_closing(job))]
 
     def _replay(self, jobs: Sequence[Job], work: Sequence[Work]) -> None:
         """Issue every graph, batches round robin."""
@@ -291,13 +310,13 @@ class CapturedEngine:
         lane.stream.wait_stream(torch.cuda.current_stream(self.device))
         try:
             # the first of a lane makes its handles and workspaces, the first with a piece loads its kernels
-            if not lane.graphs or not self._warm.issuperset(pieces):
+            if not lane.graphs or not _LOADED.issuperset(pieces):
                 self._warm_up(lane, job, body)
                 job.validator.forward_rows = rows
             captured = _capture(lane, body)
         except RuntimeError as error:
             raise CaptureError(f"capture of {key} failed: {error}; choose engine.path eager") from error
-        self._warm.update(pieces)
+        _LOADED.update(pieces)
         captured.rows = job.validator.forward_rows - rows
         job.validator.forward_rows = rows
         if len(lane.graphs) >= CACHE_SIZE:
@@ -326,6 +345,12 @@ def _grafts(network: Network, slots: Iterable[int]) -> Grafts:
     """Return the grafts of slots, in the order of the slots."""
     grafts = ((slot, network.cell(slot).graft) for slot in sorted(slots))
     return tuple((slot, graft.blueprint, graft.operator) for slot, graft in grafts)
+
+
+def _closing(job: Job) -> tuple[Hashable, ...]:
+    """Return what a closing graph computes."""
+    read = {*(item.slot for item in job.step_plan), *job.val_plan.slots}
+    return (job.draws is None, job.step_plan, job.val_plan, _grafts(job.network, read))
 
 
 def _pieces(job: Job) -> list[Hashable]:

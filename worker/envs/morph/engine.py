@@ -120,9 +120,19 @@ class Flight:
 
 
 class StepEngine(Protocol):
-    """What the environments ask of an engine."""
+    """What the environments ask of an engine.
+
+    Attributes:
+        counters: work done.
+        loads: whether a step that is new costs time once, so that it pays to rehearse.
+    """
 
     counters: Counters
+    loads: bool
+
+    def rehearse(self, job: Job, val: Items) -> None:
+        """Run a job once, so that what it needs is loaded; nothing of it is counted or kept."""
+        ...
 
     def issue(self, jobs: Sequence[Job], val: Items) -> Any:
         """Start to train and validate every job, in order; their networks belong to the engine until collected.
@@ -171,6 +181,10 @@ class Engine:
     data: TrainingData
     device: torch.device
     counters: Counters = field(default_factory=Counters)
+    loads: bool = False
+
+    def rehearse(self, job: Job, val: Items) -> None:
+        """Do nothing: what runs here has nothing to load."""
 
     def issue(self, jobs: Sequence[Job], val: Items) -> Computed:
         """Train and validate every job, in order, and read all results in one copy."""

@@ -9,19 +9,13 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
-from itertools import pairwise
-from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from worker.envs.cohorts import Cohorts
 from worker.envs.morph import actions, report, settle
-from worker.envs.morph import config as configs
 from worker.envs.morph.context import SlotState
 from worker.envs.morph.data import Items
 from worker.envs.morph.engine import Job, Outcome, run_jobs
@@ -29,7 +23,9 @@ from worker.envs.morph.episode import number_or_none
 from worker.envs.morph.hosts import Pass
 from worker.envs.morph.observe import Observer, View, obs_spec
 from worker.envs.morph.purse import Purse, RewardFunction
+from worker.envs.morph.rehearse import rehearse
 from worker.envs.morph.runs import RunEnv, RunState, Turn, UnderWay
+from worker.envs.morph.settle import Owed
 from worker.envs.morph.stages import Op
 from worker.envs.morph.stock import Setup, Stock
 from worker.envs.morph.streams import Streams
@@ -37,68 +33,10 @@ from worker.envs.morph.tasks import LmShape
 from worker.envs.morph.validate import Measured, ValPlan
 from worker.envs.morph.widen import static_shape
 from worker.envs.morph.world import World
-from worker.envs.protocol import EpisodeRecord, HeadSpec, Masks, Observation, StepResult
+from worker.envs.protocol import Cohort, EpisodeRecord, HeadSpec, Masks, Observation, Seen, StepResult, whole_step
 from worker.envs.upload import uploaded
 
 _STATE_SCHEMA = 1
-
-
-def make_envs(
-    config: Mapping[str, Any],
-    runs: Sequence[RunEnv],
-    *,
-    replicate_seed: int,
-    device: torch.device,
-    num_envs: int,
-    phase: Literal["train", "eval"],
-    rewards: Sequence[RewardFunction],
-    xeval: Mapping[str, RewardFunction] | None = None,
-    data_dir: Path | None = None,
-) -> MorphEnvs:
-    """Build the environments of all runs of a block share from a resolved spec.
-
-    Args:
-        config: resolved spec as nested plain dicts (training.md 5.1).
-        runs: runs in the order of the block.
-        replicate_seed: root of every key of this replicate.
-        device: where hosts train.
-        num_envs: E of every run; in phase eval the number of evaluation episodes.
-        phase: eval uses the key space ``eval/`` and measures the final networks on the test split.
-        rewards: one function per run.
-        xeval: in phase eval, further functions under which every transition is scored.
-        data_dir: directory of data sets that are not bundled.
-
-    Raises:
-        ValueError: a setting is unknown or impossible.
-        FileNotFoundError: data files are missing.
-    """
-    setup = Setup(configs.parse(config), replicate_seed, device, num_envs, phase, data_dir)
-    return MorphEnvs(setup, runs, rewards, xeval or {})
-
-
-def make_training_envs(
-    config: Mapping[str, Any],
-    runs: Sequence[RunEnv],
-    *,
-    replicate_seed: int,
-    device: torch.device,
-    num_envs: int,
-    rewards: Sequence[RewardFunction],
-    data_dir: Path | None = None,
-) -> MorphEnvs | Cohorts:
-    """Build as ``make_envs`` for training: in two cohorts where a device works while the CPU acts, else in one."""
-    setup = Setup(configs.parse(config), replicate_seed, device, num_envs, "train", data_dir)
-    if configs.resolve_path(setup.config, device) == "eager" or num_envs == 1:
-        return MorphEnvs(setup, runs, rewards, {})
-    return in_cohorts(setup, runs, rewards, 2)
-
-
-def in_cohorts(setup: Setup, runs: Sequence[RunEnv], rewards: Sequence[RewardFunction], count: int) -> Cohorts:
-    """Build environments in ``count`` cohorts of nearly equal size."""
-    stock = Stock.load(setup)
-    stops = [setup.num_envs * (index + 1) // count for index in range(count)]
-    parts = [replace(setup, num_envs=b - a, first_env=a) for a, b in pairwise([0, *stops])]
-    return Cohorts([MorphEnvs(part, runs, rewards, {}, stock) for part in parts])
 
 
 class MorphEnvs:
@@ -120,11 +58,11 @@ class MorphEnvs:
         self.setup, self.config, self.device = setup, config, device
         self.num_envs, self.steps_per_round = setup.num_envs, config.horizon
         stock = stock or Stock.load(setup)
-        self.data, self._test, self.engine = stock.data, stock.test, stock.engine
+        self.data, self._test, self.engine, self._draws = stock.data, stock.test, stock.engine, stock.draws
         self.streams = Streams(setup.replicate_seed, setup.phase, setup.first_env)
-        self._drawn: dict[tuple[int, int, int], Future[Tensor]] = {}
-        self._drawer = None if device.type == "cpu" else ThreadPoolExecutor(1, "draws")
         self._underway: UnderWay | None = None
+        self._owed: list[Owed | None] = []
+        self._paid: dict[int, Tensor] = {}
         self.runs = [self._new_run(run, reward, xeval) for run, reward in zip(runs, rewards, strict=True)]
         slots = self.runs[0].world.slots
         self.heads: Sequence[HeadSpec] = actions.head_specs(len(slots))
@@ -155,9 +93,15 @@ class MorphEnvs:
         return [self._placed(*self._observe(run, run.world.slot_state()))[:2] for run in self.runs]
 
     @property
-    def cohorts(self) -> tuple[MorphEnvs, ...]:
-        """Return itself: these environments step together."""
-        return (self,)
+    def cohorts(self) -> tuple[Cohort, ...]:
+        """Return one cohort: these environments step together."""
+        return (Cohort(self, tuple(range(len(self.runs)))),)
+
+    def rehearse(self) -> None:
+        """Run what every blueprint in every slot may need, where the engine has to load it."""
+        world = self.runs[0].world
+        job = self._job(world, 0, self._draws.take(self.streams.number(0), 0, 0), last=False)
+        rehearse(self.engine, job, world.rules, self.data.val)
 
     def step(self, actions: Sequence[Tensor | None]) -> list[StepResult | None]:
         """Execute one action [E, H] int64 per run; None stands for a run that has ended.
@@ -166,8 +110,7 @@ class MorphEnvs:
             RuntimeError: the round is over, or not begun.
             ValueError: an illegal action.
         """
-        self.issue(actions)
-        return self.collect()
+        return whole_step(self, actions)
 
     def issue(self, actions: Sequence[Tensor | None]) -> None:
         """Execute the actions of a step and start its training; raises as ``step``."""
@@ -182,13 +125,13 @@ class MorphEnvs:
             takers = [turn for turn in turns if turn is not None and turn.ran[env]]
             if not takers:
                 continue
-            draws = self._draws(env, takers[0].run.world.episode, self._step)
+            draws = self._draws.take(self.streams.number(env), takers[0].run.world.episode, self._step)
             jobs += [self._job(turn.run.world, env, draws, last=last) for turn in takers]
             places += [(turn, env) for turn in takers]
         self._underway = UnderWay(turns, places, self.engine.issue(jobs, self.data.val) if jobs else None)
         self._draw_ahead()
 
-    def collect(self) -> list[StepResult | None]:
+    def collect(self) -> list[Seen | None]:
         """Wait for the step that was issued and return what each run sees of it."""
         if self._underway is None:
             raise RuntimeError("no step is under way; call issue first")
@@ -200,9 +143,23 @@ class MorphEnvs:
             if taken is not None:
                 taken.run.world.table.end_step(taken.ran)
                 taken.run.world.steps += taken.ran
-        results = [None if turn is None else self._judge(turn) for turn in step.turns]
+        self._owed, self._paid = [None] * len(self.runs), {}
+        seen = [None if turn is None else self._judge(position, turn) for position, turn in enumerate(step.turns)]
         self._step += 1
-        return results
+        return seen
+
+    def settle(self) -> list[Tensor | None]:
+        """Pay the step collected last; nothing that a policy sees depends on it."""
+        owed, self._owed = self._owed, []
+        rewards = [None if item is None else self._pay(position, item) for position, item in enumerate(owed)]
+        placed = iter(uploaded([reward for reward in rewards if reward is not None], self.device))
+        return [None if reward is None else next(placed) for reward in rewards]
+
+    def _pay(self, position: int, owed: Owed) -> Tensor:
+        """Return the reward [E] of a run on the host; a second call pays nothing again."""
+        if position not in self._paid:
+            self._paid[position] = settle.pay(owed)
+        return self._paid[position]
 
     def reward_sums(self, run: int) -> dict[str, Tensor]:
         """Return the sums of the reward components of this round so far, {component: [E]}."""
@@ -268,25 +225,10 @@ class MorphEnvs:
         world.tick()
         return turn
 
-    def _draws(self, env: int, episode: int, epoch: int) -> Tensor:
-        """Return the choices of an epoch; whether they were drawn ahead changes nothing."""
-        ahead = self._drawn.pop((env, episode, epoch), None)
-        return self._draw(env, episode, epoch) if ahead is None else ahead.result()
-
-    def _draw(self, env: int, episode: int, epoch: int) -> Tensor:
-        order = self.streams.generator("data_order", env, episode, epoch=epoch)
-        augment = self.streams.generator("augment", env, episode, epoch=epoch) if self.config.augment else None
-        return self.data.draw(order, augment)
-
     def _draw_ahead(self) -> None:
-        """Have a thread draw the next epoch while the device works; where the CPU is the device, nothing is gained."""
-        if self._drawer is None:
-            return
         epoch, episode = self._step + 1, self.runs[0].world.episode
-        self._drawn.clear()
-        if epoch < self.config.horizon:
-            for env in range(self.num_envs):
-                self._drawn[env, episode, epoch] = self._drawer.submit(self._draw, env, episode, epoch)
+        for env in range(self.num_envs if epoch < self.config.horizon else 0):
+            self._draws.ahead(self.streams.number(env), episode, epoch)
 
     def _job(self, world: World, env: int, draws: Tensor | None, *, last: bool) -> Job:
         return Job(
@@ -345,12 +287,12 @@ class MorphEnvs:
         job = self._job(world, env, None, last=True)
         return run_jobs(self.engine, [job], self.data.val)[0].measured
 
-    def _judge(self, turn: Turn) -> StepResult:
-        """Steps 9 and 10: reward, episode ends, next observation."""
+    def _judge(self, position: int, turn: Turn) -> Seen:
+        """Steps 9 and 10 but for pay, which is only owed: episode ends, next observation."""
         run, world, horizon = turn.run, turn.run.world, self.config.horizon
         truncates = self.config.horizon_end == "truncated"
         ctx = settle.context(turn, self._step, horizon, truncates=truncates)
-        reward, valid, corrections = settle.pay(turn, ctx)
+        owed = self._owed[position] = settle.owe(turn, ctx)
         settle.flag_hacking(turn, ctx.post)
         for env in np.flatnonzero(turn.ran):
             choice, op = turn.chosen[env], turn.executed[env]
@@ -358,12 +300,21 @@ class MorphEnvs:
         ends = turn.ran & (turn.panicked() | (self._step + 1 == horizon))
         world.running &= ~ends
         observation, masks = self._observe(run, ctx.post)
+        if ends.any():
+            self._pay(position, owed)  # an episode's row holds its sum
         for env in np.flatnonzero(ends):
             self._finish(run, int(env))
-        terminated = ctx.terminated.numpy() & valid
-        flags = [torch.from_numpy(flag) for flag in (terminated, ends & valid & ~terminated, valid)]
-        view, legal, paid, ended, cut, counts = self._placed(observation, masks, reward, *flags)
-        return StepResult(view, legal, paid, ended, cut, counts, corrections=corrections)
+        terminated = ctx.terminated.numpy() & owed.valid
+        flags = [torch.from_numpy(flag) for flag in (terminated, ends & owed.valid & ~terminated, owed.valid)]
+        view, legal, ended, cut, counts = self._placed(observation, masks, *flags)
+        return Seen(
+            observation=view,
+            masks=legal,
+            terminated=ended,
+            truncated=cut,
+            valid=counts,
+            corrections=owed.corrections(),
+        )
 
     def _placed(self, observation: Observation, masks: Masks, *others: Tensor) -> tuple[Any, ...]:
         """Return what a policy sees, and tensors that come with it, on the device."""

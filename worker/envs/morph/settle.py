@@ -5,7 +5,8 @@ Reads the turn after training and governor; follows environment.md 6.2 step 9 an
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -50,14 +51,32 @@ def context(turn: Turn, step: int, horizon: int, *, truncates: bool) -> RewardCo
     )
 
 
-def pay(turn: Turn, ctx: RewardContext) -> tuple[Tensor, NDArray[np.bool_], list[Correction]]:
-    """Pay the run's reward and every cross-evaluated one.
+@dataclass(frozen=True)
+class Owed:
+    """A transition that is still to be paid.
 
-    Returns:
-        reward [E]; valid [E]; corrections. A divergence makes the first transition of its streak
-        terminal: this one and those between become invalid.
+    Attributes:
+        turn, ctx: what happened.
+        late: first step of the streak of every environment that is found to have diverged earlier.
+        valid: [E], whose transition counts.
     """
-    run = turn.run
+
+    turn: Turn
+    ctx: RewardContext
+    late: Mapping[int, int]
+    valid: NDArray[np.bool_]
+
+    def corrections(self) -> list[Correction]:
+        """Return the past transitions that became terminal."""
+        death_pay = self.turn.run.purse.function.death_pay
+        return [Correction(env, first, death_pay) for env, first in self.late.items()]
+
+
+def owe(turn: Turn, ctx: RewardContext) -> Owed:
+    """Say whose transition counts.
+
+    A divergence makes the first transition of its streak terminal: this one and those between become invalid.
+    """
     late = {
         env: verdict.first_step
         for env, verdict in turn.verdicts.items()
@@ -65,17 +84,21 @@ def pay(turn: Turn, ctx: RewardContext) -> tuple[Tensor, NDArray[np.bool_], list
     }
     valid = turn.ran.copy()
     valid[list(late)] = False
-    earns = _flags(valid)
+    for ran in np.flatnonzero(turn.ran):
+        account = turn.run.world.accounts[int(ran)]
+        account.length = late.get(int(ran), account.length) + 1
+    return Owed(turn, ctx, late, valid)
+
+
+def pay(owed: Owed) -> Tensor:
+    """Pay the run's reward and every cross-evaluated one; return the run's own, [E]."""
+    run, earns = owed.turn.run, _flags(owed.valid)
     purses = [run.purse, *run.xeval.values()]
-    rewards = [purse.pay(replace(ctx, ledgers=purse.ledgers), earns) for purse in purses]
-    for env, first in late.items():
+    rewards = [purse.pay(replace(owed.ctx, ledgers=purse.ledgers), earns) for purse in purses]
+    for env, first in owed.late.items():
         for purse in purses:
             purse.take_back(env, first)
-    corrections = [Correction(env, first, run.purse.function.death_pay) for env, first in late.items()]
-    for ran in np.flatnonzero(turn.ran):
-        account = run.world.accounts[int(ran)]
-        account.length = late.get(int(ran), account.length) + 1
-    return rewards[0], valid, corrections
+    return rewards[0]
 
 
 def flag_hacking(turn: Turn, post: SlotState) -> None:

@@ -10,8 +10,9 @@ import torch
 from worker.envs.morph import data
 from worker.envs.morph.config import EnvConfig
 from worker.envs.morph.data import Items, TrainingData
+from worker.envs.morph.draws import Draws
 from worker.envs.morph.engine import StepEngine, make_engine
-from worker.envs.morph.streams import Phase
+from worker.envs.morph.streams import Phase, Streams
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,13 @@ class Stock:
         data: train and val.
         test: the test split, in evaluation only.
         engine: trains and validates.
+        draws: choices of epochs.
     """
 
     data: TrainingData
     test: Items | None
     engine: StepEngine
+    draws: Draws
 
     @classmethod
     def load(cls, setup: Setup) -> Stock:
@@ -48,4 +51,5 @@ class Stock:
         arrays = data.load(config.task.dataset, setup.data_dir)
         training = TrainingData(config, arrays, device, seed)
         test = None if setup.phase == "train" else data.split_items(config, arrays, "test", device, seed)
-        return cls(training, test, make_engine(config, training, device))
+        draws = Draws(training, Streams(seed, setup.phase), device)
+        return cls(training, test, make_engine(config, training, device), draws)

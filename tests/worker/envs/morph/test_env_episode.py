@@ -26,9 +26,10 @@ from tests.worker.envs.morph.factories import (
 from tests.worker.envs.morph.test_config import spec
 from worker import keys
 from worker.envs.morph import data
+from worker.envs.morph.build import make_envs
 from worker.envs.morph.controls import make_control
 from worker.envs.morph.engine import Engine
-from worker.envs.morph.env import MorphEnvs, make_envs
+from worker.envs.morph.env import MorphEnvs
 from worker.envs.morph.runs import RunEnv
 from worker.envs.morph.stages import Op
 
@@ -359,7 +360,7 @@ def test_training_and_validation_read_nothing_back_before_their_one_copy() -> No
     live(envs)
     play(envs, germinate(envs, 1))
     play(envs, row(envs, Op.ADVANCE, 1))
-    draws = envs._draws(0, 0, envs._step)
+    draws = envs._draws.take(0, 0, envs._step)
     job = envs._job(envs.runs[0].world, 0, draws, last=True)
     assert isinstance(envs.engine, Engine)
     with _Synchronisations() as seen:

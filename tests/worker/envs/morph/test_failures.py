@@ -57,7 +57,8 @@ def test_a_failure_in_the_middle_of_a_germination_leaves_the_state_and_the_masks
 
 def test_a_failed_capture_is_an_error_that_the_next_attempt_does_not_remember(monkeypatch: pytest.MonkeyPatch) -> None:
     engine = object.__new__(CapturedEngine)
-    engine.device, engine.counters, engine._warm = torch.device("cpu"), Counters(), {"shape"}
+    engine.device, engine.counters = torch.device("cpu"), Counters()
+    monkeypatch.setattr(captured, "_LOADED", {"kernels"})
     stream: Any = SimpleNamespace(wait_stream=lambda _: None)
     lane: Any = SimpleNamespace(graphs=OrderedDict(older=object()), stream=stream)
     job: Any = SimpleNamespace(validator=SimpleNamespace(forward_rows=0))
@@ -70,10 +71,10 @@ def test_a_failed_capture_is_an_error_that_the_next_attempt_does_not_remember(mo
 
     monkeypatch.setattr(captured, "_capture", fails)
     with pytest.raises(CaptureError, match=r"shape failed: operation not permitted.*choose engine.path eager"):
-        engine._graph(lane, "shape", job, lambda: torch.zeros(1))
+        engine._graph(lane, "shape", ["kernels"], job, lambda: torch.zeros(1))
     assert list(lane.graphs) == ["older"]
     assert engine.counters.captures == 0
     whole: Any = SimpleNamespace(rows=0)
     monkeypatch.setattr(captured, "_capture", lambda *_: whole)
-    assert engine._graph(lane, "shape", job, lambda: torch.zeros(1)) is whole
+    assert engine._graph(lane, "shape", ["kernels"], job, lambda: torch.zeros(1)) is whole
     assert list(lane.graphs) == ["older", "shape"]

@@ -1,0 +1,45 @@
+"""Runs before the first round what policies may ask of a device later, so that kernels are compiled and loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from worker.envs.morph.actions import Rules
+from worker.envs.morph.blend import Operator
+from worker.envs.morph.blueprints import ALLOWED
+from worker.envs.morph.data import Items
+from worker.envs.morph.engine import Job, StepEngine
+from worker.envs.morph.network import SlotPlan, StepPlan
+from worker.envs.morph.validate import ValPlan
+
+
+def rehearse(engine: StepEngine, job: Job, rules: Rules, val: Items) -> None:
+    """Rehearse every blueprint in every slot, in every part that it may take; the network is worthless afterwards.
+
+    Args:
+        engine: that is to be ready.
+        job: an epoch of a network without grafts.
+        rules: which grafts there are.
+        val: items to validate on.
+    """
+    if not engine.loads:
+        return
+    engine.rehearse(job, val)
+    network = job.network
+    # weights that nothing is computed from
+    generator = np.random.Generator(np.random.Philox(key=0))
+    for slot in range(len(network.slots) if rules.can_grow else 0):
+        for blueprint in sorted(ALLOWED[rules.topology]):
+            network.germinate(slot, blueprint, Operator.ADD, generator)
+            for step_plan, val_plan in _parts(slot, rules):
+                engine.rehearse(replace(job, step_plan=step_plan, val_plan=val_plan), val)
+            network.clear()
+
+
+def _parts(slot: int, rules: Rules) -> Iterator[tuple[StepPlan, ValPlan]]:
+    yield (SlotPlan(slot, rules.config.train_signal, detach=True),), ValPlan((), prospective=(slot,))
+    for isolated in (True, False) if rules.topology == "cnn" else (False,):
+        yield (SlotPlan(slot, "blend", isolated),), ValPlan((slot,))
