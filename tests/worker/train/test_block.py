@@ -311,7 +311,8 @@ def test_settings_that_cannot_be_trained_are_refused_before_round_0(
 
 
 @pytest.mark.parametrize(
-    ("name", "work"), [("begin", "start"), ("act", "acting"), ("record", "rollout"), ("update", "update")]
+    ("name", "work"),
+    [("begin", "start"), ("act", "acting"), ("see", "rollout"), ("pay", "rollout"), ("update", "update")],
 )
 def test_memory_that_runs_out_in_one_arms_own_work_is_pinned_on_that_arm(
     monkeypatch: pytest.MonkeyPatch, name: str, work: str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 from pathlib import Path
 
 import torch
@@ -28,6 +29,17 @@ class Setup:
     first_env: int = 0
 
 
+# evaluation and the twin of a block read what training reads, and nothing writes to it
+@lru_cache(maxsize=1)
+def _training(config: EnvConfig, data_dir: Path | None, device: torch.device, seed: int) -> TrainingData:
+    return TrainingData(config, data.load(config.task.dataset, data_dir), device, seed)
+
+
+@lru_cache(maxsize=1)
+def _test(config: EnvConfig, data_dir: Path | None, device: torch.device, seed: int) -> Items:
+    return data.split_items(config, data.load(config.task.dataset, data_dir), "test", device, seed)
+
+
 @dataclass(frozen=True)
 class Stock:
     """What the environments of a device share, all runs alike: data and engine; no run writes to it.
@@ -48,8 +60,7 @@ class Stock:
     def load(cls, setup: Setup) -> Stock:
         """Read the data set and make the engine; raises as ``make_envs``."""
         config, device, seed = setup.config, setup.device, setup.replicate_seed
-        arrays = data.load(config.task.dataset, setup.data_dir)
-        training = TrainingData(config, arrays, device, seed)
-        test = None if setup.phase == "train" else data.split_items(config, arrays, "test", device, seed)
+        training = _training(config, setup.data_dir, device, seed)
+        test = None if setup.phase == "train" else _test(config, setup.data_dir, device, seed)
         draws = Draws(training, Streams(seed, setup.phase), device)
         return cls(training, test, make_engine(config, training, device), draws)
