@@ -8,6 +8,7 @@ round border with a checkpoint. Standard output and error are the log.
 from __future__ import annotations
 
 import ctypes
+import gc
 import hashlib
 import json
 import os
@@ -205,6 +206,9 @@ def train(pipes: Pipes, assignment: Assignment, options: dict[str, Any]) -> None
     except (ConfigRefused, CheckpointRefused, NoCheckpoint, FileNotFoundError) as error:
         pipes.send("refused", **_refusal(error))
         return
+    # what has been built lives to the end: the collector need not walk it again and again
+    gc.collect()
+    gc.freeze()
     pipes.send(
         "ready",
         device_uid=device_uid(device, str(options["device_uid"])),

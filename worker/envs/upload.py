@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -21,11 +22,15 @@ def uploaded(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """
     if device.type == "cpu" or not tensors:
         return list(tensors)
-    sizes = [tensor.numel() * tensor.element_size() for tensor in tensors]
-    stops = list(accumulate(-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes))
-    spans = [slice(start, start + size) for start, size in zip([0, *stops], sizes, strict=False)]
-    staging = torch.empty(stops[-1], dtype=torch.uint8, pin_memory=True)
-    for tensor, span in zip(tensors, spans, strict=True):
-        staging[span].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-    placed = staging.to(device, non_blocking=True)
-    return [placed[span].view(tensor.dtype).view(tensor.shape) for tensor, span in zip(tensors, spans, strict=True)]
+    # numpy's views cost a fraction of torch's
+    rows = [tensor.numpy().reshape(-1).view(np.uint8) for tensor in tensors]
+    spaces = [-(-row.size // _ALIGNMENT) * _ALIGNMENT for row in rows]
+    staging = torch.empty(sum(spaces), dtype=torch.uint8, pin_memory=True)
+    host = staging.numpy()
+    for row, start in zip(rows, accumulate(spaces, initial=0), strict=False):
+        host[start : start + row.size] = row
+    parts = torch.split(staging.to(device, non_blocking=True), spaces)
+    return [
+        part[: row.size].view(tensor.dtype).view(tensor.shape)
+        for part, row, tensor in zip(parts, rows, tensors, strict=True)
+    ]

@@ -7,6 +7,8 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from worker.rl.copying import copy_each
+
 
 class Replayed:
     """A captured function.
@@ -37,6 +39,6 @@ class Replayed:
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:
         """Return the outputs for new inputs; the next call overwrites them."""
-        torch._foreach_copy_(self._inputs, list(inputs))
+        copy_each(self._inputs, inputs)
         self._graph.replay()
         return self._outputs

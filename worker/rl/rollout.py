@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from worker.rl.acting import Acted, Actor
+from worker.rl.copying import copy_each
 from worker.rl.heads import Floors, Heads, choose
 from worker.rl.interfaces import CorrectionLike, ObservationLike, SeenLike, StepLike
 from worker.rl.nets import PolicyNet, State
@@ -125,8 +126,7 @@ class Rollout:
 
     def see(self, t: int, result: SeenLike) -> None:
         """Store what step ``t`` led to and carry the recurrent state over episode ends."""
-        for stored, value in zip(self._flags[t], (result.terminated, result.truncated, result.valid), strict=True):
-            stored.copy_(value)
+        copy_each(self._flags[t], (result.terminated, result.truncated, result.valid))
         if result.final_observation is not None:
             final = result.final_observation
             features = final.features if self.obs_norm is None else self.obs_norm(final.features)
@@ -155,8 +155,7 @@ class Rollout:
             row.features.copy_(self.obs_norm(row.raw))
         if self.ids.shape[-1]:
             row.ids.copy_(observation.ids)
-        for name, stored in row.masks.items():
-            stored.copy_(masks[name])
+        copy_each(list(row.masks.values()), [masks[name] for name in row.masks])
 
     def _allocate(self, observation: ObservationLike, masks: Mapping[str, Tensor]) -> None:
         T, device = self.num_steps, observation.features.device

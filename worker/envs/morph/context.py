@@ -9,7 +9,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 
+import torch
 from torch import Tensor
 
 
@@ -81,6 +83,12 @@ class RewardContext:
     initial_accuracy: Tensor
     initial_loss: Tensor
     ledgers: Mapping[str, Tensor]
+
+    @cached_property
+    def addressed(self) -> Tensor:
+        """Return [E, S] bool: the slot that the op addresses."""
+        slots = torch.arange(self.pre.stage.shape[1], device=self.target_slot.device)
+        return slots == self.target_slot.unsqueeze(1)
 
 
 @dataclass

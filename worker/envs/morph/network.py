@@ -55,6 +55,15 @@ class Cell:
     store: ParamStore
     alpha: Tensor
     active: Tensor
+    #: What alpha and active hold, so that they are written only when they change.
+    _held: tuple[float, bool] | None = None
+
+    def hold(self, alpha: float, active: bool) -> None:
+        """Set alpha and whether the graft learns, in place."""
+        if self._held != (alpha, active):
+            self.alpha.fill_(alpha)
+            self.active.fill_(active)
+            self._held = (alpha, active)
 
 
 @dataclass
@@ -142,8 +151,7 @@ class Network:
             self._cells[key] = self._allocate(slot, blueprint, operator)
         cell = self._cells[key]
         cell.store.initialise(generator)
-        cell.alpha.zero_()
-        cell.active.fill_(True)
+        cell.hold(0.0, active=True)
         self.live[slot] = cell
         return cell.store.size
 
@@ -168,9 +176,7 @@ class Network:
 
     def set_blend(self, slot: int, alpha: float, active: bool) -> None:
         """Set alpha and whether the graft learns, in place."""
-        cell = self.cell(slot)
-        cell.alpha.fill_(alpha)
-        cell.active.fill_(active)
+        self.cell(slot).hold(alpha, active)
 
     def in_execution_order(self, slots: Sequence[int]) -> list[int]:
         """Return slot indices sorted by their place in the host."""

@@ -75,10 +75,10 @@ class Purse:
         result = self.function(ctx)
         self.ledgers = result.ledgers
         alive = earns & ~ctx.rolled_back
-        zero = torch.zeros(())
-        own = torch.where(alive, result.reward, zero)
+        rows = torch.where(alive, torch.stack([result.reward, *result.components.values()]), 0.0)
+        own, *components = rows.unbind()
         self.paid.append(own)
-        self.components.append({name: torch.where(alive, value, zero) for name, value in result.components.items()})
+        self.components.append(dict(zip(result.components, components, strict=True)))
         died = earns & ctx.rolled_back
         self.penalties = torch.where(died, torch.tensor(self.function.death_pay), self.penalties)
         return torch.where(died, self.penalties, own)

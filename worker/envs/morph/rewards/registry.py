@@ -53,10 +53,9 @@ class RewardFunction:
         components, ledgers = self.mode(ctx, self.config, self.gamma)
         dead = ctx.rolled_back
         # a rollback pays the death pay alone, whatever the mode would have paid; earlier rewards stay
-        components = {name: torch.where(dead, 0.0, value) for name, value in components.items()}
-        components["death"] = torch.where(dead, self.death_pay, 0.0).to(ctx.post.accuracy.dtype)
-        reward = torch.stack(list(components.values())).sum(0)
-        return RewardResult(reward, components, ledgers)
+        death = torch.where(dead, self.death_pay, 0.0).to(ctx.post.accuracy.dtype)
+        paid = torch.cat([torch.where(dead, 0.0, torch.stack(list(components.values()))), death[None]])
+        return RewardResult(paid.sum(0), dict(zip([*components, "death"], paid.unbind(), strict=True)), ledgers)
 
 
 def make_reward(mode: str, cfg: Mapping[str, Any], *, gamma: float, task: str) -> RewardFunction:

@@ -90,7 +90,8 @@ def _sum(result: RewardResult) -> Tensor:
 
 def _bits(ctx: RewardContext) -> bytes:
     parts = [x for state in (ctx.pre, ctx.post) for x in vars(state).values()]
-    parts += [x for x in vars(ctx).values() if isinstance(x, Tensor)]
+    given = [getattr(ctx, item.name) for item in fields(ctx)]
+    parts += [x for x in given if isinstance(x, Tensor)]
     return b"".join(x.numpy().tobytes() for x in [*parts, *ctx.ledgers.values()])
 
 

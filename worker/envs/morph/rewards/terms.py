@@ -8,6 +8,7 @@ environments or slots. Axes: E environment, S slot in action order.
 from __future__ import annotations
 
 import math
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -17,16 +18,29 @@ from worker.envs.morph.rewards.config import RewardConfig
 from worker.envs.morph.stages import Op, Stage
 
 #: Potential of each stage and the most that epochs spent in it may add, by stage integer.
-_POTENTIAL = torch.zeros(11, dtype=torch.float64)
-_GAP = torch.zeros(11, dtype=torch.float64)
-for _stage, _phi, _gap in (
-    (Stage.GERMINATED, 1.0, 1.0),
-    (Stage.TRAINING, 2.0, 1.5),
-    (Stage.BLENDING, 3.5, 2.0),
-    (Stage.HOLDING, 5.5, 0.5),
-    (Stage.FOSSILIZED, 6.0, 0.0),
-):
-    _POTENTIAL[_stage], _GAP[_stage] = _phi, _gap
+_POTENTIAL = {
+    Stage.GERMINATED: (1.0, 1.0),
+    Stage.TRAINING: (2.0, 1.5),
+    Stage.BLENDING: (3.5, 2.0),
+    Stage.HOLDING: (5.5, 0.5),
+    Stage.FOSSILIZED: (6.0, 0.0),
+}
+_NUM_STAGES = 11
+
+
+@lru_cache
+def _potentials(like: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return potential and gap by stage integer, [11] each."""
+    table = torch.zeros(2, _NUM_STAGES, dtype=like, device=device)
+    for stage, values in _POTENTIAL.items():
+        table[:, stage] = torch.tensor(values, dtype=like)
+    return table[0], table[1]
+
+
+@lru_cache
+def _membership(stages: tuple[Stage, ...], device: torch.device) -> Tensor:
+    """Return [11] bool by stage integer."""
+    return torch.tensor([stage in stages for stage in range(_NUM_STAGES)], device=device)
 
 
 def measured(x: Tensor) -> Tensor:
@@ -36,10 +50,7 @@ def measured(x: Tensor) -> Tensor:
 
 def is_stage(state: SlotState, *stages: Stage) -> Tensor:
     """Return [E, S] bool."""
-    result = state.stage == stages[0]
-    for stage in stages[1:]:
-        result = result | (state.stage == stage)
-    return result
+    return _membership(stages, state.stage.device)[state.stage]
 
 
 def is_live(state: SlotState) -> Tensor:
@@ -49,13 +60,12 @@ def is_live(state: SlotState) -> Tensor:
 
 def is_fossil(state: SlotState) -> Tensor:
     """Return [E, S] bool."""
-    return state.stage == Stage.FOSSILIZED
+    return is_stage(state, Stage.FOSSILIZED)
 
 
 def targeted(ctx: RewardContext, op: Op) -> Tensor:
     """Return [E, S] bool: the slot on which ``op`` was executed."""
-    slots = torch.arange(ctx.pre.stage.shape[1], device=ctx.op.device)
-    return (ctx.executed_op == op).unsqueeze(1) & (slots == ctx.target_slot.unsqueeze(1))
+    return (ctx.executed_op == op).unsqueeze(1) & ctx.addressed
 
 
 def last_step(ctx: RewardContext) -> Tensor:
@@ -66,10 +76,9 @@ def last_step(ctx: RewardContext) -> Tensor:
 def potential(state: SlotState, cfg: RewardConfig) -> Tensor:
     """Return Phi(s) [E] = sum_i Phi(stage_i) + min(0.3 e_i, gap_i)."""
     dtype = state.accuracy.dtype
-    base = _POTENTIAL.to(state.stage.device, dtype)[state.stage]
-    gap = _GAP.to(state.stage.device, dtype)[state.stage]
-    bonus = torch.minimum(cfg.potential_epoch_bonus * state.epochs_in_stage.to(dtype), gap)
-    return (base + bonus).sum(1)
+    potentials, gaps = _potentials(dtype, state.stage.device)
+    bonus = torch.minimum(cfg.potential_epoch_bonus * state.epochs_in_stage.to(dtype), gaps[state.stage])
+    return (potentials[state.stage] + bonus).sum(1)
 
 
 def shaping(ctx: RewardContext, cfg: RewardConfig, gamma: float, weight: float) -> Tensor:
