@@ -90,8 +90,17 @@ CASES: Mapping[str, Case] = {
 }
 
 
-def spec_of(name: str, case: Case, schedules: Sequence[str] = SCHEDULES) -> ResolvedSpec:
-    """Return the resolved experiment of a case; a spec that the service would refuse raises."""
+def spec_of(
+    name: str, case: Case, schedules: Sequence[str] = SCHEDULES, engine: Mapping[str, Any] | None = None
+) -> ResolvedSpec:
+    """Return the resolved experiment of a case; a spec that the service would refuse raises.
+
+    Args:
+        name: of the case.
+        case: what is measured.
+        schedules: arms beside ``noop`` and ``static``.
+        engine: spec keys of how it is computed.
+    """
     arms = [{"label": policy, "policy": policy} for policy in ("noop", *schedules)]
     static = {"label": "static", "policy": "static_matched", "static_set": dict(case.static_set)}
     own = {
@@ -100,6 +109,7 @@ def spec_of(name: str, case: Case, schedules: Sequence[str] = SCHEDULES) -> Reso
         "reward": {"mode": "sparse"},
         "arms": [*arms, static],
         "eval": {"episodes": case.episodes, "mode": "greedy"},
+        **(engine or {}),
     }
     resolved = parse(merge(case.base, own))
     problems, _ = rules.check(resolved)
@@ -147,9 +157,11 @@ def scores(
     }
 
 
-def run(name: str, case: Case, schedules: Sequence[str], device: torch.device, data: Path | None) -> dict[str, Any]:
+def run(name: str, case: Case, options: argparse.Namespace, device: torch.device, data: Path | None) -> dict[str, Any]:
     """Measure a case and return its row."""
-    resolved, began = spec_of(name, case, schedules), time.process_time()
+    schedules: Sequence[str] = options.schedules
+    engine = {"engine": {"path": options.path}, "precision": {"host": options.precision}}
+    resolved, began = spec_of(name, case, schedules, engine), time.process_time()
     found = [scores(resolved, case, replicate, device, data) for replicate in range(case.replicates)]
     row: dict[str, Any] = {"reduced": case.reduced, "episodes": case.episodes, "replicates": found}
     means, losses = ({a: fmean(one[a][key] for one in found) for a in found[0]} for key in ("accuracy", "loss"))
@@ -160,7 +172,7 @@ def run(name: str, case: Case, schedules: Sequence[str], device: torch.device, d
         row[f"{label}_gain"] = {"mean": fmean(gains), "least": min(gains), "most": max(gains)}
     config = resolved.arms[0].config
     row["updates"] = [config["env"][key] for key in ("horizon", "batches_per_step", "batch_size")]
-    row |= {"host_lr": config["host"]["lr"], "graft_lr": config["graft"]["lr"], "device": device.type}
+    row |= {"host_lr": config["host"]["lr"], "graft_lr": config["graft"]["lr"], "device": device.type, **engine}
     return row | {"versions": versions(), "cpu_seconds": time.process_time() - began}
 
 
@@ -189,6 +201,8 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--cases", nargs="+", choices=list(CASES), default=[])
     parser.add_argument("--schedules", nargs="*", choices=SCHEDULES, default=SCHEDULES)
+    parser.add_argument("--path", choices=("auto", "eager", "captured", "fused"), default="auto")
+    parser.add_argument("--precision", choices=("bf16", "fp32"), default="fp32")
     parser.add_argument("--data-dir", type=Path, help="folder with CIFAR-10's files")
     parser.add_argument("--gratings", type=Path, help="write pairs of gratings in CIFAR-10's format there and use them")
     parser.add_argument("--out", type=Path, required=True, help="without suffix: results are added to its .json")
@@ -197,7 +211,7 @@ def main() -> None:
     if options.gratings:
         write_pairs(options.gratings)
     for name in options.cases:
-        row = run(name, CASES[name], options.schedules, device, options.gratings or options.data_dir)
+        row = run(name, CASES[name], options, device, options.gratings or options.data_dir)
         if options.gratings and name.startswith("cifar"):
             row["reduced"] = "; ".join(filter(None, (_PAIRS, row["reduced"])))
         rows = {**(json.loads(store.read_text()) if store.exists() else {}), name: row}
