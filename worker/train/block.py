@@ -137,10 +137,10 @@ class BlockTrainer:
         )
 
     def warm_up(self) -> dict[str, float | bool]:
-        """Touch every shape once on scratch state and return the record of it.
+        """Touch every shape once and return the record of it.
 
-        Stream ``warmup`` feeds scratch policies; the environments rehearse what a device has to load and take a
-        step (two on CUDA) in which no policy acts. Streams are keyed, so nothing of this reaches round 0.
+        The policies look without acting; the environments rehearse what a device has to load and take a step (two
+        on CUDA) in which no policy acts. Streams are keyed, so nothing of this reaches round 0.
         """
         began = time.perf_counter()
         envs = self.envs
@@ -154,13 +154,14 @@ class BlockTrainer:
                 seed=scratch_seed,
                 data_dir=self.data_dir,
             )
-        learners = [self._learner(run.plan, "warmup") for run in self.runs if isinstance(run, TrainedRun)]
         envs.rehearse()
         views = envs.begin_round(0)
         heads = Heads.build(list(envs.heads), self.device)
         idle = heads.canonical.expand(self.num_envs, -1)
-        for learner in learners:
-            learner.net.step(views[0][0].features, views[0][0].ids, learner.carry)
+        for run, (view, _) in zip(self.runs, views, strict=True):
+            if isinstance(run, TrainedRun):
+                with torch.no_grad():
+                    run.learner.net.step(view.features, view.ids, run.learner.carry)
         steps = 1 if self.device.type == "cpu" else min(2, envs.steps_per_round)
         for _ in range(steps):
             envs.step([idle for _ in self.runs])
@@ -229,16 +230,13 @@ class BlockTrainer:
         arm = plan.arm_index if plan.config["lockstep"]["crn"] == "environment" else None
         return Streams(self.plan.replicate_seed, arm)
 
-    def _learner(self, plan: RunPlan, scratch: str | None = None) -> Learner:
+    def _learner(self, plan: RunPlan) -> Learner:
         try:
             cfg = LearnerConfig.parse(plan.config)
         except ValueError as error:
             raise ConfigRefused(f"arms[{plan.arm}]", str(error), "correct the named field") from error
-        streams = self._streams(plan)
-        if scratch is not None:
-            streams = Streams(derive(self.plan.replicate_seed, scratch))
         layout, heads = obs_layout(self.envs.obs_spec), list(self.envs.heads)
-        return build_learner(cfg, layout, heads, streams, num_envs=self.num_envs, device=self.device)
+        return build_learner(cfg, layout, heads, self._streams(plan), num_envs=self.num_envs, device=self.device)
 
     def _calibrate(self) -> None:
         learners = [run.learner for run in self.runs if isinstance(run, TrainedRun)]

@@ -120,15 +120,13 @@ class Flight:
 
 
 class StepEngine(Protocol):
-    """What the environments ask of an engine.
-
-    Attributes:
-        counters: work done.
-        loads: whether a step that is new costs time once, so that it pays to rehearse.
-    """
+    """What the environments ask of an engine."""
 
     counters: Counters
-    loads: bool
+
+    @property
+    def loads(self) -> bool:
+        """Whether a step that is new costs time once, so that it pays to rehearse."""
 
     def rehearse(self, job: Job, val: Items) -> None:
         """Run a job once, so that what it needs is loaded; nothing of it is counted or kept."""
@@ -181,10 +179,12 @@ class Engine:
     data: TrainingData
     device: torch.device
     counters: Counters = field(default_factory=Counters)
-    loads: bool = False
+
+    #: Nothing that runs here has to be loaded.
+    loads = False
 
     def rehearse(self, job: Job, val: Items) -> None:
-        """Do nothing: what runs here has nothing to load."""
+        """Do nothing."""
 
     def issue(self, jobs: Sequence[Job], val: Items) -> Computed:
         """Train and validate every job, in order, and read all results in one copy."""

@@ -40,6 +40,6 @@ def rehearse(engine: StepEngine, job: Job, rules: Rules, val: Items) -> None:
 
 
 def _parts(slot: int, rules: Rules) -> Iterator[tuple[StepPlan, ValPlan]]:
+    """Yield a graft beside the host, and in it; one cut off from it runs a part of the latter."""
     yield (SlotPlan(slot, rules.config.train_signal, detach=True),), ValPlan((), prospective=(slot,))
-    for isolated in (True, False) if rules.topology == "cnn" else (False,):
-        yield (SlotPlan(slot, "blend", isolated),), ValPlan((slot,))
+    yield (SlotPlan(slot, "blend"),), ValPlan((slot,))

@@ -1,0 +1,64 @@
+"""What is rehearsed before round 0 covers what policies may grow, and leaves nothing behind."""
+
+from __future__ import annotations
+
+import torch
+
+from tests.worker.envs.morph.factories import act, germinate, host_state, make, play, row, tiny
+from worker.envs.morph.blueprints import ALLOWED
+from worker.envs.morph.data import Items
+from worker.envs.morph.engine import Engine, Job
+from worker.envs.morph.env import MorphEnvs
+from worker.envs.morph.stages import Op
+
+
+class Rehearsed(Engine):
+    """The plain path as one that has something to load: it trains what it is shown."""
+
+    loads = True
+
+    def __init__(self, plain: Engine) -> None:
+        super().__init__(plain.precision, plain.data, plain.device)
+        self.shown: list[Job] = []
+        self.grafts: set[tuple[int, int]] = set()
+
+    def rehearse(self, job: Job, val: Items) -> None:
+        self.shown.append(job)
+        self.grafts |= {(item.slot, job.network.cell(item.slot).graft.blueprint) for item in job.step_plan}
+        self.issue([job], val)
+
+
+def rehearsed() -> tuple[MorphEnvs, Rehearsed]:
+    envs = make(tiny())
+    assert isinstance(envs.engine, Engine)
+    envs.engine = engine = Rehearsed(envs.engine)
+    envs.rehearse()
+    return envs, engine
+
+
+def test_every_blueprint_is_rehearsed_in_every_slot_beside_the_host_and_in_it() -> None:
+    envs, engine = rehearsed()
+    slots = range(len(envs.runs[0].world.slots))
+    assert engine.grafts == {(slot, blueprint) for slot in slots for blueprint in ALLOWED["cnn"]}
+    assert engine.shown[0].step_plan == ()
+    assert {item.how for job in engine.shown for item in job.step_plan} == {"shadow", "blend"}
+    assert all(job.val_plan.slots == tuple(item.slot for item in job.step_plan) for job in engine.shown)
+
+
+def test_a_rehearsal_leaves_nothing_behind() -> None:
+    fresh, (used, _) = make(tiny()), rehearsed()
+    for envs in (fresh, used):
+        envs.begin_round(0)
+        play(envs, germinate(envs, 0))
+        play(envs, row(envs, Op.ADVANCE, 0))
+        envs.step([act(envs, row(envs))])
+    assert torch.equal(host_state(fresh), host_state(used))
+    one, other = (envs.runs[0].world.networks[0].cell(0).store for envs in (fresh, used))
+    assert all(torch.equal(*both) for both in zip(one.state(), other.state(), strict=True))
+
+
+def test_nothing_is_rehearsed_where_nothing_is_loaded() -> None:
+    envs = make(tiny())
+    before = envs.engine.counters.host_steps
+    envs.rehearse()
+    assert envs.engine.counters.host_steps == before
