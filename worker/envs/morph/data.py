@@ -26,6 +26,8 @@ from worker.envs.morph.tasks import LmShape
 
 Array = NDArray[np.generic]
 _PAD = 4
+#: Places of a crop down and across, and whether it is flipped.
+_CHOICES = np.array([2 * _PAD + 1, 2 * _PAD + 1, 2], dtype=np.uint64)
 _CHUNK = 1 << 20
 _DIGITS_SHA = "87ff0c9e40dc7e2c0e34e7257799c2e3f3aec1a016363bb11cad869ec428a826"
 
@@ -218,8 +220,7 @@ class TrainingData:
         index = chosen[..., None]
         if augment is None or self.draw_width == 1:
             return torch.from_numpy(index)
-        crops = augment.integers(0, [2 * _PAD + 1, 2 * _PAD + 1, 2], size=(batches, size, 3))
-        return torch.from_numpy(np.concatenate([index, crops], axis=2))
+        return torch.from_numpy(np.concatenate([index, _crops(augment, (batches, size, 3))], axis=2))
 
     def gather_fused(self, draws: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Return ``gather`` of one batch in one kernel, x channels-last in ``dtype``; images with crops only."""
@@ -276,6 +277,15 @@ class _Normaliser:
 
     def __call__(self, images: Tensor) -> Tensor:
         return (images.to(self.dtype) / self.scale - self.mean) / self.std
+
+
+def _crops(generator: np.random.Generator, shape: tuple[int, ...]) -> NDArray[np.int64]:
+    """Return ``generator.integers(0, _CHOICES, shape)`` in a way that lets other threads run meanwhile.
+
+    A uniform 32-bit number u gives floor(u n / 2^32) (Lemire 2019, without its rejection, whose chance is n / 2^32).
+    """
+    uniform = generator.integers(0, 1 << 32, size=shape, dtype=np.uint32)
+    return ((uniform * _CHOICES) >> np.uint64(32)).astype(np.int64)
 
 
 def split_items(config: EnvConfig, arrays: Arrays, split: str, device: torch.device, replicate_seed: int) -> Items:

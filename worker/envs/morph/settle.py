@@ -90,6 +90,8 @@ def owe(turn: Turn, ctx: RewardContext) -> Owed:
     return Owed(turn, ctx, late, valid)
 
 
+# lighter than no_grad; what leaves it is copied into rollouts and summed
+@torch.inference_mode()
 def pay(owed: Owed) -> Tensor:
     """Pay the run's reward and every cross-evaluated one; return the run's own, [E]."""
     run, earns = owed.turn.run, _flags(owed.valid)

@@ -350,3 +350,16 @@ def test_shortened_validation_is_one_subset_per_replicate() -> None:
     assert len(first.y) == 200
     assert torch.equal(first.x, again.x)
     assert not torch.equal(first.x, other.x)
+
+
+def test_crops_are_those_of_bounded_integers() -> None:
+    for key in range(5):
+        draw, again = (np.random.Generator(np.random.Philox(key=key)) for _ in range(2))
+        crops = data._crops(draw, (24, 512, 3))
+        assert np.array_equal(crops, again.integers(0, [9, 9, 2], size=(24, 512, 3)))
+        assert crops.dtype == np.int64
+        assert [sorted(set(crops[..., part].ravel().tolist())) for part in range(3)] == [
+            [*range(9)],
+            [*range(9)],
+            [0, 1],
+        ]
