@@ -17,6 +17,7 @@ from pathlib import Path
 
 import httpx
 
+from worker.spare import is_idle_spare
 from worker.supervisor import descendants
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -185,7 +186,7 @@ class Cast:
             self.workers.append(process)
 
     def children(self) -> list[int]:
-        """Return the training children that run now."""
+        """Return the training children that run now, an idle spare not among them."""
         return [pid for worker in self.workers for pid in descendants(worker.pid) if _is_child(pid)]
 
     def end(self) -> None:
@@ -199,7 +200,7 @@ class Cast:
 
 def _is_child(pid: int) -> bool:
     try:
-        return b"worker.child" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        return b"worker.child" in Path(f"/proc/{pid}/cmdline").read_bytes() and not is_idle_spare(pid)
     except OSError:
         return False
 

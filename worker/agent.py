@@ -1,6 +1,6 @@
 """The supervisor process of one device: claim, child, relay, release, again. No torch here.
 
-Threads: the main thread claims and follows the child; the heartbeat thread beats whatever the child
+Threads: the main thread claims, starts and follows the child; the heartbeat thread beats whatever the child
 does; a share has one reader of log lines and one sender that empties the spool in order.
 """
 
@@ -22,6 +22,7 @@ from worker.control import TRANSIENT, Control, LeaseLost, Refused, WorkerGone
 from worker.devices import Bound, GpuMonitor, host_name
 from worker.options import Options
 from worker.share import Share
+from worker.spare import Starter
 from worker.supervisor import become_subreaper, default_command
 
 RETIRED, CONFIGURATION, DEVICE_IN_USE, TOKEN_REFUSED = 0, 2, 3, 4
@@ -50,6 +51,9 @@ class Agent:
         self._terms: p.RegisterReply | None = None
         self._state = "starting"
         self._share: Share | None = None
+        self._starter = Starter(
+            options.trainer or default_command(), bound.environment, keeps_spare=options.spare and not options.trainer
+        )
         self._drain = threading.Event()
         self._stopping = threading.Event()
         self._health = p.Health()
@@ -80,6 +84,7 @@ class Agent:
         finally:
             self._stopping.set()
             self._beat_now.set()
+            self._starter.end()
             self._retire()
             self.bound.lock.release()
         return RETIRED
@@ -160,8 +165,7 @@ class Agent:
 
     def _train(self, assignment: p.Assignment) -> None:
         directory = self._work / assignment.assignment_id
-        command = self.options.trainer or default_command()
-        share = Share(self.control, assignment, self.bound, directory, command, self.options)
+        share = Share(self.control, assignment, self.bound, directory, self._starter, self.options)
         self._state, self._share = "working", share
         if self._terms is not None:
             share.set_terms(self._terms)

@@ -2,14 +2,17 @@
 
 First command: the assignment. Then it reports ``ready`` (or ``refused``), and for each ``go`` trains
 one round and reports ``round`` and, where due, ``checkpoint``. ``stop`` or SIGTERM ends it at the next
-round border with a checkpoint. Standard output and error are the log.
+round border with a checkpoint. Standard output and error are the log. A spare has no assignment yet: it
+imports all that training needs and touches no device while it waits.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import gc
 import hashlib
+import importlib
 import json
 import os
 import platform
@@ -32,11 +35,21 @@ from worker import numerics
 from worker.checkpoint import CheckpointRefused, NoCheckpoint
 from worker.keys import derive, replicate_seed
 from worker.revision import code_identity
+from worker.spare import IS_SPARE, TRAINING_NAME, WAITING_NAME
 from worker.train.block import ArmOutOfMemory, BlockTrainer
 from worker.train.plan import BlockPlan, ConfigRefused, RoundRecord, RunPlan, RunRound
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _PROGRESS_SECONDS = 0.5
+#: What a block loads only once it knows its assignment; none of it touches a device on import.
+_PRELOADED = (
+    "torch._inductor.config",  # by torch.use_deterministic_algorithms
+    "worker.envs.morph.env",
+    "worker.envs.morph.controls",
+    "worker.envs.morph.captured",
+    "worker.envs.morph.fused",
+    "worker.envs.gym",
+)
 
 
 class Stopped(Exception):  # noqa: N818 - a request
@@ -262,6 +275,30 @@ def _checkpoint(pipes: Pipes, trainer: BlockTrainer, root: Path, next_round: int
     pipes.send("checkpoint", next_round=next_round, directory=str(info.path), files=files, policies=policies)
 
 
+def preload() -> None:
+    """Import what any block may need; what cannot be imported here is refused when it is assigned."""
+    for name in _PRELOADED:
+        with contextlib.suppress(ImportError):
+            importlib.import_module(name)
+
+
+def call_itself(name: str) -> None:
+    """Set the name that `ps -o comm` shows (Linux)."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
+
+
+def receive(source: IO[bytes]) -> dict[str, Any] | None:
+    """Wait for the assignment; None when the supervisor closes the pipe, because it has no more work for a spare."""
+    if os.environ.get(IS_SPARE):
+        preload()
+        call_itself(WAITING_NAME)
+    line = source.readline()
+    call_itself(TRAINING_NAME)
+    found: dict[str, Any] | None = json.loads(line) if line else None
+    return found
+
+
 def main() -> None:
     """Run the share this process was started for."""
     die_with_parent(int(os.environ["LOCKSTEP_PARENT"]))
@@ -269,8 +306,11 @@ def main() -> None:
     source = os.fdopen(int(os.environ["LOCKSTEP_COMMANDS_FD"]), "rb")
     pipes = Pipes(frames)
     signal.signal(signal.SIGTERM, lambda *_: pipes.stop.set())
-    first = json.loads(source.readline())
+    first = receive(source)
+    if first is None:
+        return
     assignment = Assignment.model_validate(first["assignment"])
+    pipes.send("progress", round=assignment.resume_round, step=0)  # a spare that is not heard here is replaced
     threading.Thread(target=pipes.listen, args=(source,), daemon=True).start()
     try:
         train(pipes, assignment, first["options"])

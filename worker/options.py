@@ -20,6 +20,7 @@ class Options:
         spool_bytes: bound of the spool.
         trainer: command of the trainer; None = built in.
         once: retire when there is nothing to do (tests, batch systems).
+        spare: keep a started training process for the next block (built-in trainer only).
     """
 
     url: str
@@ -31,3 +32,4 @@ class Options:
     spool_bytes: int
     trainer: list[str] | None
     once: bool = False
+    spare: bool = True

@@ -17,6 +17,7 @@ from worker.control import Control, LeaseLost, Refused
 from worker.devices import Bound
 from worker.logs import LogReader
 from worker.options import Options
+from worker.spare import Starter
 from worker.spool import Spool
 from worker.supervisor import Child
 
@@ -35,7 +36,7 @@ class Share:
         assignment: what to train, with the lease.
         bound: device of this supervisor.
         directory: spool and checkpoints of this share.
-        command: trainer.
+        starter: starts the training process.
         options: the operator's choices.
     """
 
@@ -45,11 +46,11 @@ class Share:
         assignment: p.Assignment,
         bound: Bound,
         directory: Path,
-        command: list[str],
+        starter: Starter,
         options: Options,
     ) -> None:
         self._control, self._lease, self._bound = control, assignment, bound
-        self._directory, self._command, self._options = directory, command, options
+        self._directory, self._starter, self._options = directory, starter, options
         self._spool = Spool(directory / "spool.jsonl", options.spool_bytes)
         self._child: Child | None = None
         self._round, self._step = assignment.resume_round, 0
@@ -146,8 +147,7 @@ class Share:
         self._directory.mkdir(parents=True, exist_ok=True)
         try:
             self._fetch_checkpoint()
-            self._child = Child(self._command, dict(self._bound.environment))
-            self._relay(self._child)
+            self._relay(self._start_child())
         except LeaseLost:
             self._lost.set()
         except Refused as error:
@@ -178,7 +178,21 @@ class Share:
         manifest = {"schema_version": 1, "next_round": self._lease.resume_round, "files": files}
         (target / "manifest.json").write_text(json.dumps(manifest, sort_keys=True))
 
-    def _relay(self, child: Child) -> None:
+    def _start_child(self) -> Child:
+        """Give the assignment to the spare, else (or where that one ends before its first frame) to a new process."""
+        spare = self._starter.take()
+        if spare is not None:
+            self._brief(spare)
+            if spare.has_answered() or self._stop_cause is not None or self._lost.is_set():
+                return spare
+            spare.kill()
+            self._reading.join(timeout=5)
+            spare.forget()
+        return self._brief(self._starter.start())
+
+    def _brief(self, child: Child) -> Child:
+        """Hand a process the assignment; its log and the stop ladder begin."""
+        self._child = child
         child.send(
             {
                 "type": "assignment",
@@ -191,18 +205,18 @@ class Share:
                 },
             }
         )
-        threads = [
-            threading.Thread(target=self._logs.read, args=(child.output,), name="logs", daemon=True),
-            threading.Thread(target=self._send_all, args=(child,), name="sender", daemon=True),
-            threading.Thread(target=self._watch, args=(child,), name="ladder", daemon=True),
-        ]
-        for thread in threads:
-            thread.start()
+        self._reading = threading.Thread(target=self._logs.read, args=(child.output,), name="logs", daemon=True)
+        self._reading.start()
+        threading.Thread(target=self._watch, args=(child,), name="ladder", daemon=True).start()
+        return child
+
+    def _relay(self, child: Child) -> None:
+        threading.Thread(target=self._send_all, args=(child,), name="sender", daemon=True).start()
         for frame in child.frames():
             self._last_frame = time.monotonic()
             self._on_frame(frame)
         child.process.wait()
-        threads[0].join(timeout=5)
+        self._reading.join(timeout=5)
         self._spool.append("end", {})
         while not (self._settled.is_set() or self._lost.is_set()):
             self._settled.wait(_POLL_SECONDS)
@@ -216,6 +230,8 @@ class Share:
             self._spool.append(kind, {"frame": frame})
         elif kind in ("ready", "refused", "checkpoint", "points"):
             self._spool.append(kind, {"frame": frame})
+            if kind == "ready" and self._stop_cause is None:
+                self._starter.keep()  # now, so that its imports do not slow down this child's
         elif kind == "failed":
             self._failure = frame
         elif kind == "done":

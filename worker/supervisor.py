@@ -1,7 +1,8 @@
 """One training child: start it with only its device visible, talk over two pipes, end its whole tree.
 
 The child lives in its own session and process group; Linux kills it when this process dies, and
-descendants that detach are adopted by this process (subreaper) and killed with it. No torch here.
+descendants that detach are adopted by this process (subreaper) and killed with it. The tree of another
+child (a spare) is left alone. No torch here.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any
 
@@ -61,10 +62,11 @@ class Child:
         )
         os.close(frames_write)
         os.close(commands_read)
-        self._frames: IO[bytes] = os.fdopen(frames_read, "rb")
+        self._frames = os.fdopen(frames_read, "rb")
         self._commands: IO[bytes] = os.fdopen(commands_write, "wb", buffering=0)
         self.started = time.monotonic()
         self.killed_by_us = False
+        _children.append(self)
 
     @property
     def output(self) -> IO[bytes]:
@@ -72,6 +74,10 @@ class Child:
         if self.process.stdout is None:
             raise RuntimeError("the child was started without a pipe")
         return self.process.stdout
+
+    def has_answered(self) -> bool:
+        """Wait for the first frame; False when the child ended without one."""
+        return bool(self._frames.peek(1))
 
     def frames(self) -> Iterator[dict[str, Any]]:
         """Yield frames until the child closes its pipe."""
@@ -105,12 +111,12 @@ class Child:
         return self.process.poll() is None
 
     def kill(self) -> None:
-        """Last rung: SIGKILL to the group and every remaining descendant, then reap."""
+        """Last rung: SIGKILL to the group and every remaining descendant that is not another child's, then reap."""
         if self.is_alive():
             self.killed_by_us = True
         self._signal(signal.SIGKILL)
         deadline = time.monotonic() + _KILL_SECONDS
-        while left := [pid for pid in descendants(os.getpid()) if pid != self.process.pid]:
+        while left := self._remaining():
             for pid in left:  # again until none is left: one may have forked meanwhile
                 with contextlib.suppress(ProcessLookupError, PermissionError):
                     os.kill(pid, signal.SIGKILL)
@@ -120,9 +126,20 @@ class Child:
         self.process.wait()
         reap()
 
+    def _remaining(self) -> list[int]:
+        """Return what lives below this process, but for the child itself and the trees of other children."""
+        others = {child.process.pid for child in tuple(_children) if child is not self and child.is_alive()}
+        return [pid for pid in descendants(os.getpid(), without=others) if pid != self.process.pid]
+
     def close(self) -> None:
         """End what is left of the tree and close the pipes."""
         self.kill()
+        self.forget()
+
+    def forget(self) -> None:
+        """Close the pipes of a child that has ended; no signal, for its pid may be another's by now."""
+        with contextlib.suppress(ValueError):
+            _children.remove(self)
         for pipe in (self._frames, self._commands, self.output):
             with contextlib.suppress(OSError):
                 pipe.close()
@@ -137,13 +154,17 @@ class Child:
         return f"exit code {code}"
 
 
+#: Children of this process that nobody has closed; a kill of one spares the others. At most a running one and a spare.
+_children: list[Child] = []
+
+
 def default_command() -> list[str]:
     """Return the built-in trainer."""
     return [sys.executable, "-m", "worker.child"]
 
 
-def descendants(root: int) -> list[int]:
-    """Return all living descendants of a process, from /proc."""
+def descendants(root: int, *, without: Collection[int] = ()) -> list[int]:
+    """Return all living descendants of a process, from /proc, without these and what descends from them."""
     parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, IndexError, ValueError):
@@ -154,6 +175,7 @@ def descendants(root: int) -> list[int]:
     frontier = {root}
     while frontier:
         frontier = {pid for pid, parent in parents.items() if parent in frontier and pid not in found}
+        frontier.difference_update(without)
         found.extend(frontier)
     return found
 

@@ -14,6 +14,7 @@ from tests.conftest import LiveServer, WorkerProcess, wait_until
 from tests.e2e.following import follow
 from tests.e2e.numbers import numbers_of
 from tests.factories import tiny_spec
+from worker.spare import is_idle_spare
 from worker.supervisor import descendants
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("training")]
@@ -21,10 +22,10 @@ ROUNDS = 9
 
 
 def child_of(worker: WorkerProcess) -> int | None:
-    """Return the pid of the training child of a supervisor."""
+    """Return the pid of the training child of a supervisor, not that of its spare."""
     for pid in descendants(worker.process.pid):
         command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        if b"worker.child" in command:
+        if b"worker.child" in command and not is_idle_spare(pid):
             return pid
     return None
 

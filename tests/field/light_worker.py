@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 import threading
@@ -10,6 +11,7 @@ from worker.__main__ import parse
 from worker.agent import DEVICE_IN_USE, Agent
 from worker.devices import DeviceInUse, bind
 from worker.options import Options
+from worker.spare import Starter
 
 
 class LightAgent(Agent):
@@ -29,6 +31,8 @@ def main() -> int:
     trainer = given.trainer_cmd.split()
     options = Options(given.api, None, None, 1, None, given.work_dir, given.spool_bytes, trainer, given.once)
     agent = LightAgent(options, bound)
+    if "LIGHT_SPARE" in os.environ:  # this trainer touches no device, so it may have a spare
+        agent._starter = Starter(trainer, bound.environment, keeps_spare=True)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: threading.Thread(target=agent.stop).start())
     return agent.run()
