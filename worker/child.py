@@ -44,7 +44,7 @@ _PROGRESS_SECONDS = 0.5
 #: What a block loads only once it knows its assignment; none of it touches a device on import.
 _PRELOADED = (
     "torch._inductor.config",  # by torch.use_deterministic_algorithms
-    "worker.envs.morph.env",
+    "worker.envs.morph.build",
     "worker.envs.morph.controls",
     "worker.envs.morph.captured",
     "worker.envs.morph.fused",
