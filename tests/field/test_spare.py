@@ -28,7 +28,7 @@ def wait_for_success(client: Client, experiment_id: str) -> None:
 
 def spare_during_first_block(client: Client, experiment_id: str, worker: LightWorker) -> int:
     pid = int(worker.note("spare"))
-    assert block_status(client, experiment_id) == "running"
+    assert block_status(client, experiment_id) in ("reserved", "running")
     return pid
 
 
