@@ -212,7 +212,7 @@ def train(pipes: Pipes, assignment: Assignment, options: dict[str, Any]) -> None
     root = Path(options["checkpoint_dir"])
     try:
         trainer = BlockTrainer(plan, device, data_dir=data_dir, progress=Progress(pipes.send))
-        warm_up = trainer.warm_up()
+        warm_up = trainer.warm_up(rehearse=bool(options["rehearse"]))
         start = trainer.load_checkpoint(root) if assignment.resume_round else 0
         if start != assignment.resume_round:
             raise NoCheckpoint(f"found a checkpoint of round {start}, expected {assignment.resume_round}")

@@ -202,6 +202,7 @@ class Share:
                     "data_dir": str(self._options.data_dir) if self._options.data_dir else None,
                     "checkpoint_dir": str(self._directory / "checkpoints"),
                     "device_uid": self._bound.device.uid,
+                    "rehearse": self._lease.experiment_id not in self._starter.rehearsed,
                 },
             }
         )
@@ -230,8 +231,8 @@ class Share:
             self._spool.append(kind, {"frame": frame})
         elif kind in ("ready", "refused", "checkpoint", "points"):
             self._spool.append(kind, {"frame": frame})
-            if kind == "ready" and self._stop_cause is None:
-                self._starter.keep()  # now, so that its imports do not slow down this child's
+            if kind == "ready":
+                self._starter.ready(self._lease.experiment_id, spare=self._stop_cause is None)
         elif kind == "failed":
             self._failure = frame
         elif kind == "done":

@@ -33,10 +33,18 @@ class Starter:
         self._command, self._environment = command, dict(environment)
         self._keeps_spare = keeps_spare
         self._spare: Child | None = None
+        #: Experiments of which a block was ready here: what their kernels compile to is on this machine's disk.
+        self.rehearsed: set[str] = set()
 
     def start(self) -> Child:
         """Start a process that is given its assignment at once."""
         return Child(self._command, self._environment)
+
+    def ready(self, experiment_id: str, *, spare: bool) -> None:
+        """Note that a block of an experiment is ready; a spare is started now, not to slow down that block's start."""
+        self.rehearsed.add(experiment_id)
+        if spare:
+            self.keep()
 
     def keep(self) -> None:
         """Start a spare unless one lives; the running share goes on where the host has no room for one."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -25,6 +26,12 @@ def spares_of(worker: WorkerProcess) -> list[int]:
     return [pid for pid in descendants(worker.process.pid) if is_idle_spare(pid)]
 
 
+def rehearsals(frames: list[dict[str, Any]]) -> list[bool]:
+    """Whether each block rehearsed, in the order of their starts: the first of an experiment on a worker does."""
+    events = [frame["event"] for frame in frames if frame["type"] == "event"]
+    return [event["payload"]["rehearsed"] for event in events if event["type"] == "warmup_completed"]
+
+
 def has_imported(pid: int) -> bool:
     return Path(f"/proc/{pid}/comm").read_text().strip() == WAITING_NAME
 
@@ -36,7 +43,7 @@ def test_block_trained_by_a_spare_equals_one_trained_by_a_fresh_process(
     with Client(url) as client:
         fresh = client.submit(SPEC)["id"]
         worker = start_worker(url, "--no-spare")
-        follow(url, fresh)
+        assert rehearsals(follow(url, fresh)) == [True, False]
         assert spares_of(worker) == []
         worker.end()
         with_spare = client.submit(SPEC)["id"]

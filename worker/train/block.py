@@ -136,11 +136,14 @@ class BlockTrainer:
             plan.replicate_seed, r, plan.num_arms
         )
 
-    def warm_up(self) -> dict[str, float | bool]:
+    def warm_up(self, *, rehearse: bool = True) -> dict[str, float | bool]:
         """Touch every shape once and return the record of it.
 
         The policies look without acting; the environments rehearse what a device has to load and take a step (two
         on CUDA) in which no policy acts. Streams are keyed, so nothing of this reaches round 0.
+
+        Args:
+            rehearse: whether to rehearse; without, what earlier blocks compiled is loaded when it is first needed.
         """
         began = time.perf_counter()
         envs = self.envs
@@ -154,7 +157,8 @@ class BlockTrainer:
                 seed=scratch_seed,
                 data_dir=self.data_dir,
             )
-        envs.rehearse()
+        if rehearse:
+            envs.rehearse()
         views = envs.begin_round(0)
         heads = Heads.build(list(envs.heads), self.device)
         idle = heads.canonical.expand(self.num_envs, -1)
@@ -168,7 +172,7 @@ class BlockTrainer:
         for position in range(len(self.runs)):
             envs.pop_episodes(position)
             envs.pop_events(position)
-        return {"seconds": time.perf_counter() - began, "steps": float(steps), "compiled": False}
+        return {"seconds": time.perf_counter() - began, "steps": float(steps), "compiled": False, "rehearsed": rehearse}
 
     def rounds(self, start: int) -> Iterator[RoundRecord]:
         """Yield the record of every round from ``start`` on; all runs have finished it when it comes."""

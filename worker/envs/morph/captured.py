@@ -180,12 +180,9 @@ class CapturedEngine:
                 lane.dropout.manual_seed(job.how.dropout.initial_seed())
             key: Hashable = ("train", job.step_plan, _grafts(job.network, (item.slot for item in job.step_plan)))
             training = self._graph(lane, key, self._train_pieces(job), job, lambda: self._train(lane, job))
-        key = ("close", id(val.x), *_closing(job))
-        return (
-            lane,
-            training,
-            self._graph(lane, key, self._close_pieces(job, val), job, lambda: self._close(lane, job, val)),
-        )
+        key, pieces = ("close", id(val.x), *_closing(job)), self._close_pieces(job, val)
+        closing = self._graph(lane, key, pieces, job, lambda: self._close(lane, job, val))
+        return lane, training, closing
 
     def rehearse(self, job: Job, val: Items) -> None:
         """Run both parts of a job once, eagerly."""
