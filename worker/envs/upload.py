@@ -22,15 +22,27 @@ def uploaded(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """
     if device.type == "cpu" or not tensors:
         return list(tensors)
-    # numpy's views cost a fraction of torch's
-    rows = [tensor.numpy().reshape(-1).view(np.uint8) for tensor in tensors]
-    spaces = [-(-row.size // _ALIGNMENT) * _ALIGNMENT for row in rows]
-    staging = torch.empty(sum(spaces), dtype=torch.uint8, pin_memory=True)
+    staging = torch.empty(sum(_spaces(tensors)), dtype=torch.uint8, pin_memory=True)
+    pack(tensors, staging)
+    return unpack(staging.to(device, non_blocking=True), tensors)
+
+
+def pack(tensors: Sequence[Tensor], staging: Tensor) -> None:
+    """Write tensors one behind the other into ``staging`` [bytes]; numpy's views cost a fraction of torch's."""
     host = staging.numpy()
-    for row, start in zip(rows, accumulate(spaces, initial=0), strict=False):
+    for tensor, start in zip(tensors, accumulate(_spaces(tensors), initial=0), strict=False):
+        row = tensor.numpy().reshape(-1).view(np.uint8)
         host[start : start + row.size] = row
-    parts = torch.split(staging.to(device, non_blocking=True), spaces)
+
+
+def unpack(placed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Return views of what ``pack`` wrote, in the shapes and dtypes of ``like``."""
+    parts = torch.split(placed, _spaces(like))
     return [
-        part[: row.size].view(tensor.dtype).view(tensor.shape)
-        for part, row, tensor in zip(parts, rows, tensors, strict=True)
+        part[: tensor.nbytes].view(tensor.dtype).view(tensor.shape) for part, tensor in zip(parts, like, strict=True)
     ]
+
+
+def _spaces(tensors: Sequence[Tensor]) -> list[int]:
+    """Return the bytes that each tensor takes, up to where the next begins."""
+    return [-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors]
