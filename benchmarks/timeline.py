@@ -61,7 +61,7 @@ class Block:
         """Return the seconds of each part, None where it is not known."""
         rounds, rollouts = (self.seconds[name] for name in METRICS)
         rest = {index: rounds[index] - rollouts[index] for index in sorted(rounds.keys() & rollouts.keys())}
-        evaluation = _evaluation(list(rest.values()))
+        evaluation = _evaluation(list(rest.values())) if self.ended is not None else None
         values = {
             "start": _minus(_minus(self.ready, self.claimed), self.warm_up),
             "warm_up": self.warm_up,

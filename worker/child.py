@@ -280,6 +280,7 @@ def preload() -> None:
     for name in _PRELOADED:
         with contextlib.suppress(ImportError):
             importlib.import_module(name)
+    code_identity()  # of what has been imported: the files may be others when the assignment comes
 
 
 def call_itself(name: str) -> None:
@@ -305,10 +306,11 @@ def main() -> None:
     frames = os.fdopen(int(os.environ["LOCKSTEP_FRAMES_FD"]), "wb", buffering=0)
     source = os.fdopen(int(os.environ["LOCKSTEP_COMMANDS_FD"]), "rb")
     pipes = Pipes(frames)
-    signal.signal(signal.SIGTERM, lambda *_: pipes.stop.set())
     first = receive(source)
     if first is None:
         return
+    # not earlier: a spare has no round border to stop at, so SIGTERM ends it
+    signal.signal(signal.SIGTERM, lambda *_: pipes.stop.set())
     assignment = Assignment.model_validate(first["assignment"])
     pipes.send("progress", round=assignment.resume_round, step=0)  # a spare that is not heard here is replaced
     threading.Thread(target=pipes.listen, args=(source,), daemon=True).start()

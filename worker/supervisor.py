@@ -51,17 +51,23 @@ class Child:
             "PYTHONUNBUFFERED": "1",
             "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
         }
-        self.process = subprocess.Popen(  # noqa: S603 - the operator chose the command
-            command,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            pass_fds=(frames_write, commands_read),
-            env={**inherited, **extra, **environment},
-            start_new_session=True,
-        )
-        os.close(frames_write)
-        os.close(commands_read)
+        try:
+            self.process = subprocess.Popen(  # noqa: S603 - the operator chose the command
+                command,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                pass_fds=(frames_write, commands_read),
+                env={**inherited, **extra, **environment},
+                start_new_session=True,
+            )
+        except OSError:
+            os.close(frames_read)
+            os.close(commands_write)
+            raise
+        finally:
+            os.close(frames_write)
+            os.close(commands_read)
         self._frames = os.fdopen(frames_read, "rb")
         self._commands: IO[bytes] = os.fdopen(commands_write, "wb", buffering=0)
         self.started = time.monotonic()

@@ -119,7 +119,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
         "host": {"lr": 0.01},
     },
     "synth_small_bench": {"env": {"task": "synth_small"}, "host": {"lr": 0.001}},
-    "lm_bench": {"env": {"task": "lm_tiny"}, "graft": {"lr": 0.02}},
+    "lm_bench": {"env": {"task": "lm_tiny", "horizon": 40}, "host": {"lr": 3e-4}, "graft": {"lr": 0.02}},
     "gym_classic": _GYM,
     "gym_lstm": {
         **_GYM,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import signal
 from collections.abc import Callable
 from pathlib import Path
@@ -55,6 +56,21 @@ def test_block_trained_by_a_spare_equals_one_trained_by_a_fresh_process(
         assert wait_until(lambda: child_of(worker), what="the second block's process") == spare
         follow(url, with_spare)
         assert numbers_of(client, ctx, with_spare) == numbers_of(client, ctx, fresh)
+
+
+def test_sigterm_ends_an_idle_spare_and_costs_no_attempt(
+    sqlite_server: LiveServer, start_worker: Callable[..., WorkerProcess]
+) -> None:
+    with Client(sqlite_server.url) as client:
+        worker = start_worker(sqlite_server.url)
+        experiment = client.submit(tiny_spec(experiment={"replicates": 2}, budget={"rounds": 25}))["id"]
+        (spare,) = wait_until(lambda: spares_of(worker), what="a spare")
+        wait_until(lambda: has_imported(spare), what="its imports")
+        os.kill(spare, signal.SIGTERM)
+        wait_until(lambda: spare not in descendants(worker.process.pid), what="the end of the spare")
+        follow(sqlite_server.url, experiment)
+        blocks = client.call("GET", f"experiments/{experiment}/blocks")["items"]
+        assert [(block["status"], block["attempt"]) for block in blocks] == [("succeeded", 1)] * 2
 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL], ids=["sigterm", "sigkill"])

@@ -65,8 +65,9 @@ class Cohorts:
         ]
 
     def rehearse(self) -> None:
-        """Rehearse in one cohort: what is loaded serves them all."""
-        self.cohorts[0].envs.rehearse()
+        """Rehearse in the first cohort of each run: what is loaded serves its others."""
+        for parts in self._parts:
+            parts[0][0].rehearse()
 
     def step(self, actions: Sequence[Tensor | None]) -> list[StepResult | None]:
         """Execute one action [E, H] per run in all cohorts and wait for all."""
@@ -134,7 +135,7 @@ class Cohorts:
 
     def _joined(self, parts: Sequence[Seen | None]) -> Seen | None:
         seen = [part for part in parts if part is not None]
-        if not seen:
+        if not seen:  # a run takes part with all its cohorts or with none
             return None
         finals = [part.final_observation or part.observation for part in seen]
         ended = any(part.final_observation is not None for part in seen)

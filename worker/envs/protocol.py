@@ -1,9 +1,9 @@
 """What the lockstep loop asks of an environment, and the plain records they exchange.
 
-One ``LockstepEnvs`` object holds the environments of *all* runs of a block share, so that each
-step can be issued for every arm together (A0 B0 A1 B1 ..). Axes: E environments of a run,
-O observation features, I id features, H action heads. Runs are indexed 0..K-1 in the order in
-which they were given; nothing here may reduce over runs.
+One ``LockstepEnvs`` object holds environments of *all* runs of a block share, so that each step can be
+issued for every arm together (A0 B0 A1 B1 ..); its cohorts are such objects too and may hold fewer runs.
+Axes: E environments of a run, O observation features, I id features, H action heads. Runs are indexed
+0..K-1 in the order in which they were given; nothing here may reduce over runs.
 """
 
 from __future__ import annotations

@@ -78,7 +78,7 @@ class Rollout:
             log_probs.copy_(acted.log_prob)
             chosen, self.state, total = acted.chosen, acted.state, acted.total
         else:
-            # lighter than no_grad; what leaves it is stored, or the state, which ``record`` makes anew
+            # lighter than no_grad; what leaves it is stored, or the state, which ``see`` makes anew
             with torch.inference_mode():
                 with autocast(self.features.device, self.precision):
                     logits, self.state = net.step(row.features, row.ids, self.state)

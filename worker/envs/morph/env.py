@@ -78,6 +78,7 @@ class MorphEnvs:
 
     def begin_round(self, round_index: int) -> list[tuple[Observation, Masks]]:
         """Start an episode in every environment; its number is the round (ignored in evaluation)."""
+        self._owed = []
         self._step, self._started = 0, time.perf_counter()
         jobs: list[Job] = []
         for run in self.runs:
@@ -99,9 +100,9 @@ class MorphEnvs:
 
     def rehearse(self) -> None:
         """Run what every blueprint in every slot may need, where the engine has to load it."""
-        world = self.runs[0].world
-        job = self._job(world, 0, self._draws.take(self.streams.number(0), 0, 0), last=False)
-        rehearse(self.engine, job, world.rules, self.data.val)
+        draws = self._draws.take(self.streams.number(0), 0, 0)
+        for run in self.runs:
+            rehearse(self.engine, self._job(run.world, 0, draws, last=False), run.world.rules, self.data.val)
 
     def step(self, actions: Sequence[Tensor | None]) -> list[StepResult | None]:
         """Execute one action [E, H] int64 per run; None stands for a run that has ended.
@@ -135,6 +136,8 @@ class MorphEnvs:
         """Wait for the step that was issued and return what each run sees of it."""
         if self._underway is None:
             raise RuntimeError("no step is under way; call issue first")
+        if self._owed:
+            raise RuntimeError("the step before is not settled")
         step, self._underway = self._underway, None
         outcomes = [] if step.flight is None else self.engine.collect(step.flight)
         for (turn, env), outcome in zip(step.places, outcomes, strict=True):

@@ -67,7 +67,7 @@ class Governor:
         Args:
             step: index of the step.
             loss: validation loss of main, nats.
-            finite: whether every parameter of host and grafts is finite.
+            finite: whether every parameter of the host and of grafts that trained is finite.
             skipped: batches of the epoch with a non-finite gradient norm.
         """
         c, unit = self.config, self.log_classes

@@ -1,4 +1,8 @@
-"""Runs before the first round what policies may ask of a device later, so that kernels are compiled and loaded."""
+"""Runs before the first round what policies may ask of a device later, so that kernels are compiled and loaded.
+
+A graft is rehearsed alone: no two of them together bring in another kernel (``captured``). What an operator does
+in a graft that trains beside the host is what it does in one that is blended, so it is rehearsed once.
+"""
 
 from __future__ import annotations
 
@@ -33,13 +37,15 @@ def rehearse(engine: StepEngine, job: Job, rules: Rules, val: Items) -> None:
     generator = np.random.Generator(np.random.Philox(key=0))
     for slot in range(len(network.slots) if rules.can_grow else 0):
         for blueprint in sorted(ALLOWED[rules.topology]):
-            network.germinate(slot, blueprint, Operator.ADD, generator)
-            for step_plan, val_plan in _parts(slot, rules):
-                engine.rehearse(replace(job, step_plan=step_plan, val_plan=val_plan), val)
-            network.clear()
+            for operator in Operator:
+                network.germinate(slot, blueprint, operator, generator)
+                for step_plan, val_plan in _parts(slot, operator, rules):
+                    engine.rehearse(replace(job, step_plan=step_plan, val_plan=val_plan), val)
+                network.clear()
 
 
-def _parts(slot: int, rules: Rules) -> Iterator[tuple[StepPlan, ValPlan]]:
-    """Yield a graft beside the host, and in it; one cut off from it runs a part of the latter."""
-    yield (SlotPlan(slot, rules.config.train_signal, detach=True),), ValPlan((), prospective=(slot,))
+def _parts(slot: int, operator: Operator, rules: Rules) -> Iterator[tuple[StepPlan, ValPlan]]:
+    """Yield a graft in the host, and beside it; one cut off from it runs a part of the former."""
     yield (SlotPlan(slot, "blend"),), ValPlan((slot,))
+    if operator is Operator.ADD:
+        yield (SlotPlan(slot, rules.config.train_signal, detach=True),), ValPlan((), prospective=(slot,))

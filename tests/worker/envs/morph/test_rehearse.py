@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import product
+from typing import Any
+
 import torch
 
 from tests.worker.envs.morph.factories import act, germinate, host_state, make, play, row, tiny
+from worker.envs.morph.blend import Operator
 from worker.envs.morph.blueprints import ALLOWED
 from worker.envs.morph.data import Items
 from worker.envs.morph.engine import Engine, Job
@@ -20,16 +24,17 @@ class Rehearsed(Engine):
     def __init__(self, plain: Engine) -> None:
         super().__init__(plain.precision, plain.data, plain.device)
         self.shown: list[Job] = []
-        self.grafts: set[tuple[int, int]] = set()
+        self.grafts: set[tuple[int, int, Operator]] = set()
 
     def rehearse(self, job: Job, val: Items) -> None:
         self.shown.append(job)
-        self.grafts |= {(item.slot, job.network.cell(item.slot).graft.blueprint) for item in job.step_plan}
+        grafts = [(item.slot, job.network.cell(item.slot).graft) for item in job.step_plan]
+        self.grafts |= {(slot, graft.blueprint, graft.operator) for slot, graft in grafts}
         self.issue([job], val)
 
 
-def rehearsed() -> tuple[MorphEnvs, Rehearsed]:
-    envs = make(tiny())
+def rehearsed(**made: Any) -> tuple[MorphEnvs, Rehearsed]:
+    envs = make(tiny(), **made)
     assert isinstance(envs.engine, Engine)
     envs.engine = engine = Rehearsed(envs.engine)
     envs.rehearse()
@@ -39,10 +44,16 @@ def rehearsed() -> tuple[MorphEnvs, Rehearsed]:
 def test_every_blueprint_is_rehearsed_in_every_slot_beside_the_host_and_in_it() -> None:
     envs, engine = rehearsed()
     slots = range(len(envs.runs[0].world.slots))
-    assert engine.grafts == {(slot, blueprint) for slot in slots for blueprint in ALLOWED["cnn"]}
+    assert engine.grafts == set(product(slots, ALLOWED["cnn"], Operator))
     assert engine.shown[0].step_plan == ()
     assert {item.how for job in engine.shown for item in job.step_plan} == {"shadow", "blend"}
     assert all(job.val_plan.slots == tuple(item.slot for item in job.step_plan) for job in engine.shown)
+
+
+def test_every_kind_of_host_is_rehearsed() -> None:
+    _, engine = rehearsed(policies=["static_wide", "noop"], static_set={"r0c0": "bottleneck"})
+    assert len({job.network.host_params for job in engine.shown}) == 2
+    assert engine.grafts
 
 
 def test_a_rehearsal_leaves_nothing_behind() -> None:
@@ -59,6 +70,5 @@ def test_a_rehearsal_leaves_nothing_behind() -> None:
 
 def test_nothing_is_rehearsed_where_nothing_is_loaded() -> None:
     envs = make(tiny())
-    before = envs.engine.counters.host_steps
     envs.rehearse()
-    assert envs.engine.counters.host_steps == before
+    assert envs.runs[0].world.networks[0]._cells == {}

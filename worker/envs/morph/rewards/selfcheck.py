@@ -58,8 +58,9 @@ def check_modes(gamma: float = 0.995, task: str = "digits_tiny") -> list[str]:
     return names
 
 
+@torch.inference_mode()
 def check_mode(function: RewardFunction) -> None:
-    """Check one mode on 200 keyed random trajectories; a defect raises ``RewardDefect``."""
+    """Check one mode on 200 keyed random trajectories, without gradients, as it is paid; raises ``RewardDefect``."""
     order = [2, 0, 1]
     ledgers: Mapping[str, Tensor] = {}
     turned_ledgers: Mapping[str, Tensor] = {}
@@ -70,6 +71,8 @@ def check_mode(function: RewardFunction) -> None:
         turned = function(replace(_permuted(ctx, order), ledgers=turned_ledgers))
         _require(function, _bits(ctx) == before, "changes its input")
         _require(function, result.reward.shape == (_E,), f"gives shape {tuple(result.reward.shape)}")
+        shapes = {tuple(value.shape) for value in result.components.values()}
+        _require(function, shapes <= {(_E,)}, f"has components of the shapes {sorted(shapes)}, not [E]")
         _require(function, bool(torch.isfinite(result.reward).all()), "is not finite for finite input")
         _require(function, torch.equal(result.reward, again.reward), "gives other bits for the same input")
         gap = float((_sum(result) - result.reward).abs().max())

@@ -29,6 +29,7 @@ _NUM_STAGES = 11
 
 
 @lru_cache
+@torch.inference_mode(False)
 def _potentials(like: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
     """Return potential and gap by stage integer, [11] each."""
     table = torch.zeros(2, _NUM_STAGES, dtype=like, device=device)
@@ -38,6 +39,7 @@ def _potentials(like: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor
 
 
 @lru_cache
+@torch.inference_mode(False)
 def _membership(stages: tuple[Stage, ...], device: torch.device) -> Tensor:
     """Return [11] bool by stage integer."""
     return torch.tensor([stage in stages for stage in range(_NUM_STAGES)], device=device)
