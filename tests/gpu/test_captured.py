@@ -196,6 +196,15 @@ def test_i7_churn_and_eviction_beside_it_leave_a_alone(data_dir: Path, monkeypat
     assert digest(envs, 0) != digest(envs, 1)
 
 
+def test_a_rehearsal_changes_no_bit(data_dir: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clean = play(build(config(), data_dir), STEPS)
+    monkeypatch.setattr(captured, "_LOADED", set())
+    envs = build(config(), data_dir)
+    envs.rehearse()
+    assert captured._LOADED
+    assert play(envs, STEPS) == clean
+
+
 def test_capture_does_not_train(data_dir: Path) -> None:
     envs = build(config(), data_dir)
     envs.begin_round(0)
