@@ -78,7 +78,7 @@ CASES: Mapping[str, Case] = {
     "digits_cpu": Case({"preset": "digits_cpu"}, _CNN, episodes=4),
     "synth_small": Case(_task("synth_small"), _CNN),
     "synth_small_bench": Case({"preset": "synth_small_bench"}, _CNN),
-    "lm_tiny": Case(_task("lm_tiny"), _LM, replicates=1, reduced="1 replicate instead of 4"),
+    "lm_tiny": Case(_task("lm_tiny"), _LM),
     "lm_bench": Case({"preset": "lm_bench"}, _LM),
     "cifar_baseline": Case(_task("cifar_baseline"), _CNN3),
     "cifar_impaired": Case(_task("cifar_impaired"), _CNN3),
