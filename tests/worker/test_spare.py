@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import subprocess
 import sys
 
@@ -10,6 +11,7 @@ import pytest
 
 from worker import child
 from worker.__main__ import parse
+from worker.spare import Starter
 
 #: What a block does before its first round must find everything imported; no device may have been touched.
 _LOOK = """
@@ -33,6 +35,15 @@ def test_preloaded_module_is_there(name: str) -> None:
 def test_preload_imports_all_a_block_needs_and_touches_no_device() -> None:
     seen = subprocess.run([sys.executable, "-c", _LOOK], capture_output=True, text=True, check=True)
     assert seen.stdout.splitlines() == ["False True", "set()"]
+
+
+def test_a_process_that_cannot_be_started_leaves_no_pipe_open(capsys: pytest.CaptureFixture[str]) -> None:
+    starter = Starter(["/nowhere/trainer"], {}, keeps_spare=True)
+    before = len(os.listdir("/proc/self/fd"))
+    starter.keep()
+    assert len(os.listdir("/proc/self/fd")) == before
+    assert starter.take() is None
+    assert "no spare training process could be started" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(

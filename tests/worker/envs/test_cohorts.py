@@ -118,11 +118,19 @@ def test_stepping_cohorts_as_one_equals_stepping_them_in_turn() -> None:
         assert torch.equal(left.terminated, right.terminated)
 
 
-def test_a_step_is_collected_once_and_only_when_issued() -> None:
+def test_a_step_is_collected_once_when_issued_and_the_one_before_is_settled() -> None:
     envs = together()
     envs.begin_round(0)
     with pytest.raises(RuntimeError, match="issue first"):
         envs.collect()
+    idle = make_control("noop", envs, 0).act(0)
+    envs.issue([idle, idle])
+    envs.collect()
+    envs.issue([idle, idle])
+    with pytest.raises(RuntimeError, match="not settled"):
+        envs.collect()
+    assert all(reward is not None for reward in envs.settle())
+    assert all(seen is not None for seen in envs.collect())
 
 
 def test_state_at_a_border_does_not_depend_on_cohorts() -> None:
