@@ -41,7 +41,7 @@ def test_a_process_that_cannot_be_started_leaves_no_pipe_open(capsys: pytest.Cap
     starter = Starter(["/nowhere/trainer"], {}, keeps_spare=True)
     before = len(os.listdir("/proc/self/fd"))
     starter.keep()
-    assert len(os.listdir("/proc/self/fd")) == before
+    assert len(os.listdir("/proc/self/fd")) <= before
     assert starter.take() is None
     assert "no spare training process could be started" in capsys.readouterr().err
 
