@@ -179,8 +179,8 @@ class CapturedEngine:
             if job.how.dropout is not None:
                 lane.dropout.manual_seed(job.how.dropout.initial_seed())
             key: Hashable = ("train", job.step_plan, _grafts(job.network, (item.slot for item in job.step_plan)))
-            training = self._graph(lane, key, self._train_pieces(job), job, lambda: self._train(lane, job))
-        key, pieces = ("close", id(val.x), *_closing(job)), self._close_pieces(job, val)
+            training = self._graph(lane, key, lambda: self._train_pieces(job), job, lambda: self._train(lane, job))
+        key, pieces = ("close", id(val.x), *_closing(job)), lambda: self._close_pieces(job, val)
         closing = self._graph(lane, key, pieces, job, lambda: self._close(lane, job, val))
         return lane, training, closing
 
@@ -297,25 +297,30 @@ class CapturedEngine:
         return self._lanes[id(network)]
 
     def _graph(
-        self, lane: Lane, key: Hashable, pieces: Sequence[Hashable], job: Job, body: Callable[[], Tensor]
+        self,
+        lane: Lane,
+        key: Hashable,
+        pieces: Callable[[], Sequence[Hashable]],
+        job: Job,
+        body: Callable[[], Tensor],
     ) -> Captured:
-        """Return the graph of a key; ``pieces`` name the parts of it whose kernels must have run before."""
+        """Return the graph of a key; ``pieces`` names, for one that is new, the parts whose kernels must have run."""
         found = lane.graphs.get(key)
         if found is not None:
             lane.graphs.move_to_end(key)
             self.counters.hits += 1
             return found
         began, reserved = time.perf_counter(), torch.cuda.memory_reserved(self.device)
-        rows = job.validator.forward_rows
+        rows, parts = job.validator.forward_rows, pieces()
         try:
             # the first of a lane makes its handles and workspaces, the first with a piece loads its kernels
-            if not lane.graphs or not _LOADED.issuperset(pieces):
+            if not lane.graphs or not _LOADED.issuperset(parts):
                 self._warm_up(lane, job, body)
                 job.validator.forward_rows = rows
             captured = _capture(lane, body)
         except RuntimeError as error:
             raise CaptureError(f"capture of {key} failed: {error}; choose engine.path eager") from error
-        _LOADED.update(pieces)
+        _LOADED.update(parts)
         captured.rows = job.validator.forward_rows - rows
         job.validator.forward_rows = rows
         if len(lane.graphs) >= CACHE_SIZE:

@@ -71,10 +71,10 @@ def test_a_failed_capture_is_an_error_that_the_next_attempt_does_not_remember(mo
 
     monkeypatch.setattr(captured, "_capture", fails)
     with pytest.raises(CaptureError, match=r"shape failed: operation not permitted.*choose engine.path eager"):
-        engine._graph(lane, "shape", ["kernels"], job, lambda: torch.zeros(1))
+        engine._graph(lane, "shape", lambda: ["kernels"], job, lambda: torch.zeros(1))
     assert list(lane.graphs) == ["older"]
     assert engine.counters.captures == 0
     whole: Any = SimpleNamespace(rows=0)
     monkeypatch.setattr(captured, "_capture", lambda *_: whole)
-    assert engine._graph(lane, "shape", ["kernels"], job, lambda: torch.zeros(1)) is whole
+    assert engine._graph(lane, "shape", lambda: ["kernels"], job, lambda: torch.zeros(1)) is whole
     assert list(lane.graphs) == ["older", "shape"]
