@@ -146,7 +146,9 @@ def train(probe: Probe, seed: int, rounds: int, *, body: str = "mlp", gamma: flo
         noise = streams.action_noise(r, (T, E, len(probe.heads)))
         rollout.begin(envs.observation(), envs.masks, learner.carry)
         for t in range(T):
-            rollout.record(t, envs.step(rollout.act(learner.net, t, noise[t], None)))
+            result = envs.step(rollout.act(learner.net, t, noise[t], None))
+            rollout.see(t, result)
+            rollout.pay(t, result.reward)
         prepared = prepare(learner, rollout, 0.01 * max(0.0, 1 - 2 * r / rounds), None)
         rate = cfg.ppo.lr * (1 - 0.95 * r / rounds)
         update(learner, prepared, rate, streams.generator("minibatch_order", round=r))
@@ -186,7 +188,8 @@ def success(learner: Learner, probe: Probe, seed: int) -> float:
     rollout.begin(envs.observation(), envs.masks, learner.net.initial_state(E))
     for t in range(T):
         result = envs.step(rollout.act(learner.net, t, noise[t], None))
-        rollout.record(t, result)
+        rollout.see(t, result)
+        rollout.pay(t, result.reward)
         ended = result.terminated | result.truncated
         paid, ends = paid + float(result.reward[ended].sum()), ends + int(ended.sum())
     return paid / ends

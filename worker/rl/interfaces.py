@@ -90,11 +90,3 @@ class SeenLike(Protocol):
     @property
     def corrections(self) -> Sequence[CorrectionLike]:
         """Past transitions to rewrite."""
-
-
-class StepLike(SeenLike, Protocol):
-    """What one environment step of one run produced."""
-
-    @property
-    def reward(self) -> Tensor:
-        """[E] float32."""

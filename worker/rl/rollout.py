@@ -1,4 +1,4 @@
-"""Storage of one round of one run, and the calls that fill it: ``act``, and ``record`` or ``see`` and ``pay``.
+"""Storage of one round of one run, and the calls that fill it: ``act``, ``see`` and ``pay``.
 
 Buffers are allocated once and reused. Observations are stored normalised (and raw, for the later
 refresh of the statistics); masks are stored and re-used bit for bit in the update.
@@ -17,7 +17,7 @@ from torch import Tensor
 from worker.rl.acting import Acted, Actor
 from worker.rl.copying import copy_each
 from worker.rl.heads import Floors, Heads, choose
-from worker.rl.interfaces import CorrectionLike, ObservationLike, SeenLike, StepLike
+from worker.rl.interfaces import CorrectionLike, ObservationLike, SeenLike
 from worker.rl.nets import PolicyNet, State
 from worker.rl.normalize import ObsNormalizer
 from worker.rl.precision import autocast
@@ -114,11 +114,6 @@ class Rollout:
         if floors is not None and known[1] is not None:
             known[1].value.copy_(floors.value)
         return self._actor(inputs)
-
-    def record(self, t: int, result: StepLike) -> None:
-        """Store what step ``t`` produced."""
-        self.see(t, result)
-        self.pay(t, result.reward)
 
     def pay(self, t: int, reward: Tensor) -> None:
         """Store the reward [E] of step ``t``."""

@@ -38,7 +38,6 @@ class Obs:
 class Step:
     observation: Obs
     masks: Mapping[str, Tensor]
-    reward: Tensor
     terminated: Tensor
     truncated: Tensor
     valid: Tensor
@@ -138,18 +137,8 @@ def random_rollout(
         ended = torch.from_numpy(rng.random(E) < ends)
         kind = torch.from_numpy(rng.random(E) < 0.5)
         final, _ = observe()
-        rollout.record(
-            t,
-            Step(
-                observation,
-                masks,
-                torch.from_numpy(rng.standard_normal(E).astype(np.float32)),
-                ended & kind,
-                ended & ~kind,
-                torch.ones(E, dtype=torch.bool),
-                final,
-            ),
-        )
+        rollout.see(t, Step(observation, masks, ended & kind, ended & ~kind, torch.ones(E, dtype=torch.bool), final))
+        rollout.pay(t, torch.from_numpy(rng.standard_normal(E).astype(np.float32)))
     learner.carry = rollout.state
     return rollout
 
