@@ -75,15 +75,10 @@ class Cohorts:
 
     def issue(self, actions: Sequence[Tensor | None]) -> None:
         """Start a step in every cohort."""
-        taken = [0] * len(self._parts)
         for cohort in self.cohorts:
-            own = []
-            for run in cohort.runs:
-                start, size = self._starts[taken[run]], self._sizes[taken[run]]
-                action = actions[run]
-                own.append(None if action is None else action[start : start + size])
-                taken[run] += 1
-            cohort.envs.issue(own)
+            start, size = self._starts[cohort.part], self._sizes[cohort.part]
+            taken = [actions[run] for run in cohort.runs]
+            cohort.envs.issue([None if action is None else action[start : start + size] for action in taken])
 
     def collect(self) -> list[Seen | None]:
         """Wait for the step of every cohort."""

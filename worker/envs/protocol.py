@@ -189,10 +189,12 @@ class Cohort:
     Attributes:
         envs: some of the environments of some runs; these are counted from 0 there.
         runs: positions of these runs among all.
+        part: which part of the environments of each of its runs it holds.
     """
 
     envs: LockstepEnvs
     runs: tuple[int, ...]
+    part: int = 0
 
 
 def whole_step(envs: LockstepEnvs, actions: Sequence[Tensor | None]) -> list[StepResult | None]:

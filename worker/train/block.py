@@ -72,32 +72,33 @@ def update_order(seed: int, round_index: int, num_arms: int) -> list[int]:
 
 @dataclass(frozen=True)
 class CohortRuns:
-    """A cohort in the loop, with its runs and which part of each it is."""
+    """A cohort in the loop, with its runs and which part of each it holds."""
 
     envs: LockstepEnvs
-    parts: Sequence[tuple[Run, int]]
+    runs: Sequence[Run]
+    part: int
 
     def issue(self, t: int) -> None:
         """Act for every run and start step ``t``."""
         actions = []
-        for run, part in self.parts:
+        for run in self.runs:
             with owned(run.plan, "acting"):
-                actions.append(run.act(t, part))
+                actions.append(run.act(t, self.part))
         self.envs.issue(actions)
 
     def collect(self, t: int) -> None:
         """Wait for step ``t`` and store what it led to."""
-        for (run, part), seen in zip(self.parts, self.envs.collect(), strict=True):
+        for run, seen in zip(self.runs, self.envs.collect(), strict=True):
             if seen is not None:
                 with owned(run.plan, "rollout"):
-                    run.see(t, seen, part)
+                    run.see(t, seen, self.part)
 
     def settle(self, t: int) -> None:
         """Store what step ``t`` paid."""
-        for (run, part), reward in zip(self.parts, self.envs.settle(), strict=True):
+        for run, reward in zip(self.runs, self.envs.settle(), strict=True):
             if reward is not None:
                 with owned(run.plan, "rollout"):
-                    run.pay(t, reward, part)
+                    run.pay(t, reward, self.part)
 
 
 class BlockTrainer:
@@ -290,7 +291,8 @@ class BlockTrainer:
     def _roll(self, round_index: int) -> None:
         """Step every cohort through the round; its next step is issued before others are waited for, or it is paid."""
         begun = [run for run in self.runs if run.diverged is None]
-        cohorts, steps = self._cohort_runs(), self.envs.steps_per_round
+        steps = self.envs.steps_per_round
+        cohorts = [CohortRuns(c.envs, [self.runs[run] for run in c.runs], c.part) for c in self.envs.cohorts]
         for cohort in cohorts:
             cohort.issue(0)
         for t in range(steps):
@@ -303,16 +305,6 @@ class BlockTrainer:
         for run in begun:
             with owned(run.plan, "rollout"):
                 run.end()
-
-    def _cohort_runs(self) -> list[CohortRuns]:
-        """Return every cohort with its runs and which of their parts it holds."""
-        taken = [0] * len(self.runs)
-        found = []
-        for cohort in self.envs.cohorts:
-            found.append(CohortRuns(cohort.envs, [(self.runs[run], taken[run]) for run in cohort.runs]))
-            for run in cohort.runs:
-                taken[run] += 1
-        return found
 
     def _clock(self, round_index: int, rollout_seconds: float, seconds: float) -> dict[str, float]:
         steps = self.num_envs * self.envs.steps_per_round

@@ -79,8 +79,8 @@ def in_cohorts(setup: Setup, runs: Sequence[RunEnv], rewards: Sequence[RewardFun
     paid = list(enumerate(zip(runs, rewards, strict=True)))
     return Cohorts(
         [
-            Cohort(MorphEnvs(part, [run], [reward], {}, stock), (position,))
-            for part in parts
+            Cohort(MorphEnvs(part, [run], [reward], {}, stock), (position,), index)
+            for index, part in enumerate(parts)
             for position, (run, reward) in paid
         ]
     )
