@@ -110,6 +110,9 @@ class ConvNorm(nn.Module):
         if self.kernels is None:
             raise RuntimeError("this graft has no kernels; use engine.path fused")
         last = len(self.convs) - 1
+        if blend is not None and blend[0] is x and not last:
+            h, *scale = blend
+            return self.kernels.conv_group(h, self.convs[0].weight, self.norms[0], self.groups, *scale)  # type: ignore[arg-type]
         for index, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
             x = self.kernels.conv2d(x, conv.weight)  # type: ignore[arg-type]
             x = self.kernels.group_relu(x, norm, self.groups, blend if index == last else None)

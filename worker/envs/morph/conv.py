@@ -35,6 +35,10 @@ class Kernels(Protocol):
         """Return the convolution, stride 1, padding k // 2, no bias."""
         ...
 
+    def padded(self, x: Tensor) -> Tensor:
+        """Return images as the first block takes them fastest; what is added to them changes nothing."""
+        ...
+
     def pool(self, x: Tensor) -> Tensor:
         """Return 2x2 maxima."""
         ...
@@ -47,6 +51,10 @@ class Kernels(Protocol):
         self, x: Tensor, norm: Any, groups: int, blend: tuple[Tensor, Tensor, Tensor] | None = None
     ) -> Tensor:
         """Return ReLU(GN(x)), or with (h, gamma, alpha) h + alpha gamma ReLU(GN(x))."""
+        ...
+
+    def conv_group(self, h: Tensor, weight: Tensor, norm: Any, groups: int, gamma: Tensor, alpha: Tensor) -> Tensor:
+        """Return h + alpha gamma ReLU(GN(conv(h)))."""
         ...
 
     def head_loss(self, x: Tensor, layer: Any, y: Tensor) -> Tensor:

@@ -223,12 +223,12 @@ class TrainingData:
         return torch.from_numpy(np.concatenate([index, _crops(augment, (batches, size, 3))], axis=2))
 
     def gather_fused(self, draws: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return ``gather`` of one batch in one kernel, x channels-last in ``dtype``; images with crops only."""
-        if self.draw_width == 1:
-            x, y = self.gather(draws)
-            return x.to(dtype, memory_format=torch.channels_last), y
+        """Return ``gather`` of one batch, x in ``dtype`` and laid out for the kernels."""
         from worker.envs.morph import fused
 
+        if self.draw_width == 1:
+            x, y = self.gather(draws)
+            return fused.padded(x).to(dtype), y
         return fused.augment(
             self._images, self._labels, draws, (self._norm.mean, self._norm.std, self._norm.scale), dtype
         )
@@ -305,7 +305,9 @@ def split_items(config: EnvConfig, arrays: Arrays, split: str, device: torch.dev
     labels = torch.from_numpy(arrays.labels[chosen].astype(np.int64)).to(device)
     items = _Normaliser(arrays, device, config.dtype)(images)
     if config.path == "fused":
-        items = items.contiguous(memory_format=torch.channels_last)
+        from worker.envs.morph import fused
+
+        items = fused.padded(items)
     return Items(items, labels)
 
 

@@ -8,19 +8,20 @@ plain path is the oracle of every function. Activations are channels-last.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
+import torch.nn.functional as F  # noqa: N812 - the name everybody reads
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
 
-from worker.envs.morph import kernels
+from worker.envs.morph import kernels, launch
+from worker.envs.morph.launch import Norm, add_rows, last
 
-_EPS, _MOMENTUM = 1e-5, 0.1
-#: Products of K that one step of a convolution takes.
-_TAPS = 32
+_EPS = 1e-5
 #: Elements of the tile of one program of a pointwise pass.
-_TILE = 4096
+_TILE = 2048
 #: Largest number of elements of one image and group that a program holds.
 _GROUP_LIMIT = 1 << 14
 
@@ -42,7 +43,7 @@ def block(x: Tensor, weight: Tensor, norm: Any, *, update: bool, pool: bool) -> 
 
 def block_eval(x: Tensor, weight: Tensor, norm: Any, *, pool: bool) -> Tensor:
     """Return pool(ReLU(BN(conv(x)))) with running statistics; takes no gradient."""
-    y, _, _ = _run_conv(_last(x), weight, stats=False)
+    y = launch.conv(last(x), weight)
     return _activate(y, norm.running_mean, norm.running_var, norm.weight, norm.bias, pool=pool, variance=True)
 
 
@@ -71,6 +72,13 @@ def group_relu(x: Tensor, norm: Any, groups: int, blend: tuple[Tensor, Tensor, T
     return found
 
 
+def conv_group(h: Tensor, weight: Tensor, norm: Any, groups: int, gamma: Tensor, alpha: Tensor) -> Tensor:
+    """Return h + alpha gamma ReLU(GN(conv(h))); the gradients of both ways to h meet in one kernel."""
+    given = (norm.weight, norm.bias, gamma, alpha)
+    found: Tensor = _ConvGroup.apply(h, weight, groups, *given)  # type: ignore[no-untyped-call]
+    return found
+
+
 def head_loss(x: Tensor, layer: Any, y: Tensor) -> Tensor:
     """Return the mean cross-entropy of linear(mean over the map of x [B, C, H, W]) in float32."""
     found: Tensor = _Head.apply(x, layer.weight, layer.bias, y)  # type: ignore[no-untyped-call]
@@ -80,7 +88,7 @@ def head_loss(x: Tensor, layer: Any, y: Tensor) -> Tensor:
 def augment(
     images: Tensor, labels: Tensor, draws: Tensor, norm: tuple[Tensor, Tensor, float], dtype: torch.dtype
 ) -> tuple[Tensor, Tensor]:
-    """Return cropped, flipped and normalised images [B, C, E, E] channels-last, and their labels [B].
+    """Return cropped, flipped and normalised images as ``padded`` lays them out, and their labels [B].
 
     Args:
         images: uint8 [N, C, E + 8, E + 8], padded.
@@ -89,15 +97,21 @@ def augment(
         norm: mean and std per channel, and the divisor of raw values.
         dtype: of the result.
     """
-    batch, channels, padded = draws.shape[0], images.shape[1], images.shape[2]
-    edge = padded - 8
-    x = torch.empty(batch, channels, edge, edge, device=images.device, dtype=dtype, memory_format=torch.channels_last)
+    batch, channels, border = draws.shape[0], images.shape[1], images.shape[2]
+    edge, wide = border - 8, triton.next_power_of_2(channels)
+    x = torch.empty(batch, wide, edge, edge, device=images.device, dtype=dtype, memory_format=torch.channels_last)
     y = torch.empty(batch, dtype=torch.int64, device=images.device)
     mean, std, scale = norm
-    kernels.augment[(triton.cdiv(x.numel(), 1024),)](
-        images, labels, draws, mean, std, x, y, scale, N=batch, C=channels, E=edge, P=padded, BLOCK=1024
+    kernels.augment[(triton.cdiv(batch * edge * edge, 256),)](
+        images, labels, draws, mean, std, x, y, scale, N=batch, C=channels, CP=wide, E=edge, P=border, BLOCK=256
     )
     return x, y
+
+
+def padded(x: Tensor) -> Tensor:
+    """Return images [B, C, H, W] channels-last, with zero channels up to a power of two: pixels load as one vector."""
+    extra = triton.next_power_of_2(x.shape[1]) - x.shape[1]
+    return last(F.pad(x, (0, 0, 0, 0, 0, extra)))
 
 
 def sgd(store: Any, active: Tensor, lr: Tensor, optim: Any) -> Tensor:
@@ -114,15 +128,8 @@ class _Block(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, gain: Tensor, bias: Tensor, *rest: Any) -> Tensor:
         running_mean, running_var, update, pools = rest
-        x = _last(x)
-        y, sums, squares = _run_conv(x, weight, stats=True)
-        batch, out, height, width = y.shape
-        pixels, tiles = batch * height * width, sums.shape[0]
-        moments = torch.empty(2, out, device=x.device)
-        kernels.combine[(out,)](
-            sums, squares, moments[0], moments[1], running_mean, running_var, pixels, tiles,
-            O=out, BM=_rows(pixels), NB=2048, UPDATE=update, EPS=_EPS, MOMENTUM=_MOMENTUM, num_warps=8,
-        )  # fmt: skip
+        x = last(x)
+        y, moments = launch.conv_moments(x, weight, (running_mean, running_var), update=update)
         z = _activate(y, moments[0], moments[1], gain, bias, pool=pools, variance=False)
         ctx.save_for_backward(x, weight, gain, bias, y, moments)
         ctx.pools = pools
@@ -131,40 +138,36 @@ class _Block(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, gain, bias, y, moments = ctx.saved_tensors
-        grad = _last(grads[0])
-        batch, out, height, width = y.shape
-        total, padded = grad.numel() // out, triton.next_power_of_2(out)
-        rows = max(16, _TILE // padded)
-        tiles = triton.cdiv(total, rows)
-        parts = torch.empty(tiles, 2, out, device=x.device)
-        dy = torch.empty_like(y)
-        shape = {"H": height, "W": width, "O": out, "OP": padded, "POOL": ctx.pools, "BP": rows, "num_warps": 8}
-        given = (moments[0], moments[1], gain, bias)
-        kernels.activate_back[(tiles,)](y, grad, dy, *given, parts, total, 1.0, SUMS=True, **shape)
-        sums = _add_rows(parts)
-        pixels = float(batch * height * width)
-        kernels.activate_back[(tiles,)](y, grad, dy, *given, sums, total, pixels, SUMS=False, **shape)
-        dx, dw = _conv_back(ctx, x, weight, dy)
+        grad = last(grads[0])
+        sums = _activate_sums(ctx.pools, y, grad, moments, gain, bias)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx, dw = launch.conv_back(x, weight, _activate_back(ctx.pools, y, grad, moments, gain, bias, sums))
+        elif ctx.pools:
+            dw = launch.weight_back(x, weight, _activate_back(True, y, grad, moments, gain, bias, sums))
+        else:
+            dw = launch.weight_back(x, weight, grad, Norm(y, moments, gain, bias, sums))
         return dx, dw, sums[1], sums[0], None, None, None, None
 
 
 class _Conv(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
-        x = _last(x)
+        x = last(x)
         ctx.save_for_backward(x, weight)
-        return _run_conv(x, weight, stats=False)[0]
+        return launch.conv(x, weight)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor]:
         x, weight = ctx.saved_tensors
-        return _conv_back(ctx, x, weight, _last(grads[0]))
+        dy = last(grads[0])
+        return launch.conv_back(x, weight, dy) if ctx.needs_input_grad[0] else (None, launch.weight_back(x, weight, dy))
 
 
 class _Pool(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
-        x = _last(x)
+        x = last(x)
         batch, channels, height, width = x.shape
         shape = (batch, channels, height // 2, width // 2)
         out = torch.empty(shape, device=x.device, dtype=x.dtype, memory_format=torch.channels_last)
@@ -175,7 +178,7 @@ class _Pool(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> Tensor:
         (x,) = ctx.saved_tensors
-        grad, dx = _last(grads[0]), torch.empty_like(x)
+        grad, dx = last(grads[0]), torch.empty_like(x)
         total = grad.numel()
         shape = {"H": x.shape[2], "W": x.shape[3], "O": x.shape[1], "BLOCK": 1024}
         kernels.pool_back[(triton.cdiv(total, 1024),)](x, grad, dx, total, **shape)
@@ -186,31 +189,43 @@ class _Group(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, groups: int, *blend: Any) -> Tensor:
         h, gamma, alpha = blend
-        x = _last(x)
-        given = (weight, bias, weight, weight) if gamma is None else (weight, bias, gamma, alpha)
-        ctx.shape = {"HW": x.shape[2] * x.shape[3], "C": x.shape[1], "G": groups, "BLEND": h is not None, "EPS": _EPS}
-        ctx.shape["num_warps"] = 8
-        base = x if h is None else _last(h)
-        out = torch.empty_like(base)
-        kernels.group[(x.shape[0], groups)](x, base, out, *given, **ctx.shape)
-        ctx.save_for_backward(x, *given)
+        x = last(x)
+        ctx.blends = h is not None
+        given = (weight, bias, gamma, alpha) if ctx.blends else (weight, bias, weight, weight)
+        out, moments = _group(x, last(h) if ctx.blends else x, given, groups, blends=ctx.blends)
+        ctx.save_for_backward(x, moments, *given)
         return out
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, *given = ctx.saved_tensors
-        grad, dx = _last(grads[0]), torch.empty_like(x)
-        parts = torch.empty(x.shape[0], 3, x.shape[1], device=x.device)
-        kernels.group_back[(x.shape[0], ctx.shape["G"])](x, grad, dx, *given, parts, **ctx.shape)
-        sums = _add_rows(parts)
-        blends = ctx.shape["BLEND"]
-        return dx, sums[0], sums[1], None, grad if blends else None, sums[2] if blends else None, None
+        x, moments, *given = ctx.saved_tensors
+        grad = last(grads[0])
+        dx, sums = _group_back(x, grad, moments, given, blends=ctx.blends)
+        return dx, sums[0], sums[1], None, grad if ctx.blends else None, sums[2] if ctx.blends else None, None
+
+
+class _ConvGroup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, kernel: Tensor, groups: int, *given: Tensor) -> Tensor:
+        h = last(h)
+        x = launch.conv(h, kernel)
+        out, moments = _group(x, h, given, groups, blends=True)
+        ctx.save_for_backward(h, kernel, x, moments, *given)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        h, kernel, x, moments, *given = ctx.saved_tensors
+        grad = last(grads[0])
+        dx, sums = _group_back(x, grad, moments, given, blends=True)
+        dh, dw = launch.conv_back(h, kernel, dx, grad)
+        return dh, dw, None, sums[0], sums[1], sums[2], None
 
 
 class _Head(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, y: Tensor) -> Tensor:
-        x = _last(x)
+        x = last(x)
         images, channels = x.shape[:2]
         classes = weight.shape[0]
         dx = torch.empty_like(x)
@@ -221,7 +236,7 @@ class _Head(torch.autograd.Function):
             HW=x.shape[2] * x.shape[3], C=channels, CP=max(16, triton.next_power_of_2(channels)),
             K=classes, KP=max(16, triton.next_power_of_2(classes)), BI=32,
         )  # fmt: skip
-        sums = _add_rows(parts)
+        sums = add_rows(parts)
         ctx.save_for_backward(dx, sums)
         ctx.shape = weight.shape
         return sums[-1]
@@ -233,25 +248,6 @@ class _Head(torch.autograd.Function):
         sums = sums * grads[0]
         dw, db = sums[: classes * channels].view(ctx.shape), sums[classes * channels : -1]
         return dx * grads[0].to(dx.dtype), dw, db, None
-
-
-def _run_conv(x: Tensor, weight: Tensor, *, stats: bool, transposed: bool = False) -> tuple[Tensor, Tensor, Tensor]:
-    batch, inner, height, width = x.shape
-    outer = weight.shape[1] if transposed else weight.shape[0]
-    half = x.dtype == torch.bfloat16 or torch.is_autocast_enabled("cuda")
-    dtype = torch.bfloat16 if half else x.dtype
-    y = torch.empty((batch, outer, height, width), device=x.device, dtype=dtype, memory_format=torch.channels_last)
-    total = batch * height * width
-    rows = _rows(total)
-    tiles = triton.cdiv(total, rows)
-    sums = torch.empty(tiles if stats else 0, outer, device=x.device)
-    squares = torch.empty_like(sums)
-    kernels.conv[(tiles,)](
-        x, weight, y, sums, squares, total,
-        H=height, W=width, C=inner, O=outer, OP=max(16, triton.next_power_of_2(outer)), KS=weight.shape[2],
-        TRANSPOSED=transposed, STATS=stats, BF16=half, PREC=_precision(), BM=rows, BK=_TAPS, num_warps=rows // 32,
-    )  # fmt: skip
-    return y, sums, squares
 
 
 def _activate(
@@ -267,40 +263,58 @@ def _activate(
     return z
 
 
-def _conv_back(ctx: Any, x: Tensor, weight: Tensor, dy: Tensor) -> tuple[Tensor | None, Tensor]:
-    outer, inner, kernel, _ = weight.shape
-    total = dy.numel() // outer
-    # some 500 chunks fill the card beside its neighbours and leave few partial sums
-    chunk = max(256, triton.next_power_of_2(triton.cdiv(total, 512)))
-    chunks = triton.cdiv(total, chunk)
-    parts = torch.empty(chunks, *weight.shape, device=x.device)
-    kernels.weight_grad[(chunks, triton.cdiv(kernel * kernel * inner, _TAPS))](
-        x, dy, parts, total,
-        H=x.shape[2], W=x.shape[3], C=inner, O=outer, OP=max(16, triton.next_power_of_2(outer)), KS=kernel,
-        BF16=dy.dtype == torch.bfloat16, PREC=_precision(), CHUNK=chunk, BM=128, BK=_TAPS,
-    )  # fmt: skip
-    dx = None
-    if ctx.needs_input_grad[0]:
-        dx = _run_conv(dy, weight, stats=False, transposed=True)[0].to(x.dtype)
-    return dx, _add_rows(parts)
+def _group(x: Tensor, base: Tensor, given: Sequence[Tensor], groups: int, *, blends: bool) -> tuple[Tensor, Tensor]:
+    """Return ReLU(GN(x)), blended into ``base`` or alone, and moments [B, G, 2]; given: weight, bias, gamma, alpha."""
+    out = torch.empty_like(base)
+    moments = torch.empty(x.shape[0], groups, 2, device=x.device)
+    kernels.group[(x.shape[0], groups)](x, base, out, *given, moments, EPS=_EPS, **_group_shape(x, moments, blends))
+    return out, moments
 
 
-def _add_rows(parts: Tensor) -> Tensor:
-    """Return parts [P, ..] summed over the first axis."""
-    out = torch.empty(parts.shape[1:], device=parts.device)
-    rows, columns = parts.shape[0], out.numel()
-    kernels.add_rows[(triton.cdiv(columns, 16),)](parts, out, rows, columns, BR=128, BC=16)
-    return out
+def _group_back(
+    x: Tensor, grad: Tensor, moments: Tensor, given: Sequence[Tensor], *, blends: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient of x, and [3, C]: those of weight, bias and gamma."""
+    dx = torch.empty_like(x)
+    parts = torch.empty(x.shape[0], 3, x.shape[1], device=x.device)
+    shape = _group_shape(x, moments, blends)
+    kernels.group_back[(x.shape[0], shape["G"])](x, grad, dx, *given, moments, parts, **shape)
+    return dx, add_rows(parts)
 
 
-def _rows(pixels: int) -> int:
-    """Return the pixels of one tile of a convolution."""
-    return 256 if pixels >= 1 << 18 else 128
+def _group_shape(x: Tensor, moments: Tensor, blends: bool) -> dict[str, Any]:
+    shape = {"HW": x.shape[2] * x.shape[3], "C": x.shape[1], "G": moments.shape[1], "BLEND": blends}
+    return shape | {"num_warps": 8}
 
 
-def _last(x: Tensor) -> Tensor:
-    return x.contiguous(memory_format=torch.channels_last)
+def _activate_sums(pools: bool, y: Tensor, grad: Tensor, moments: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
+    """Return [2, O]: the gradients of bias and gain of ReLU(BN(y)), pooled or not."""
+    out = y.shape[1]
+    total, rows, shape = _back_shape(pools, y, grad)
+    # some 512 programs; each adds up before it reduces
+    chunk = rows * max(1, triton.next_power_of_2(triton.cdiv(total, rows)) // 512)
+    programs = triton.cdiv(total, chunk)
+    parts = torch.empty(programs, 2, out, device=y.device)
+    given = (y, grad, y, moments[0], moments[1], gain, bias, parts, total, 1.0)
+    kernels.activate_back[(programs,)](*given, SUMS=True, CHUNK=chunk, **shape)
+    return add_rows(parts)
 
 
-def _precision() -> str:
-    return "tf32" if torch.backends.cudnn.allow_tf32 else "ieee"
+def _activate_back(
+    pools: bool, y: Tensor, grad: Tensor, moments: Tensor, gain: Tensor, bias: Tensor, sums: Tensor
+) -> Tensor:
+    """Return the gradient of y, given ``_activate_sums``."""
+    dy = torch.empty_like(y)
+    total, rows, shape = _back_shape(pools, y, grad)
+    given = (y, grad, dy, moments[0], moments[1], gain, bias, sums, total, float(y.numel() // y.shape[1]))
+    kernels.activate_back[(triton.cdiv(total, rows),)](*given, SUMS=False, CHUNK=rows, **shape)
+    return dy
+
+
+def _back_shape(pools: bool, y: Tensor, grad: Tensor) -> tuple[int, int, dict[str, Any]]:
+    """Return pixels of the gradient, pixels of a program, and what ``activate_back`` is compiled for."""
+    out = y.shape[1]
+    padded = triton.next_power_of_2(out)
+    rows = max(16, _TILE // padded)
+    shape = {"H": y.shape[2], "W": y.shape[3], "O": out, "OP": padded, "POOL": pools, "BP": rows}
+    return grad.numel() // out, rows, shape | {"num_warps": 4, "num_stages": 1}

@@ -13,81 +13,6 @@ import triton.language as tl  # type: ignore[import-not-found,import-untyped,unu
 
 
 @triton.jit
-def conv(
-    x, w, y, sums, squares, total, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, O: tl.constexpr,
-    OP: tl.constexpr, KS: tl.constexpr, TRANSPOSED: tl.constexpr, STATS: tl.constexpr, BF16: tl.constexpr,
-    PREC: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr,
-):
-    """Convolve a tile of pixels, or with TRANSPOSED its adjoint; with STATS, leave the moments of the tile."""
-    TAPS: tl.constexpr = KS * KS
-    pid = tl.program_id(0)
-    p = pid * BM + tl.arange(0, BM)
-    col = p % W
-    row = (p // W) % H
-    o = tl.arange(0, OP)
-    inside = p < total
-    acc = tl.zeros((BM, OP), tl.float32)
-    for k0 in tl.static_range(0, TAPS * C, BK):
-        k = k0 + tl.arange(0, BK)
-        tap = k // C
-        c = k % C
-        dy = tap // KS - KS // 2
-        dx = tap % KS - KS // 2
-        yy = row[:, None] + dy[None, :]
-        xx = col[:, None] + dx[None, :]
-        ok = inside[:, None] & (k < TAPS * C)[None, :] & (yy >= 0) & (yy < H) & (xx >= 0) & (xx < W)
-        a = tl.load(x + (p[:, None] + (dy * W + dx)[None, :]) * C + c[None, :], mask=ok, other=0.0)
-        known = (k < TAPS * C)[:, None] & (o < O)[None, :]
-        if TRANSPOSED:
-            at = (c[:, None] * O + o[None, :]) * TAPS + (TAPS - 1 - tap)[:, None]
-        else:
-            at = (o[None, :] * C + c[:, None]) * TAPS + tap[:, None]
-        b = tl.load(w + at, mask=known, other=0.0)
-        if BF16:
-            acc = tl.dot(a.to(tl.bfloat16), b.to(tl.bfloat16), acc)
-        else:
-            acc = tl.dot(a.to(tl.float32), b, acc, input_precision=PREC)
-    out = acc.to(y.dtype.element_ty)
-    tl.store(y + p[:, None] * O + o[None, :], out, mask=inside[:, None] & (o < O)[None, :])
-    if STATS:
-        # statistics of what was stored; mean and squared deviations of the tile, for a stable combination
-        v = tl.where(inside[:, None], out.to(tl.float32), 0.0)
-        count = tl.minimum(total - pid * BM, BM).to(tl.float32)
-        part = tl.sum(v, 0)
-        d = tl.where(inside[:, None], v - (part / count)[None, :], 0.0)
-        tl.store(sums + pid * O + o, part, mask=o < O)
-        tl.store(squares + pid * O + o, tl.sum(d * d, 0), mask=o < O)
-
-
-@triton.jit
-def combine(
-    sums, squares, mean, rstd, running_mean, running_var, total, tiles, O: tl.constexpr, BM: tl.constexpr,
-    NB: tl.constexpr, UPDATE: tl.constexpr, EPS: tl.constexpr, MOMENTUM: tl.constexpr,
-):
-    """Combine the moments of all tiles of a channel (Chan et al. 1979); with UPDATE, move running statistics."""
-    o = tl.program_id(0)
-    n = total.to(tl.float32)
-    acc = tl.zeros((NB,), tl.float32)
-    for i0 in range(0, tiles, NB):
-        i = i0 + tl.arange(0, NB)
-        acc += tl.load(sums + i * O + o, mask=i < tiles, other=0.0)
-    mu = tl.sum(acc, 0) / n
-    acc = tl.zeros((NB,), tl.float32)
-    for i0 in range(0, tiles, NB):
-        i = i0 + tl.arange(0, NB)
-        ok = i < tiles
-        count = tl.where(ok, tl.minimum(total - i * BM, BM), 1).to(tl.float32)
-        d = tl.load(sums + i * O + o, mask=ok, other=0.0) / count - mu
-        acc += tl.where(ok, tl.load(squares + i * O + o, mask=ok, other=0.0) + count * d * d, 0.0)
-    q = tl.sum(acc, 0)
-    tl.store(mean + o, mu)
-    tl.store(rstd + o, 1.0 / tl.sqrt(q / n + EPS))
-    if UPDATE:
-        tl.store(running_mean + o, (1.0 - MOMENTUM) * tl.load(running_mean + o) + MOMENTUM * mu)
-        tl.store(running_var + o, (1.0 - MOMENTUM) * tl.load(running_var + o) + MOMENTUM * q / (n - 1.0))
-
-
-@triton.jit
 def normal(y, at, ok, mean, rstd, gain, bias):
     """Return xhat and max(0, gain xhat + bias) at pointers."""
     xhat = (tl.load(y + at, mask=ok, other=0.0).to(tl.float32) - mean) * rstd
@@ -124,108 +49,87 @@ def activate(
 @triton.jit
 def activate_back(
     y, grad, dy, mean, rstd, gain, bias, sums, total, count, H: tl.constexpr, W: tl.constexpr,
-    O: tl.constexpr, OP: tl.constexpr, POOL: tl.constexpr, SUMS: tl.constexpr, BP: tl.constexpr,
+    O: tl.constexpr, OP: tl.constexpr, POOL: tl.constexpr, SUMS: tl.constexpr, CHUNK: tl.constexpr, BP: tl.constexpr,
 ):
-    """Sum the gradients of bias and gain (SUMS), or write the gradient of y given those sums."""
+    """Sum the gradients of bias and gain over a chunk (SUMS), or write the gradient of y given those sums."""
     pid = tl.program_id(0)
-    q = pid * BP + tl.arange(0, BP)
     o = tl.arange(0, OP)
     known = o < O
-    ok = (q < total)[:, None] & known[None, :]
     m, r = tl.load(mean + o, mask=known, other=0.0)[None, :], tl.load(rstd + o, mask=known, other=0.0)[None, :]
     g, b = tl.load(gain + o, mask=known, other=0.0)[None, :], tl.load(bias + o, mask=known, other=0.0)[None, :]
-    d = tl.load(grad + q[:, None] * O + o[None, :], mask=ok, other=0.0).to(tl.float32)
-    if POOL:
-        xo = q % (W // 2)
-        yo = (q // (W // 2)) % (H // 2)
-        at = ((((q // ((W // 2) * (H // 2))) * H + 2 * yo) * W + 2 * xo) * O)[:, None] + o[None, :]
-        h0, z0 = normal(y, at, ok, m, r, g, b)
-        h1, z1 = normal(y, at + O, ok, m, r, g, b)
-        h2, z2 = normal(y, at + W * O, ok, m, r, g, b)
-        h3, z3 = normal(y, at + W * O + O, ok, m, r, g, b)
-        top = tl.maximum(tl.maximum(z0, z1), tl.maximum(z2, z3))
-        # the first of equal maxima takes the gradient
-        d = tl.where(top > 0.0, d, 0.0)
-        is0 = z0 == top
-        is1 = (z1 == top) & ~is0
-        is2 = (z2 == top) & ~is0 & ~is1
-        is3 = ~is0 & ~is1 & ~is2
-        if SUMS:
-            hit = tl.where(is0, h0, tl.where(is1, h1, tl.where(is2, h2, h3)))
-    else:
-        at = q[:, None] * O + o[None, :]
-        hit, z = normal(y, at, ok, m, r, g, b)
-        d = tl.where(z > 0.0, d, 0.0)
     if SUMS:
-        tl.store(sums + pid * 2 * O + o, tl.sum(d, 0), mask=known)
-        tl.store(sums + pid * 2 * O + O + o, tl.sum(d * hit, 0), mask=known)
+        bias_grad = tl.zeros((BP, OP), tl.float32)
+        gain_grad = tl.zeros((BP, OP), tl.float32)
     else:
         # dL/dy = gain rstd (dz - mean(dz) - xhat mean(dz xhat)) (Ioffe & Szegedy 2015)
         s = tl.load(sums + o, mask=known, other=0.0)[None, :] / count
         t = tl.load(sums + O + o, mask=known, other=0.0)[None, :] / count
+    for m0 in range(0, CHUNK, BP):
+        q = pid * CHUNK + m0 + tl.arange(0, BP)
+        ok = (q < total)[:, None] & known[None, :]
+        d = tl.load(grad + q[:, None] * O + o[None, :], mask=ok, other=0.0).to(tl.float32)
         if POOL:
-            tl.store(dy + at, (g * r * (tl.where(is0, d, 0.0) - s - h0 * t)).to(dy.dtype.element_ty), mask=ok)
-            tl.store(dy + at + O, (g * r * (tl.where(is1, d, 0.0) - s - h1 * t)).to(dy.dtype.element_ty), mask=ok)
+            xo = q % (W // 2)
+            yo = (q // (W // 2)) % (H // 2)
+            at = ((((q // ((W // 2) * (H // 2))) * H + 2 * yo) * W + 2 * xo) * O)[:, None] + o[None, :]
             down = at + W * O
-            tl.store(dy + down, (g * r * (tl.where(is2, d, 0.0) - s - h2 * t)).to(dy.dtype.element_ty), mask=ok)
-            tl.store(dy + down + O, (g * r * (tl.where(is3, d, 0.0) - s - h3 * t)).to(dy.dtype.element_ty), mask=ok)
+            h0, z0 = normal(y, at, ok, m, r, g, b)
+            h1, z1 = normal(y, at + O, ok, m, r, g, b)
+            h2, z2 = normal(y, down, ok, m, r, g, b)
+            h3, z3 = normal(y, down + O, ok, m, r, g, b)
+            top = tl.maximum(tl.maximum(z0, z1), tl.maximum(z2, z3))
+            # the first of equal maxima takes the gradient
+            d = tl.where(top > 0.0, d, 0.0)
+            is0 = z0 == top
+            is1 = (z1 == top) & ~is0
+            is2 = (z2 == top) & ~is0 & ~is1
+            is3 = ~is0 & ~is1 & ~is2
+            if SUMS:
+                hit = tl.where(is0, h0, tl.where(is1, h1, tl.where(is2, h2, h3)))
+            else:
+                tl.store(dy + at, (g * r * (tl.where(is0, d, 0.0) - s - h0 * t)).to(dy.dtype.element_ty), mask=ok)
+                tl.store(dy + at + O, (g * r * (tl.where(is1, d, 0.0) - s - h1 * t)).to(dy.dtype.element_ty), mask=ok)
+                tl.store(dy + down, (g * r * (tl.where(is2, d, 0.0) - s - h2 * t)).to(dy.dtype.element_ty), mask=ok)
+                tl.store(dy + down + O, (g * r * (tl.where(is3, d, 0.0) - s - h3 * t)).to(dy.dtype.element_ty), mask=ok)
         else:
-            tl.store(dy + at, (g * r * (d - s - hit * t)).to(dy.dtype.element_ty), mask=ok)
-
-
-@triton.jit
-def weight_grad(
-    x, dy, parts, total, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, O: tl.constexpr, OP: tl.constexpr,
-    KS: tl.constexpr, BF16: tl.constexpr, PREC: tl.constexpr, CHUNK: tl.constexpr, BM: tl.constexpr,
-    BK: tl.constexpr,
-):
-    """Sum the weight gradient of a chunk of pixels."""
-    TAPS: tl.constexpr = KS * KS
-    pid = tl.program_id(0)
-    k = tl.program_id(1) * BK + tl.arange(0, BK)
-    o = tl.arange(0, OP)
-    tap = k // C
-    c = k % C
-    ky = tap // KS - KS // 2
-    kx = tap % KS - KS // 2
-    acc = tl.zeros((BK, OP), tl.float32)
-    for m0 in range(0, CHUNK, BM):
-        p = pid * CHUNK + m0 + tl.arange(0, BM)
-        inside = p < total
-        yy = ((p // W) % H)[:, None] + ky[None, :]
-        xx = (p % W)[:, None] + kx[None, :]
-        ok = inside[:, None] & (k < TAPS * C)[None, :] & (yy >= 0) & (yy < H) & (xx >= 0) & (xx < W)
-        a = tl.load(x + (p[:, None] + (ky * W + kx)[None, :]) * C + c[None, :], mask=ok, other=0.0)
-        d = tl.load(dy + p[:, None] * O + o[None, :], mask=inside[:, None] & (o < O)[None, :], other=0.0)
-        if BF16:
-            acc = tl.dot(tl.trans(a.to(tl.bfloat16)), d.to(tl.bfloat16), acc)
-        else:
-            acc = tl.dot(tl.trans(a.to(tl.float32)), d.to(tl.float32), acc, input_precision=PREC)
-    at = (o[None, :] * C + c[:, None]) * TAPS + tap[:, None]
-    tl.store(parts + pid * O * C * TAPS + at, acc, mask=(k < TAPS * C)[:, None] & (o < O)[None, :])
+            at = q[:, None] * O + o[None, :]
+            hit, z = normal(y, at, ok, m, r, g, b)
+            d = tl.where(z > 0.0, d, 0.0)
+            if not SUMS:
+                tl.store(dy + at, (g * r * (d - s - hit * t)).to(dy.dtype.element_ty), mask=ok)
+        if SUMS:
+            bias_grad += d
+            gain_grad += d * hit
+    if SUMS:
+        tl.store(sums + pid * 2 * O + o, tl.sum(bias_grad, 0), mask=known)
+        tl.store(sums + pid * 2 * O + O + o, tl.sum(gain_grad, 0), mask=known)
 
 
 @triton.jit
 def augment(
-    images, labels, draws, mean, std, x, y, scale, N: tl.constexpr, C: tl.constexpr, E: tl.constexpr,
-    P: tl.constexpr, BLOCK: tl.constexpr,
+    images, labels, draws, mean, std, x, y, scale, N: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
+    E: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr,
 ):
-    """Gather, crop, flip, normalise."""
+    """Gather, crop, flip, normalise; channels C to CP - 1 are zero."""
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    ok = i < N * E * E * C
-    c = i % C
-    col = (i // C) % E
-    row = (i // (C * E)) % E
-    item = i // (C * E * E)
+    ok = i < N * E * E
+    col = i % E
+    row = (i // E) % E
+    item = i // (E * E)
     index = tl.load(draws + item * 4, mask=ok, other=0)
-    top = tl.load(draws + item * 4 + 1, mask=ok, other=0)
-    left = tl.load(draws + item * 4 + 2, mask=ok, other=0)
+    top = tl.load(draws + item * 4 + 1, mask=ok, other=0).to(tl.int32)
+    left = tl.load(draws + item * 4 + 2, mask=ok, other=0).to(tl.int32)
     flip = tl.load(draws + item * 4 + 3, mask=ok, other=0)
     across = left + tl.where(flip == 1, E - 1 - col, col)
-    v = tl.load(images + ((index * C + c) * P + top + row) * P + across, mask=ok, other=0).to(tl.float32)
-    v = (v / scale - tl.load(mean + c)) / tl.load(std + c)
-    tl.store(x + i, v.to(x.dtype.element_ty), mask=ok)
-    first = ok & (c == 0) & (col == 0) & (row == 0)
+    c = tl.arange(0, CP)
+    known = (c < C)[None, :]
+    middle = tl.load(mean + c, mask=c < C, other=0.0)[None, :]
+    spread = tl.load(std + c, mask=c < C, other=1.0)[None, :]
+    at = (index * (C * P * P) + (top + row) * P + across)[:, None] + (c * P * P)[None, :]
+    v = tl.load(images + at, mask=ok[:, None] & known, other=0).to(tl.float32)
+    v = tl.where(known, (v / scale - middle) / spread, 0.0)
+    tl.store(x + i[:, None] * CP + c[None, :], v.to(x.dtype.element_ty), mask=ok[:, None])
+    first = ok & (col == 0) & (row == 0)
     tl.store(y + item, tl.load(labels + index, mask=first, other=0), mask=first)
 
 
@@ -269,15 +173,19 @@ def add_rows(parts, out, rows, cols, BR: tl.constexpr, BC: tl.constexpr):
 
 @triton.jit
 def group(
-    y, h, out, weight, bias, gamma, alpha,
+    y, h, out, weight, bias, gamma, alpha, moments,
     HW: tl.constexpr, C: tl.constexpr, G: tl.constexpr, BLEND: tl.constexpr, EPS: tl.constexpr,
 ):
-    """ReLU(GN(y)) of one image and group; with BLEND, h + alpha gamma times it."""
+    """ReLU(GN(y)) of one image and group; with BLEND, h + alpha gamma times it. Leaves moments [B, G, 2]."""
     c = tl.program_id(1) * (C // G) + tl.arange(0, C // G)
     at = (tl.program_id(0) * HW + tl.arange(0, HW)[:, None]) * C + c[None, :]
     v = tl.load(y + at).to(tl.float32)
-    d = v - tl.sum(tl.sum(v, 1), 0) / (HW * (C // G))
+    mean = tl.sum(tl.sum(v, 1), 0) / (HW * (C // G))
+    d = v - mean
     rstd = 1.0 / tl.sqrt(tl.sum(tl.sum(d * d, 1), 0) / (HW * (C // G)) + EPS)
+    to = moments + (tl.program_id(0) * G + tl.program_id(1)) * 2
+    tl.store(to, mean)
+    tl.store(to + 1, rstd)
     z = tl.maximum(d * rstd * tl.load(weight + c)[None, :] + tl.load(bias + c)[None, :], 0.0)
     if BLEND:
         z = tl.load(h + at).to(tl.float32) + tl.load(alpha) * tl.load(gamma + c)[None, :] * z
@@ -286,34 +194,32 @@ def group(
 
 @triton.jit
 def group_back(
-    y, grad, dy, weight, bias, gamma, alpha, parts,
-    HW: tl.constexpr, C: tl.constexpr, G: tl.constexpr, BLEND: tl.constexpr, EPS: tl.constexpr,
+    y, grad, dy, weight, bias, gamma, alpha, moments, parts,
+    HW: tl.constexpr, C: tl.constexpr, G: tl.constexpr, BLEND: tl.constexpr,
 ):
     """Gradient of y, and per image those of weight, bias and gamma, [B, 3, C]."""
     image = tl.program_id(0)
     c = tl.program_id(1) * (C // G) + tl.arange(0, C // G)
     at = (image * HW + tl.arange(0, HW)[:, None]) * C + c[None, :]
     n: tl.constexpr = HW * (C // G)
-    v = tl.load(y + at).to(tl.float32)
-    d = v - tl.sum(tl.sum(v, 1), 0) / n
-    rstd = 1.0 / tl.sqrt(tl.sum(tl.sum(d * d, 1), 0) / n + EPS)
-    xhat = d * rstd
-    w = tl.load(weight + c)[None, :]
-    pre = xhat * w + tl.load(bias + c)[None, :]
-    g = tl.load(grad + at).to(tl.float32)
+    of = moments + (image * G + tl.program_id(1)) * 2
+    rstd = tl.load(of + 1)
+    xhat = (tl.load(y + at).to(tl.float32) - tl.load(of)) * rstd
+    w, b = tl.load(weight + c), tl.load(bias + c)
+    g = tl.where(xhat * w[None, :] + b[None, :] > 0.0, tl.load(grad + at).to(tl.float32), 0.0)
+    # what all gradients are made of: two sums per channel
+    first, second = tl.sum(g, 0), tl.sum(g * xhat, 0)
+    scale = tl.zeros_like(w) + 1.0
+    mixed = tl.zeros_like(w)
     if BLEND:
-        g = g * tl.load(alpha)
-        tl.store(parts + (image * 3 + 2) * C + c, tl.sum(g * tl.maximum(pre, 0.0), 0))
-        g = g * tl.load(gamma + c)[None, :]
-    else:
-        tl.store(parts + (image * 3 + 2) * C + c, tl.zeros((C // G,), tl.float32))
-    dz = tl.where(pre > 0.0, g, 0.0)
-    tl.store(parts + image * 3 * C + c, tl.sum(dz * xhat, 0))
-    tl.store(parts + (image * 3 + 1) * C + c, tl.sum(dz, 0))
-    dx = dz * w
-    s = tl.sum(tl.sum(dx, 1), 0) / n
-    t = tl.sum(tl.sum(dx * xhat, 1), 0) / n
-    tl.store(dy + at, (rstd * (dx - s - xhat * t)).to(dy.dtype.element_ty))
+        mixed = tl.load(alpha) * (w * second + b * first)
+        scale = tl.load(alpha) * tl.load(gamma + c)
+    tl.store(parts + image * 3 * C + c, scale * second)
+    tl.store(parts + (image * 3 + 1) * C + c, scale * first)
+    tl.store(parts + (image * 3 + 2) * C + c, mixed)
+    s = tl.sum(scale * w * first, 0) / n
+    t = tl.sum(scale * w * second, 0) / n
+    tl.store(dy + at, (rstd * (g * (scale * w)[None, :] - s - xhat * t)).to(dy.dtype.element_ty))
 
 
 @triton.jit

@@ -1,0 +1,202 @@
+"""Triton kernels of convolutions with few channels, behind ``fused``; every reduction has a fixed order.
+
+One row of the product is ``PX`` neighbouring pixels of an image row: they share a window of KS x WN pixels, WN at
+least PX + KS - 1, so each pixel is gathered fewer times and the narrow side of the product is PX times as wide.
+Axes: q rows of the product, k elements (r, t, c) of a window, n columns (j, o) of the product; C channels of the
+window's tensor, of which CI are real, O of the other one. Activations lie channels-last.
+"""
+
+# mypy: disable-error-code="untyped-decorator,no-untyped-def"
+# ruff: noqa: E741 - letters of kernels
+# fmt: off
+from __future__ import annotations
+
+import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
+import triton.language as tl  # type: ignore[import-not-found,import-untyped,unused-ignore]
+
+
+@triton.jit
+def window(
+    x, q, k, total, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, KS: tl.constexpr, WN: tl.constexpr,
+    PX: tl.constexpr, BF16: tl.constexpr,
+):
+    """Return elements k of the windows of rows q, zero outside the image."""
+    c = k % C
+    t = (k // C) % WN - KS // 2
+    r = k // (C * WN) - KS // 2
+    first = q * PX
+    yy = ((first // W) % H)[:, None] + r[None, :]
+    xx = (first % W)[:, None] + t[None, :]
+    # as unsigned numbers, places before the first are beyond the last
+    ok = (yy.to(tl.uint32, bitcast=True) < H) & (xx.to(tl.uint32, bitcast=True) < W)
+    ok = ok & (q < total)[:, None] & (r <= KS // 2)[None, :]
+    a = tl.load(x + (first[:, None] + (r * W + t)[None, :]) * C + c[None, :], mask=ok, other=0.0)
+    return a.to(tl.bfloat16) if BF16 else a.to(tl.float32)
+
+
+@triton.jit
+def taps(
+    w, k, n, C: tl.constexpr, CI: tl.constexpr, O: tl.constexpr, KS: tl.constexpr, WN: tl.constexpr,
+    PX: tl.constexpr, ADJOINT: tl.constexpr, BF16: tl.constexpr,
+):
+    """Return the weights [O, CI, KS, KS] (ADJOINT: [C, O, KS, KS]) between window elements k and columns n."""
+    c = (k % C)[:, None]
+    t = ((k // C) % WN)[:, None]
+    r = (k // (C * WN))[:, None]
+    o = (n % O)[None, :]
+    j = (n // O)[None, :]
+    kx = j + KS - 1 - t if ADJOINT else t - j
+    at = ((c * O + o) * KS + KS - 1 - r) * KS + kx if ADJOINT else ((o * CI + c) * KS + r) * KS + kx
+    b = tl.load(w + at, mask=(c < CI) & (r < KS) & (kx >= 0) & (kx < KS) & (j < PX), other=0.0)
+    return b.to(tl.bfloat16) if BF16 else b
+
+
+@triton.jit
+def conv(
+    x, w, y, sums, squares, total, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, CI: tl.constexpr,
+    O: tl.constexpr, NP: tl.constexpr, KS: tl.constexpr, WN: tl.constexpr, PX: tl.constexpr,
+    ADJOINT: tl.constexpr, STATS: tl.constexpr, BF16: tl.constexpr, PREC: tl.constexpr, BM: tl.constexpr,
+    BK: tl.constexpr,
+):
+    """Convolve, or with ADJOINT map a gradient back; with STATS, leave the moments of each column of the tile."""
+    pid = tl.program_id(0)
+    q = pid * BM + tl.arange(0, BM)
+    n = tl.arange(0, NP)
+    acc = tl.zeros((BM, NP), tl.float32)
+    for k0 in tl.static_range(0, KS * WN * C, BK):
+        k = k0 + tl.arange(0, BK)
+        a = window(x, q, k, total, H, W, C, KS, WN, PX, BF16)
+        acc = tl.dot(a, taps(w, k, n, C, CI, O, KS, WN, PX, ADJOINT, BF16), acc, input_precision=PREC)
+    inside = (q < total)[:, None]
+    known = n < PX * O
+    out = acc.to(y.dtype.element_ty)
+    tl.store(y + q[:, None] * (PX * O) + n[None, :], out, mask=inside & known[None, :])
+    if STATS:
+        # statistics of what was stored; mean and squared deviations of the tile, for a stable combination
+        v = tl.where(inside, out.to(tl.float32), 0.0)
+        count = tl.minimum(total - pid * BM, BM).to(tl.float32)
+        part = tl.sum(v, 0)
+        d = tl.where(inside, v - (part / count)[None, :], 0.0)
+        tl.store(sums + pid * (PX * O) + n, part, mask=known)
+        tl.store(squares + pid * (PX * O) + n, tl.sum(d * d, 0), mask=known)
+
+
+@triton.jit
+def combine(
+    sums, squares, mean, rstd, running_mean, running_var, total, tiles, O: tl.constexpr, PX: tl.constexpr,
+    BM: tl.constexpr, NB: tl.constexpr, UPDATE: tl.constexpr, EPS: tl.constexpr, MOMENTUM: tl.constexpr,
+):
+    """Combine the moments of all tiles of a channel (Chan et al. 1979); with UPDATE, move running statistics."""
+    o = tl.program_id(0)
+    n = (total * PX).to(tl.float32)
+    acc = tl.zeros((NB,), tl.float32)
+    for i0 in range(0, tiles * PX, NB):
+        i = i0 + tl.arange(0, NB)
+        acc += tl.load(sums + i * O + o, mask=i < tiles * PX, other=0.0)
+    mu = tl.sum(acc, 0) / n
+    acc = tl.zeros((NB,), tl.float32)
+    for i0 in range(0, tiles * PX, NB):
+        i = i0 + tl.arange(0, NB)
+        ok = i < tiles * PX
+        count = tl.where(ok, tl.minimum(total - i // PX * BM, BM), 1).to(tl.float32)
+        d = tl.load(sums + i * O + o, mask=ok, other=0.0) / count - mu
+        acc += tl.where(ok, tl.load(squares + i * O + o, mask=ok, other=0.0) + count * d * d, 0.0)
+    q = tl.sum(acc, 0)
+    tl.store(mean + o, mu)
+    tl.store(rstd + o, 1.0 / tl.sqrt(q / n + EPS))
+    if UPDATE:
+        tl.store(running_mean + o, (1.0 - MOMENTUM) * tl.load(running_mean + o) + MOMENTUM * mu)
+        tl.store(running_var + o, (1.0 - MOMENTUM) * tl.load(running_var + o) + MOMENTUM * q / (n - 1.0))
+
+
+@triton.jit
+def unrectified(y, grad, at, ok, u, O: tl.constexpr, mean, rstd, gain, bias, sums, count):
+    """Return the gradient of y behind ReLU(BN(y)) (Ioffe & Szegedy 2015); sums as ``kernels.activate_back`` leaves."""
+    o = u % O
+    m, r, g = tl.load(mean + o)[None, :], tl.load(rstd + o)[None, :], tl.load(gain + o)[None, :]
+    s, t = tl.load(sums + o)[None, :] / count, tl.load(sums + O + o)[None, :] / count
+    xhat = (tl.load(y + at, mask=ok, other=0.0).to(tl.float32) - m) * r
+    d = tl.load(grad + at, mask=ok, other=0.0).to(tl.float32)
+    d = tl.where(xhat * g + tl.load(bias + o)[None, :] > 0.0, d, 0.0)
+    return tl.where(ok, g * r * (d - s - xhat * t), 0.0)
+
+
+@triton.jit
+def conv_back(
+    x, e, w, dx, base, parts, total, y, mean, rstd, gain, bias, sums, count, H: tl.constexpr, W: tl.constexpr,
+    C: tl.constexpr, O: tl.constexpr, NP: tl.constexpr, KS: tl.constexpr, WN: tl.constexpr, PX: tl.constexpr,
+    DX: tl.constexpr, ADD: tl.constexpr, NORM: tl.constexpr, BF16: tl.constexpr, PREC: tl.constexpr,
+    CHUNK: tl.constexpr, BM: tl.constexpr, BK: tl.constexpr, NK: tl.constexpr,
+):
+    """Multiply windows of x with rows of e over a chunk: up to three tiles of k of the weight gradient.
+
+    With DX, x is the gradient of the output and e the input, and dx becomes the gradient of the input as well
+    (ADD: plus ``base``). Else x is the input and e the gradient of the output, with NORM of what follows it.
+    """
+    pid = tl.program_id(0)
+    n = tl.arange(0, NP)
+    known = n < PX * O
+    k = tl.program_id(1) * NK * BK + tl.arange(0, BK)
+    acc0 = tl.zeros((NP, BK), tl.float32)
+    acc1 = acc0
+    acc2 = acc0
+    for m0 in range(0, CHUNK, BM):
+        q = pid * CHUNK + m0 + tl.arange(0, BM)
+        at = q[:, None] * (PX * O) + n[None, :]
+        ok = (q < total)[:, None] & known[None, :]
+        if NORM:
+            row = unrectified(y, e, at, ok, n, O, mean, rstd, gain, bias, sums, count)
+        else:
+            row = tl.load(e + at, mask=ok, other=0.0)
+        rows = tl.trans(row.to(tl.bfloat16) if BF16 else row.to(tl.float32))
+        out = tl.zeros((BM, NP), tl.float32)
+        for i in tl.static_range(0, NK):
+            a = window(x, q, k + i * BK, total, H, W, C, KS, WN, PX, BF16)
+            if DX:
+                b = taps(w, k + i * BK, n, C, C, O, KS, WN, PX, True, BF16)
+                out = tl.dot(a, b, out, input_precision=PREC)
+            if i == 0:
+                acc0 = tl.dot(rows, a, acc0, input_precision=PREC)
+            elif i == 1:
+                acc1 = tl.dot(rows, a, acc1, input_precision=PREC)
+            else:
+                acc2 = tl.dot(rows, a, acc2, input_precision=PREC)
+        if DX:
+            if ADD:
+                out += tl.load(base + at, mask=ok, other=0.0).to(tl.float32)
+            tl.store(dx + at, out.to(dx.dtype.element_ty), mask=ok)
+    to = parts + (pid * PX * O + n[:, None]) * (tl.num_programs(1) * NK * BK) + k[None, :]
+    wide = known[:, None] & (k >= 0)[None, :]
+    tl.store(to, acc0, mask=wide)
+    if NK > 1:
+        tl.store(to + BK, acc1, mask=wide)
+    if NK > 2:
+        tl.store(to + 2 * BK, acc2, mask=wide)
+
+
+@triton.jit
+def fold(
+    parts, out, rows, O: tl.constexpr, C: tl.constexpr, CI: tl.constexpr, KS: tl.constexpr, WN: tl.constexpr,
+    PX: tl.constexpr, WIDTH: tl.constexpr, ADJOINT: tl.constexpr, BR: tl.constexpr, BC: tl.constexpr,
+):
+    """Add the parts [rows, PX O, WIDTH] of ``conv_back`` up to the gradient of the weight [o, c, ky, kx].
+
+    Window element t and pixel j of a row meet in tap kx = t - j (ADJOINT, where o and c change places: j + KS - 1 - t).
+    """
+    i = tl.program_id(0) * BC + tl.arange(0, BC)
+    kx = i % KS
+    ky = (i // KS) % KS
+    first = (i // (KS * KS)) % CI
+    second = i // (KS * KS * CI)
+    known = i < (C if ADJOINT else O) * CI * KS * KS
+    acc = tl.zeros((BR, BC), tl.float32)
+    for r0 in range(0, rows, BR):
+        row = r0 + tl.arange(0, BR)
+        ok = (row < rows)[:, None] & known[None, :]
+        for j in tl.static_range(0, PX):
+            if ADJOINT:
+                at = (j * O + first) * WIDTH + ((KS - 1 - ky) * WN + j + KS - 1 - kx) * C + second
+            else:
+                at = (j * O + second) * WIDTH + (ky * WN + kx + j) * C + first
+            acc += tl.load(parts + row[:, None] * (PX * O * WIDTH) + at[None, :], mask=ok, other=0.0)
+    tl.store(out + i, tl.sum(acc, 0), mask=known)
