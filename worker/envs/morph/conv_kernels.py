@@ -56,17 +56,29 @@ def conv(
     x, w, y, sums, squares, total, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, CI: tl.constexpr,
     O: tl.constexpr, NP: tl.constexpr, KS: tl.constexpr, WN: tl.constexpr, PX: tl.constexpr,
     ADJOINT: tl.constexpr, STATS: tl.constexpr, BF16: tl.constexpr, PREC: tl.constexpr, BM: tl.constexpr,
-    BK: tl.constexpr,
+    BK: tl.constexpr, NK: tl.constexpr,
 ):
     """Convolve, or with ADJOINT map a gradient back; with STATS, leave the moments of each column of the tile."""
     pid = tl.program_id(0)
     q = pid * BM + tl.arange(0, BM)
     n = tl.arange(0, NP)
+    k = tl.arange(0, BK)
     acc = tl.zeros((BM, NP), tl.float32)
-    for k0 in tl.static_range(0, KS * WN * C, BK):
-        k = k0 + tl.arange(0, BK)
-        a = window(x, q, k, total, H, W, C, KS, WN, PX, BF16)
-        acc = tl.dot(a, taps(w, k, n, C, CI, O, KS, WN, PX, ADJOINT, BF16), acc, input_precision=PREC)
+    for i in tl.static_range(0, NK, 3):
+        # what a product needs is asked for before the first one waits
+        a = window(x, q, k + i * BK, total, H, W, C, KS, WN, PX, BF16)
+        b = taps(w, k + i * BK, n, C, CI, O, KS, WN, PX, ADJOINT, BF16)
+        if i + 1 < NK:
+            a1 = window(x, q, k + (i + 1) * BK, total, H, W, C, KS, WN, PX, BF16)
+            b1 = taps(w, k + (i + 1) * BK, n, C, CI, O, KS, WN, PX, ADJOINT, BF16)
+        if i + 2 < NK:
+            a2 = window(x, q, k + (i + 2) * BK, total, H, W, C, KS, WN, PX, BF16)
+            b2 = taps(w, k + (i + 2) * BK, n, C, CI, O, KS, WN, PX, ADJOINT, BF16)
+        acc = tl.dot(a, b, acc, input_precision=PREC)
+        if i + 1 < NK:
+            acc = tl.dot(a1, b1, acc, input_precision=PREC)
+        if i + 2 < NK:
+            acc = tl.dot(a2, b2, acc, input_precision=PREC)
     inside = (q < total)[:, None]
     known = n < PX * O
     out = acc.to(y.dtype.element_ty)
@@ -137,6 +149,12 @@ def conv_back(
     n = tl.arange(0, NP)
     known = n < PX * O
     k = tl.program_id(1) * NK * BK + tl.arange(0, BK)
+    k1 = k + BK if NK > 1 else k
+    k2 = k + 2 * BK if NK > 2 else k
+    if DX:
+        b0 = taps(w, k, n, C, C, O, KS, WN, PX, True, BF16)
+        b1 = taps(w, k1, n, C, C, O, KS, WN, PX, True, BF16)
+        b2 = taps(w, k2, n, C, C, O, KS, WN, PX, True, BF16)
     acc0 = tl.zeros((NP, BK), tl.float32)
     acc1 = acc0
     acc2 = acc0
@@ -144,26 +162,32 @@ def conv_back(
         q = pid * CHUNK + m0 + tl.arange(0, BM)
         at = q[:, None] * (PX * O) + n[None, :]
         ok = (q < total)[:, None] & known[None, :]
+        # what the products need is asked for before the first one waits
+        a0 = window(x, q, k, total, H, W, C, KS, WN, PX, BF16)
+        if NK > 1:
+            a1 = window(x, q, k1, total, H, W, C, KS, WN, PX, BF16)
+        if NK > 2:
+            a2 = window(x, q, k2, total, H, W, C, KS, WN, PX, BF16)
+        if ADD:
+            out = tl.load(base + at, mask=ok, other=0.0).to(tl.float32)
+        else:
+            out = tl.zeros((BM, NP), tl.float32)
         if NORM:
             row = unrectified(y, e, at, ok, n, O, mean, rstd, gain, bias, sums, count)
         else:
             row = tl.load(e + at, mask=ok, other=0.0)
         rows = tl.trans(row.to(tl.bfloat16) if BF16 else row.to(tl.float32))
-        out = tl.zeros((BM, NP), tl.float32)
-        for i in tl.static_range(0, NK):
-            a = window(x, q, k + i * BK, total, H, W, C, KS, WN, PX, BF16)
-            if DX:
-                b = taps(w, k + i * BK, n, C, C, O, KS, WN, PX, True, BF16)
-                out = tl.dot(a, b, out, input_precision=PREC)
-            if i == 0:
-                acc0 = tl.dot(rows, a, acc0, input_precision=PREC)
-            elif i == 1:
-                acc1 = tl.dot(rows, a, acc1, input_precision=PREC)
-            else:
-                acc2 = tl.dot(rows, a, acc2, input_precision=PREC)
+        acc0 = tl.dot(rows, a0, acc0, input_precision=PREC)
+        if NK > 1:
+            acc1 = tl.dot(rows, a1, acc1, input_precision=PREC)
+        if NK > 2:
+            acc2 = tl.dot(rows, a2, acc2, input_precision=PREC)
         if DX:
-            if ADD:
-                out += tl.load(base + at, mask=ok, other=0.0).to(tl.float32)
+            out = tl.dot(a0, b0, out, input_precision=PREC)
+            if NK > 1:
+                out = tl.dot(a1, b1, out, input_precision=PREC)
+            if NK > 2:
+                out = tl.dot(a2, b2, out, input_precision=PREC)
             tl.store(dx + at, out.to(dx.dtype.element_ty), mask=ok)
     to = parts + (pid * PX * O + n[:, None]) * (tl.num_programs(1) * NK * BK) + k[None, :]
     wide = known[:, None] & (k >= 0)[None, :]
@@ -183,20 +207,20 @@ def fold(
 
     Window element t and pixel j of a row meet in tap kx = t - j (ADJOINT, where o and c change places: j + KS - 1 - t).
     """
+    # in the order of the parts, so that neighbours read neighbours
     i = tl.program_id(0) * BC + tl.arange(0, BC)
-    kx = i % KS
-    ky = (i // KS) % KS
-    first = (i // (KS * KS)) % CI
-    second = i // (KS * KS * CI)
-    known = i < (C if ADJOINT else O) * CI * KS * KS
+    c = i % C
+    kx = (i // C) % KS
+    ky = (i // (C * KS)) % KS
+    o = i // (C * KS * KS)
+    known = (o < O) & (c < (C if ADJOINT else CI))
+    first = (KS - 1 - ky) * WN + KS - 1 - kx if ADJOINT else ky * WN + kx
     acc = tl.zeros((BR, BC), tl.float32)
     for r0 in range(0, rows, BR):
         row = r0 + tl.arange(0, BR)
         ok = (row < rows)[:, None] & known[None, :]
         for j in tl.static_range(0, PX):
-            if ADJOINT:
-                at = (j * O + first) * WIDTH + ((KS - 1 - ky) * WN + j + KS - 1 - kx) * C + second
-            else:
-                at = (j * O + second) * WIDTH + (ky * WN + kx + j) * C + first
+            at = (j * O + o) * WIDTH + (first + j) * C + c
             acc += tl.load(parts + row[:, None] * (PX * O * WIDTH) + at[None, :], mask=ok, other=0.0)
-    tl.store(out + i, tl.sum(acc, 0), mask=known)
+    to = ((c * O + o if ADJOINT else o * CI + c) * KS + ky) * KS + kx
+    tl.store(out + to, tl.sum(acc, 0), mask=known)

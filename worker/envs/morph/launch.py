@@ -19,6 +19,8 @@ _EPS, _MOMENTUM = 1e-5, 0.1
 _WIDE = 64
 #: Programs that a weight gradient is divided into; each leaves partial sums.
 _PROGRAMS = 512
+#: Bytes of windows that a program holds: a multiprocessor has 228 kB for all that run on it.
+_SHARED = 1 << 16
 #: Tiles of k that one program of ``conv_back`` adds up.
 _TILES = 3
 
@@ -68,6 +70,7 @@ def product(x: Tensor, channels: int, kernel: int) -> Product:
     shape |= {"PX": pixels, "BF16": half, "PREC": _precision()}
     step = min(triton.next_power_of_2(window * inner), 64 if half else 32)
     tile = 256 if columns <= 16 and rows >= 1 << 17 else 128 if columns <= 32 else 64
+    tile = _fitting(tile, elements * (2 if half else 4), _SHARED)
     return Product(rows, pixels, columns, elements, tile, max(16, step), shape)
 
 
@@ -99,12 +102,12 @@ def conv_back(x: Tensor, weight: Tensor, dy: Tensor, base: Tensor | None = None)
     """
     shape = product(dy, x.shape[1], weight.shape[2])
     step = max(16, triton.next_power_of_2(shape.constants["WN"] * dy.shape[1]))
-    if shape.columns > _WIDE or step > 128 or triton.cdiv(shape.elements, step) > _TILES:
+    if shape.columns > _WIDE or step > 64 or triton.cdiv(shape.elements, step) > _TILES:
         dx = _conv(dy, weight, stats=False, adjoint=True)[0]
         return (dx if base is None else dx + base), weight_back(x, weight, dy)
     dx = torch.empty_like(x)
     tiles = triton.cdiv(shape.elements, step)
-    tile = min(shape.tile, 128 if step <= 64 else 64)
+    tile = _fitting(min(shape.tile, 128), tiles * step * (2 if shape.constants["BF16"] else 4), _SHARED // 2)
     parts = _back(shape, (dy, x, weight, dx, base), None, tile=tile, step=step, tiles=tiles, groups=1)
     return dx, _fold(parts, weight, shape, adjoint=True)
 
@@ -142,7 +145,7 @@ def _conv(x: Tensor, weight: Tensor, *, stats: bool, adjoint: bool = False) -> t
     sums = torch.empty(2, tiles if stats else 0, shape.pixels * outer, device=x.device)
     conv_kernels.conv[(tiles,)](
         x, weight, y, sums[0], sums[1], shape.rows, CI=real, ADJOINT=adjoint, STATS=stats, BM=shape.tile,
-        BK=shape.step, num_warps=4, num_stages=1, **shape.constants,
+        BK=shape.step, NK=triton.cdiv(shape.elements, shape.step), num_warps=4, num_stages=1, **shape.constants,
     )  # fmt: skip
     return y, sums[0], sums[1], shape
 
@@ -168,11 +171,19 @@ def _back(
 def _fold(parts: Tensor, weight: Tensor, shape: Product, *, adjoint: bool) -> Tensor:
     out = torch.empty_like(weight, memory_format=torch.contiguous_format)
     constants = {name: shape.constants[name] for name in ("O", "C", "KS", "WN", "PX")}
-    conv_kernels.fold[(triton.cdiv(out.numel(), 16),)](
+    size = shape.constants["O"] * shape.constants["C"] * weight.shape[2] ** 2
+    conv_kernels.fold[(triton.cdiv(size, 16),)](
         parts, out, parts.shape[0], CI=weight.shape[1], WIDTH=parts.shape[2], ADJOINT=adjoint, BR=128, BC=16,
         **constants,
     )  # fmt: skip
     return out
+
+
+def _fitting(tile: int, row_bytes: int, limit: int) -> int:
+    """Return the tile, halved until its windows fit, but not below 16 rows."""
+    while tile > 16 and tile * row_bytes > limit:
+        tile //= 2
+    return tile
 
 
 def _halves(x: Tensor) -> bool:
