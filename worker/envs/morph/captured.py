@@ -60,8 +60,8 @@ class Lane:
         pool: their memory.
         pinned, draws: [n, B, W] choices of the epoch, on the host and on the device.
         batch: [1] int64, the batch to take next.
-        losses: [n] main losses of the epoch.
-        norms: [n, 1 + S] gradient norms before clipping, in the order of ``Network.stores``.
+        measured: [n, 2 + S] of each batch the main loss and the gradient norms before clipping, in the order of
+            ``Network.stores``.
         dropout: generator of dropout masks, seeded anew for every epoch.
         marks: begin of training, begin and end of validation.
         graphs: by key, least recently used first.
@@ -72,8 +72,7 @@ class Lane:
     pinned: Tensor
     draws: Tensor
     batch: Tensor
-    losses: Tensor
-    norms: Tensor
+    measured: Tensor
     dropout: torch.Generator
     marks: tuple[torch.cuda.Event, torch.cuda.Event, torch.cuda.Event]
     graphs: OrderedDict[Hashable, Captured] = field(default_factory=OrderedDict)
@@ -121,7 +120,7 @@ class CapturedEngine:
         config = data.config
         self._shape = (config.batches_per_step, config.batch_size, data.draw_width)
         self._kind = (precision, config.path, self._shape, config.dtype)
-        self._places = torch.arange(config.batches_per_step, device=device)
+        self._places = torch.arange(config.batches_per_step, device=device)[:, None]
         # results leave on a stream of their own, in the order of issue, so that acting never waits for an epoch
         self._gatherer = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
         self._landings: list[Tensor] = []
@@ -240,22 +239,21 @@ class CapturedEngine:
 
     def _train(self, lane: Lane, job: Job) -> Tensor:
         """Take the next batch; captured."""
-        draws = lane.draws.index_select(0, lane.batch)[0]
         if job.network.kernels is None:
-            x, y = self.data.gather(draws)
+            x, y = self.data.gather(lane.draws.index_select(0, lane.batch)[0])
         else:
-            x, y = self.data.gather_fused(draws, torch.bfloat16 if self.precision == "bf16" else torch.float32)
+            x, y = self.data.gather_fused(
+                lane.draws, lane.batch, torch.bfloat16 if self.precision == "bf16" else torch.float32
+            )
         stats = EpochStats()
         how = Pass(job.how.mode, None if job.how.dropout is None else lane.dropout)
         with autocast(self.precision, self.device):
             job.network.train_batch(x, y, job.step_plan, how, stats)
-        here = self._places == lane.batch
-        torch.where(here, stats.losses[0], lane.losses, out=lane.losses)
-        norms = torch.stack(stats.norms[0])
-        part = lane.norms[:, : norms.numel()]
-        part.copy_(torch.where(here[:, None], norms, part))
+        row = torch.stack([stats.losses[0], *stats.norms[0]])
+        part = lane.measured[:, : row.numel()]
+        torch.where(self._places == lane.batch, row, part, out=part)
         lane.batch.add_(1)
-        return lane.losses[:0]
+        return row[:0]
 
     def _close(self, lane: Lane, job: Job, val: Items) -> Tensor:
         """Pack what the epoch measured, validate, start anew; captured."""
@@ -268,8 +266,8 @@ class CapturedEngine:
     def _packed(self, lane: Lane, job: Job) -> Tensor:
         """Return ``EpochStats.packed`` of the accumulators."""
         network, plan = job.network, job.step_plan
-        stats = EpochStats(losses=list(lane.losses.unbind()))
-        stats.norms = [list(row.unbind()) for row in lane.norms[:, : 1 + len(plan)].unbind()]
+        stats = EpochStats(losses=list(lane.measured[:, 0].unbind()))
+        stats.norms = [list(row.unbind()) for row in lane.measured[:, 1 : 2 + len(plan)].unbind()]
         for item in plan:
             store = network.cell(item.slot).store
             sizes = [param.numel() for param in store.params]
@@ -289,8 +287,7 @@ class CapturedEngine:
                 pinned=torch.zeros(self._shape, dtype=torch.int64, pin_memory=True),
                 draws=torch.zeros(self._shape, dtype=torch.int64, device=self.device),
                 batch=torch.zeros(1, dtype=torch.int64, device=self.device),
-                losses=torch.zeros(batches, dtype=dtype, device=self.device),
-                norms=torch.zeros(batches, 1 + slots, dtype=dtype, device=self.device),
+                measured=torch.zeros(batches, 2 + slots, dtype=dtype, device=self.device),
                 dropout=torch.Generator(self.device),
                 marks=(_mark(), _mark(), _mark()),
             )
@@ -336,7 +333,7 @@ class CapturedEngine:
     def _warm_up(lane: Lane, job: Job, body: Callable[[], Tensor]) -> None:
         """Run the step once for its side effects on libraries, then put every tensor back in place."""
         touched = [tensor for store in job.network.stores(job.step_plan) for tensor in store.state()]
-        touched += [lane.batch, lane.losses, lane.norms]
+        touched += [lane.batch, lane.measured]
         lane.stream.wait_stream(torch.cuda.current_stream(lane.stream.device))
         with torch.cuda.stream(lane.stream):
             saved = [tensor.clone() for tensor in touched]

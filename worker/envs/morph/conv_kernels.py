@@ -7,7 +7,7 @@ window's tensor, of which CI are real, O of the other one. Activations lie chann
 """
 
 # mypy: disable-error-code="untyped-decorator,no-untyped-def"
-# ruff: noqa: E741 - letters of kernels
+# ruff: noqa: C901, E741, SIM108 - letters of kernels; branches on constants are decided when a kernel is compiled
 # fmt: off
 from __future__ import annotations
 
@@ -100,20 +100,15 @@ def combine(
 ):
     """Combine the moments of all tiles of a channel (Chan et al. 1979); with UPDATE, move running statistics."""
     o = tl.program_id(0)
+    i = tl.arange(0, NB)
+    ok = i < tiles * PX
+    part = tl.load(sums + i * O + o, mask=ok, other=0.0)
+    within = tl.load(squares + i * O + o, mask=ok, other=0.0)
     n = (total * PX).to(tl.float32)
-    acc = tl.zeros((NB,), tl.float32)
-    for i0 in range(0, tiles * PX, NB):
-        i = i0 + tl.arange(0, NB)
-        acc += tl.load(sums + i * O + o, mask=i < tiles * PX, other=0.0)
-    mu = tl.sum(acc, 0) / n
-    acc = tl.zeros((NB,), tl.float32)
-    for i0 in range(0, tiles * PX, NB):
-        i = i0 + tl.arange(0, NB)
-        ok = i < tiles * PX
-        count = tl.where(ok, tl.minimum(total - i // PX * BM, BM), 1).to(tl.float32)
-        d = tl.load(sums + i * O + o, mask=ok, other=0.0) / count - mu
-        acc += tl.where(ok, tl.load(squares + i * O + o, mask=ok, other=0.0) + count * d * d, 0.0)
-    q = tl.sum(acc, 0)
+    mu = tl.sum(part, 0) / n
+    count = tl.where(ok, tl.minimum(total - i // PX * BM, BM), 1).to(tl.float32)
+    d = part / count - mu
+    q = tl.sum(tl.where(ok, within + count * d * d, 0.0), 0)
     tl.store(mean + o, mu)
     tl.store(rstd + o, 1.0 / tl.sqrt(q / n + EPS))
     if UPDATE:

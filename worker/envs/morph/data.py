@@ -222,15 +222,15 @@ class TrainingData:
             return torch.from_numpy(index)
         return torch.from_numpy(np.concatenate([index, _crops(augment, (batches, size, 3))], axis=2))
 
-    def gather_fused(self, draws: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-        """Return ``gather`` of one batch, x in ``dtype`` and laid out for the kernels."""
+    def gather_fused(self, draws: Tensor, batch: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Return ``gather`` of ``draws[batch]``, x in ``dtype`` and laid out for the kernels."""
         from worker.envs.morph import fused
 
         if self.draw_width == 1:
-            x, y = self.gather(draws)
+            x, y = self.gather(draws.index_select(0, batch)[0])
             return fused.padded(x).to(dtype), y
         return fused.augment(
-            self._images, self._labels, draws, (self._norm.mean, self._norm.std, self._norm.scale), dtype
+            self._images, self._labels, draws, batch, (self._norm.mean, self._norm.std, self._norm.scale), dtype
         )
 
     def gather(self, draws: Tensor) -> tuple[Tensor, Tensor]:

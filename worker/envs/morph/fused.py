@@ -8,6 +8,7 @@ plain path is the oracle of every function. Activations are channels-last.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -21,7 +22,7 @@ from worker.envs.morph.launch import Norm, add_rows, last
 
 _EPS = 1e-5
 #: Elements of the tile of one program of a pointwise pass.
-_TILE = 2048
+_TILE = 4096
 #: Largest number of elements of one image and group that a program holds.
 _GROUP_LIMIT = 1 << 14
 
@@ -86,24 +87,30 @@ def head_loss(x: Tensor, layer: Any, y: Tensor) -> Tensor:
 
 
 def augment(
-    images: Tensor, labels: Tensor, draws: Tensor, norm: tuple[Tensor, Tensor, float], dtype: torch.dtype
+    images: Tensor,
+    labels: Tensor,
+    draws: Tensor,
+    batch: Tensor,
+    norm: tuple[Tensor, Tensor, float],
+    dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor]:
-    """Return cropped, flipped and normalised images as ``padded`` lays them out, and their labels [B].
+    """Return a batch, cropped, flipped and normalised images as ``padded`` lays them out, and their labels [B].
 
     Args:
         images: uint8 [N, C, E + 8, E + 8], padded.
         labels: int64 [N].
-        draws: int64 [B, 4]: index, top, left, flip.
+        draws: int64 [n, B, 4]: index, top, left, flip.
+        batch: int64 [1], which of the n.
         norm: mean and std per channel, and the divisor of raw values.
         dtype: of the result.
     """
-    batch, channels, border = draws.shape[0], images.shape[1], images.shape[2]
+    size, channels, border = draws.shape[1], images.shape[1], images.shape[2]
     edge, wide = border - 8, triton.next_power_of_2(channels)
-    x = torch.empty(batch, wide, edge, edge, device=images.device, dtype=dtype, memory_format=torch.channels_last)
-    y = torch.empty(batch, dtype=torch.int64, device=images.device)
+    x = torch.empty(size, wide, edge, edge, device=images.device, dtype=dtype, memory_format=torch.channels_last)
+    y = torch.empty(size, dtype=torch.int64, device=images.device)
     mean, std, scale = norm
-    kernels.augment[(triton.cdiv(batch * edge * edge, 256),)](
-        images, labels, draws, mean, std, x, y, scale, N=batch, C=channels, CP=wide, E=edge, P=border, BLOCK=256
+    kernels.augment[(triton.cdiv(size * edge * edge, 256),)](
+        images, labels, draws, batch, mean, std, x, y, scale, N=size, C=channels, CP=wide, E=edge, P=border, BLOCK=256
     )
     return x, y
 
@@ -117,9 +124,10 @@ def padded(x: Tensor) -> Tensor:
 def sgd(store: Any, active: Tensor, lr: Tensor, optim: Any) -> Tensor:
     """Clip ``store.grad`` to the norm limit, step as ``optim.Stepper`` does, return the norm before clipping."""
     norm = torch.empty((), device=store.flat.device)
+    block = min(8192, triton.next_power_of_2(store.size))
     kernels.sgd[(1,)](
         store.grad, store.flat, store.momentum, active, lr, norm, store.size, optim.grad_clip,
-        DECAY=optim.weight_decay, BETA=optim.momentum, BLOCK=4096, num_warps=16,
+        DECAY=optim.weight_decay, BETA=optim.momentum, BLOCK=block, num_warps=16,
     )  # fmt: skip
     return norm
 
@@ -229,12 +237,12 @@ class _Head(torch.autograd.Function):
         images, channels = x.shape[:2]
         classes = weight.shape[0]
         dx = torch.empty_like(x)
-        programs = triton.cdiv(images, 32)
+        programs, pixels = triton.cdiv(images, 16), x.shape[2] * x.shape[3]
         parts = torch.empty(programs, classes * channels + classes + 1, device=x.device)
         kernels.head[(programs,)](
             x, weight, bias, y, dx, parts, images,
-            HW=x.shape[2] * x.shape[3], C=channels, CP=max(16, triton.next_power_of_2(channels)),
-            K=classes, KP=max(16, triton.next_power_of_2(classes)), BI=32,
+            HW=pixels, C=channels, CP=max(16, triton.next_power_of_2(channels)),
+            K=classes, KP=max(16, triton.next_power_of_2(classes)), BI=16, PB=math.gcd(pixels, 16),
         )  # fmt: skip
         sums = add_rows(parts)
         ctx.save_for_backward(dx, sums)
@@ -315,6 +323,6 @@ def _back_shape(pools: bool, y: Tensor, grad: Tensor) -> tuple[int, int, dict[st
     """Return pixels of the gradient, pixels of a program, and what ``activate_back`` is compiled for."""
     out = y.shape[1]
     padded = triton.next_power_of_2(out)
-    rows = max(16, _TILE // padded)
+    rows = max(16, _TILE // padded // (2 if pools else 1))
     shape = {"H": y.shape[2], "W": y.shape[3], "O": out, "OP": padded, "POOL": pools, "BP": rows}
     return grad.numel() // out, rows, shape | {"num_warps": 4, "num_stages": 1}

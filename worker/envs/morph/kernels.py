@@ -107,10 +107,11 @@ def activate_back(
 
 @triton.jit
 def augment(
-    images, labels, draws, mean, std, x, y, scale, N: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
+    images, labels, draws, batch, mean, std, x, y, scale, N: tl.constexpr, C: tl.constexpr, CP: tl.constexpr,
     E: tl.constexpr, P: tl.constexpr, BLOCK: tl.constexpr,
 ):
-    """Gather, crop, flip, normalise; channels C to CP - 1 are zero."""
+    """Gather, crop, flip, normalise a batch; channels C to CP - 1 are zero."""
+    draws += tl.load(batch) * N * 4
     i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     ok = i < N * E * E
     col = i % E
@@ -134,29 +135,40 @@ def augment(
 
 
 @triton.jit
+def stepped(flat, momentum, i, here, p, g, b, rate, DECAY: tl.constexpr, BETA: tl.constexpr):
+    """Store a step of SGD with momentum (PyTorch's, without dampening)."""
+    b = g + DECAY * p + BETA * b
+    tl.store(momentum + i, b, mask=here)
+    tl.store(flat + i, p - rate * b, mask=here)
+
+
+@triton.jit
 def sgd(
     grad, flat, momentum, active, lr, norm, size, clip, DECAY: tl.constexpr, BETA: tl.constexpr, BLOCK: tl.constexpr,
 ):
     """Clip to the norm and step, in one program; a non-finite or frozen step changes nothing."""
-    acc = tl.zeros((BLOCK,), tl.float32)
-    for start in range(0, size, BLOCK):
-        i = start + tl.arange(0, BLOCK)
-        g = tl.load(grad + i, mask=i < size, other=0.0)
-        acc += g * g
+    first = tl.arange(0, BLOCK)
+    g = tl.load(grad + first, mask=first < size, other=0.0)
+    p = tl.load(flat + first, mask=first < size, other=0.0)
+    b = tl.load(momentum + first, mask=first < size, other=0.0)
+    acc = g * g
+    for start in range(BLOCK, size, BLOCK):
+        more = tl.load(grad + start + first, mask=start + first < size, other=0.0)
+        acc += more * more
     length = tl.sqrt(tl.sum(acc, 0))
     tl.store(norm, length)
     # NaN and infinity fail the comparison: such a step, or a frozen network, changes nothing
     good = (length < float("inf")).to(tl.int32) * tl.load(active).to(tl.int32)
     shrink = tl.minimum(clip / (length + 1e-6), 1.0)
     rate = tl.load(lr)
-    for start in range(0, size, BLOCK):
-        i = start + tl.arange(0, BLOCK)
+    stepped(flat, momentum, first, (first < size) & (good == 1), p, g * shrink, b, rate, DECAY, BETA)
+    for start in range(BLOCK, size, BLOCK):
+        i = start + first
         here = (i < size) & (good == 1)
+        g = tl.load(grad + i, mask=here, other=0.0)
         p = tl.load(flat + i, mask=here, other=0.0)
-        b = tl.load(grad + i, mask=here, other=0.0) * shrink + DECAY * p
-        b += BETA * tl.load(momentum + i, mask=here, other=0.0)
-        tl.store(momentum + i, b, mask=here)
-        tl.store(flat + i, p - rate * b, mask=here)
+        b = tl.load(momentum + i, mask=here, other=0.0)
+        stepped(flat, momentum, i, here, p, g * shrink, b, rate, DECAY, BETA)
 
 
 @triton.jit
@@ -261,6 +273,7 @@ def pool_back(x, grad, dx, total, H: tl.constexpr, W: tl.constexpr, O: tl.conste
 def head(
     x, weight, bias, labels, dx, parts, images,
     HW: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, K: tl.constexpr, KP: tl.constexpr, BI: tl.constexpr,
+    PB: tl.constexpr,
 ):
     """Mean over the map, linear, cross-entropy, and all their gradients; parts [P, K C + K + 1]."""
     pid = tl.program_id(0)
@@ -269,8 +282,9 @@ def head(
     k = tl.arange(0, KP)
     ok = (i < images)[:, None] & (c < C)[None, :]
     mean = tl.zeros((BI, CP), tl.float32)
-    for p in range(HW):
-        mean += tl.load(x + (i[:, None] * HW + p) * C + c[None, :], mask=ok, other=0.0).to(tl.float32)
+    for p0 in range(0, HW, PB):
+        for p in tl.static_range(0, PB):
+            mean += tl.load(x + (i[:, None] * HW + p0 + p) * C + c[None, :], mask=ok, other=0.0).to(tl.float32)
     mean = mean / HW
     w = tl.load(weight + k[:, None] * C + c[None, :], mask=(k < K)[:, None] & (c < C)[None, :], other=0.0)
     logits = tl.dot(mean, tl.trans(w), input_precision="ieee") + tl.load(bias + k, mask=k < K, other=0.0)[None, :]

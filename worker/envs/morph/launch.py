@@ -17,8 +17,8 @@ from worker.envs.morph import conv_kernels, kernels
 _EPS, _MOMENTUM = 1e-5, 0.1
 #: Columns up to which a product takes two pixels a row.
 _WIDE = 64
-#: Programs that a weight gradient is divided into; each leaves partial sums.
-_PROGRAMS = 512
+#: Programs of ``conv_back`` that run at once on 132 multiprocessors, without and with dx; each leaves partial sums.
+_PROGRAMS = (396, 528)
 #: Bytes of windows that a program holds: a multiprocessor has 228 kB for all that run on it.
 _SHARED = 1 << 16
 #: Tiles of k that one program of ``conv_back`` adds up.
@@ -82,11 +82,12 @@ def conv(x: Tensor, weight: Tensor) -> Tensor:
 def conv_moments(x: Tensor, weight: Tensor, running: tuple[Tensor, Tensor], *, update: bool) -> tuple[Tensor, Tensor]:
     """Return the convolution and [2, O], mean and 1 / sd of its channels; running statistics move if ``update``."""
     y, sums, squares, shape = _conv(x, weight, stats=True)
-    out = weight.shape[0]
+    out, tiles = weight.shape[0], sums.shape[0]
+    wide = triton.next_power_of_2(tiles * shape.pixels)
     moments = torch.empty(2, out, device=x.device)
     conv_kernels.combine[(out,)](
-        sums, squares, moments[0], moments[1], *running, shape.rows, sums.shape[0],
-        O=out, PX=shape.pixels, BM=shape.tile, NB=2048, UPDATE=update, EPS=_EPS, MOMENTUM=_MOMENTUM, num_warps=8,
+        sums, squares, moments[0], moments[1], *running, shape.rows, tiles,
+        O=out, PX=shape.pixels, BM=shape.tile, NB=wide, UPDATE=update, EPS=_EPS, MOMENTUM=_MOMENTUM, num_warps=8,
     )  # fmt: skip
     return y, moments
 
@@ -127,7 +128,7 @@ def add_rows(parts: Tensor) -> Tensor:
     """Return parts [P, ..] summed over the first axis."""
     out = torch.empty(parts.shape[1:], device=parts.device)
     rows, columns = parts.shape[0], out.numel()
-    kernels.add_rows[(triton.cdiv(columns, 16),)](parts, out, rows, columns, BR=128, BC=16)
+    kernels.add_rows[(triton.cdiv(columns, 16),)](parts, out, rows, columns, BR=512, BC=16, num_warps=8)
     return out
 
 
@@ -155,7 +156,7 @@ def _back(
 ) -> Tensor:
     """Launch ``conv_back`` for groups of tiles of k and return its parts."""
     x, e, weight, dx, base = given
-    chunk = tile * max(1, triton.next_power_of_2(triton.cdiv(shape.rows, tile * _PROGRAMS)))
+    chunk = tile * triton.cdiv(shape.rows, tile * _PROGRAMS[dx is not None])
     programs = triton.cdiv(shape.rows, chunk)
     width = groups * tiles * step
     parts = torch.empty(programs, shape.pixels * shape.constants["O"], width, device=x.device)
@@ -173,8 +174,8 @@ def _fold(parts: Tensor, weight: Tensor, shape: Product, *, adjoint: bool) -> Te
     constants = {name: shape.constants[name] for name in ("O", "C", "KS", "WN", "PX")}
     size = shape.constants["O"] * shape.constants["C"] * weight.shape[2] ** 2
     conv_kernels.fold[(triton.cdiv(size, 16),)](
-        parts, out, parts.shape[0], CI=weight.shape[1], WIDTH=parts.shape[2], ADJOINT=adjoint, BR=128, BC=16,
-        **constants,
+        parts, out, parts.shape[0], CI=weight.shape[1], WIDTH=parts.shape[2], ADJOINT=adjoint, BR=256, BC=16,
+        num_warps=8, **constants,
     )  # fmt: skip
     return out
 
