@@ -22,7 +22,7 @@ from worker.envs.morph.launch import Norm, add_rows, last
 
 _EPS = 1e-5
 #: Elements of the tile of one program of a pointwise pass.
-_TILE = 4096
+_TILE = 2048
 #: Largest number of elements of one image and group that a program holds.
 _GROUP_LIMIT = 1 << 14
 
@@ -188,8 +188,8 @@ class _Pool(torch.autograd.Function):
         (x,) = ctx.saved_tensors
         grad, dx = last(grads[0]), torch.empty_like(x)
         total = grad.numel()
-        shape = {"H": x.shape[2], "W": x.shape[3], "O": x.shape[1], "BLOCK": 1024}
-        kernels.pool_back[(triton.cdiv(total, 1024),)](x, grad, dx, total, **shape)
+        shape = {"H": x.shape[2], "W": x.shape[3], "O": x.shape[1], "BLOCK": 512}
+        kernels.pool_back[(triton.cdiv(total, 512),)](x, grad, dx, total, **shape)
         return dx
 
 
@@ -275,7 +275,8 @@ def _group(x: Tensor, base: Tensor, given: Sequence[Tensor], groups: int, *, ble
     """Return ReLU(GN(x)), blended into ``base`` or alone, and moments [B, G, 2]; given: weight, bias, gamma, alpha."""
     out = torch.empty_like(base)
     moments = torch.empty(x.shape[0], groups, 2, device=x.device)
-    kernels.group[(x.shape[0], groups)](x, base, out, *given, moments, EPS=_EPS, **_group_shape(x, moments, blends))
+    shape = _group_shape(x, moments, blends)
+    kernels.group[(x.shape[0], groups)](x, base, out, *given, moments, EPS=_EPS, num_warps=4, **shape)
     return out, moments
 
 
@@ -286,21 +287,21 @@ def _group_back(
     dx = torch.empty_like(x)
     parts = torch.empty(x.shape[0], 3, x.shape[1], device=x.device)
     shape = _group_shape(x, moments, blends)
-    kernels.group_back[(x.shape[0], shape["G"])](x, grad, dx, *given, moments, parts, **shape)
+    warps = 8 if shape["HW"] * shape["C"] >= shape["G"] << 13 else 4
+    kernels.group_back[(x.shape[0], shape["G"])](x, grad, dx, *given, moments, parts, num_warps=warps, **shape)
     return dx, add_rows(parts)
 
 
 def _group_shape(x: Tensor, moments: Tensor, blends: bool) -> dict[str, Any]:
-    shape = {"HW": x.shape[2] * x.shape[3], "C": x.shape[1], "G": moments.shape[1], "BLEND": blends}
-    return shape | {"num_warps": 8}
+    return {"HW": x.shape[2] * x.shape[3], "C": x.shape[1], "G": moments.shape[1], "BLEND": blends}
 
 
 def _activate_sums(pools: bool, y: Tensor, grad: Tensor, moments: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
     """Return [2, O]: the gradients of bias and gain of ReLU(BN(y)), pooled or not."""
     out = y.shape[1]
     total, rows, shape = _back_shape(pools, y, grad)
-    # some 512 programs; each adds up before it reduces
-    chunk = rows * max(1, triton.next_power_of_2(triton.cdiv(total, rows)) // 512)
+    # some 1,024 programs; each adds up before it reduces
+    chunk = rows * max(1, triton.next_power_of_2(triton.cdiv(total, rows)) // 1024)
     programs = triton.cdiv(total, chunk)
     parts = torch.empty(programs, 2, out, device=y.device)
     given = (y, grad, y, moments[0], moments[1], gain, bias, parts, total, 1.0)
@@ -323,6 +324,6 @@ def _back_shape(pools: bool, y: Tensor, grad: Tensor) -> tuple[int, int, dict[st
     """Return pixels of the gradient, pixels of a program, and what ``activate_back`` is compiled for."""
     out = y.shape[1]
     padded = triton.next_power_of_2(out)
-    rows = max(16, _TILE // padded // (2 if pools else 1))
+    rows = max(16, _TILE // padded)
     shape = {"H": y.shape[2], "W": y.shape[3], "O": out, "OP": padded, "POOL": pools, "BP": rows}
     return grad.numel() // out, rows, shape | {"num_warps": 4, "num_stages": 1}

@@ -19,8 +19,8 @@ _EPS, _MOMENTUM = 1e-5, 0.1
 _WIDE = 64
 #: Programs of ``conv_back`` that run at once on 132 multiprocessors, without and with dx; each leaves partial sums.
 _PROGRAMS = (396, 528)
-#: Bytes of windows that a program holds: a multiprocessor has 228 kB for all that run on it.
-_SHARED = 1 << 16
+#: Elements of windows that a program holds at once: a multiprocessor has 228 kB for all that run on it.
+_HELD = 12_288
 #: Tiles of k that one program of ``conv_back`` adds up.
 _TILES = 3
 
@@ -69,9 +69,9 @@ def product(x: Tensor, channels: int, kernel: int) -> Product:
     shape = {"H": height, "W": width, "C": inner, "O": channels, "NP": columns, "KS": kernel, "WN": window}
     shape |= {"PX": pixels, "BF16": half, "PREC": _precision()}
     step = min(triton.next_power_of_2(window * inner), 64 if half else 32)
+    step = max(16, step)
     tile = 256 if columns <= 16 and rows >= 1 << 17 else 128 if columns <= 32 else 64
-    tile = _fitting(tile, elements * (2 if half else 4), _SHARED)
-    return Product(rows, pixels, columns, elements, tile, max(16, step), shape)
+    return Product(rows, pixels, columns, elements, _fitting(tile, min(elements, _TILES * step)), step, shape)
 
 
 def conv(x: Tensor, weight: Tensor) -> Tensor:
@@ -108,7 +108,7 @@ def conv_back(x: Tensor, weight: Tensor, dy: Tensor, base: Tensor | None = None)
         return (dx if base is None else dx + base), weight_back(x, weight, dy)
     dx = torch.empty_like(x)
     tiles = triton.cdiv(shape.elements, step)
-    tile = _fitting(min(shape.tile, 128), tiles * step * (2 if shape.constants["BF16"] else 4), _SHARED // 2)
+    tile = _fitting(min(shape.tile, 128), tiles * step)
     parts = _back(shape, (dy, x, weight, dx, base), None, tile=tile, step=step, tiles=tiles, groups=1)
     return dx, _fold(parts, weight, shape, adjoint=True)
 
@@ -180,9 +180,9 @@ def _fold(parts: Tensor, weight: Tensor, shape: Product, *, adjoint: bool) -> Te
     return out
 
 
-def _fitting(tile: int, row_bytes: int, limit: int) -> int:
-    """Return the tile, halved until its windows fit, but not below 16 rows."""
-    while tile > 16 and tile * row_bytes > limit:
+def _fitting(tile: int, elements: int) -> int:
+    """Return the tile, halved until its windows of ``elements`` fit, but not below 16 rows."""
+    while tile > 16 and tile * elements > _HELD:
         tile //= 2
     return tile
 
