@@ -1,0 +1,170 @@
+"""Every kernel of the fused path against PyTorch in float64, for shapes of all hosts, on an NVIDIA GPU."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from importlib import import_module
+from types import ModuleType, SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name everybody reads
+from torch import Tensor, nn
+
+from benchmarks.machine import set_up
+from tests.gpu.lives import CUDA
+from worker.envs.morph.blueprints import ConvNorm
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+#: Largest difference from float64, as a part of the largest element: float32 by three products of TF32.
+LIMIT = 3e-6
+#: B, C, O, edge, kernel, pooled; channels 3 and 1 are images, whose gradient nobody asks for.
+BLOCKS = [
+    (3, 3, 8, 8, 3, True),
+    (3, 1, 8, 8, 3, False),
+    (130, 3, 8, 32, 3, False),
+    (3, 8, 16, 8, 3, True),
+    (40, 8, 16, 16, 3, True),
+    (3, 16, 32, 4, 3, False),
+    (65, 16, 32, 8, 3, True),
+    (2, 2, 4, 8, 1, True),
+    (2, 8, 11, 6, 3, True),
+    (5, 3, 8, 7, 3, False),
+    (2, 64, 128, 2, 3, True),
+    (2, 32, 64, 4, 3, True),
+]
+
+
+@pytest.fixture(autouse=True)
+def settings() -> Iterator[None]:
+    set_up(tf32=False)
+    yield
+    torch.use_deterministic_algorithms(False)
+
+
+@pytest.fixture
+def fused() -> ModuleType:
+    return import_module("worker.envs.morph.fused")
+
+
+def draws(*shape: int, seed: int = 0) -> Tensor:
+    """Return keyed normal numbers in float32."""
+    return torch.randn(shape, generator=torch.Generator().manual_seed(seed)).to(CUDA)
+
+
+def compare(found: Sequence[Tensor], wanted: Sequence[Tensor], limit: float = LIMIT) -> None:
+    for place, (a, b) in enumerate(zip(found, wanted, strict=True)):
+        error = float((a.double() - b).abs().max() / b.abs().max().clamp(min=1e-6))
+        assert error <= limit, (place, error)
+
+
+def gradients(out: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
+    """Return the output and the gradients of its product with fixed numbers."""
+    weights = draws(*out.shape, seed=9).to(out.dtype)
+    return [out.detach(), *torch.autograd.grad((out * weights).sum(), list(inputs))]
+
+
+@pytest.mark.parametrize(("batch", "inner", "outer", "edge", "kernel", "pools"), BLOCKS)
+def test_a_block_equals_convolution_norm_relu_and_pool(
+    fused: ModuleType, batch: int, inner: int, outer: int, edge: int, kernel: int, pools: bool
+) -> None:
+    leaves = [draws(batch, inner, edge, edge), 0.3 * draws(outer, inner, kernel, kernel, seed=1)]
+    leaves += [draws(outer, seed=2).abs(), draws(outer, seed=3)]
+    running = [torch.zeros(outer, device=CUDA), torch.ones(outer, device=CUDA)]
+    x, weight, gain, bias = (leaf.requires_grad_() for leaf in leaves)
+    norm = SimpleNamespace(weight=gain, bias=bias, running_mean=running[0], running_var=running[1])
+    wanted_of = [leaf.detach().double().requires_grad_() for leaf in leaves]
+    mean, var = statistics = [values.double() for values in running]
+
+    def plain(training: bool) -> Tensor:
+        y = F.conv2d(wanted_of[0], wanted_of[1], padding=kernel // 2)
+        y = F.relu(F.batch_norm(y, mean, var, wanted_of[2], wanted_of[3], training, 0.1))
+        return F.max_pool2d(y, 2) if pools else y
+
+    needed = slice(1 if inner in (1, 3) else 0, None)
+    given = fused.padded(x.detach()) if inner == 3 else x
+    found = gradients(fused.block(given, weight, norm, update=True, pool=pools), [x, weight, gain, bias][needed])
+    compare(found, gradients(plain(training=True), wanted_of[needed]))
+    compare(running, statistics)
+    compare([fused.block_eval(given.detach(), weight.detach(), norm, pool=pools)], [plain(training=False).detach()])
+
+
+@pytest.mark.parametrize(
+    ("channels", "kernel", "times", "edge"), [(8, 3, 1, 32), (32, 1, 1, 4), (8, 3, 2, 8), (16, 3, 2, 4)]
+)
+@pytest.mark.parametrize("isolated", [False, True])
+def test_a_graft_equals_its_plain_modules(
+    fused: ModuleType, channels: int, kernel: int, times: int, edge: int, isolated: bool
+) -> None:
+    core = ConvNorm(channels, kernel, times).to_empty(device=CUDA)
+    for place, param in enumerate(core.parameters()):
+        param.data = draws(*param.shape, seed=place)
+    plain = ConvNorm(channels, kernel, times).to_empty(device=CUDA).double()
+    plain.load_state_dict({name: value.double() for name, value in core.state_dict().items()})
+    core.kernels = fused
+
+    def outcome(own: ConvNorm, dtype: torch.dtype) -> list[Tensor]:
+        h, gamma = (draws(5, channels, edge, edge).to(dtype), draws(channels, seed=5).to(dtype))
+        h, gamma, alpha = h.requires_grad_(), gamma.requires_grad_(), torch.tensor(0.7, device=CUDA, dtype=dtype)
+        x = h.detach() if isolated else h
+        blended = own.blend(h, x, gamma, alpha)
+        if blended is None:
+            blended = h + alpha * (own(x) * gamma[:, None, None])
+        return gradients(blended, [h, gamma, *own.parameters()])
+
+    compare(outcome(core, torch.float32), outcome(plain, torch.float64), limit=3 * LIMIT)
+
+
+@pytest.mark.parametrize("edge", [1, 3, 4, 6, 32])
+def test_pool_equals_the_plain_one(fused: ModuleType, edge: int) -> None:
+    x = draws(5, 8, 2 * edge, 2 * edge).requires_grad_()
+    wanted = x.detach().double().requires_grad_()
+    compare(gradients(fused.pool(x), [x]), gradients(F.max_pool2d(wanted, 2), [wanted]), limit=0.0)
+
+
+@pytest.mark.parametrize(("items", "channels", "edge"), [(40, 32, 4), (17, 8, 1), (33, 16, 6)])
+def test_the_head_equals_the_mean_cross_entropy(fused: ModuleType, items: int, channels: int, edge: int) -> None:
+    x, layer = draws(items, channels, edge, edge).requires_grad_(), nn.Linear(channels, 10).to(CUDA)
+    y = torch.arange(items, device=CUDA) % 10
+    wanted = x.detach().double().requires_grad_()
+    twin = nn.Linear(channels, 10).to(CUDA).double()
+    twin.load_state_dict({name: value.double() for name, value in layer.state_dict().items()})
+    loss = F.cross_entropy(twin(wanted.mean((2, 3))), y)
+    compare(
+        gradients(fused.head_loss(x, layer, y), [x, *layer.parameters()]),
+        gradients(loss, [wanted, *twin.parameters()]),
+    )
+
+
+@pytest.mark.parametrize("size", [5, 300, 9_000, 20_000])
+def test_a_step_clips_and_is_dropped_where_it_is_not_finite(fused: ModuleType, size: int) -> None:
+    grad, flat, momentum = (draws(size, seed=seed) for seed in range(3))
+    store = SimpleNamespace(flat=flat.clone(), grad=grad.clone(), momentum=momentum.clone(), size=size)
+    optim = SimpleNamespace(grad_clip=1.0, weight_decay=0.01, momentum=0.9)
+    on, lr = torch.tensor(True, device=CUDA), torch.tensor(0.1, device=CUDA)
+    norm = fused.sgd(store, on, lr, optim)
+    wanted, clipped = (value.double() for value in (flat, grad))
+    clipped = clipped * min(1.0, 1.0 / (float(clipped.norm()) + 1e-6)) + 0.01 * wanted
+    moved = 0.9 * momentum.double() + clipped
+    compare([norm, store.momentum, store.flat], [grad.double().norm(), moved, wanted - 0.1 * moved])
+    before = store.flat.clone()
+    store.grad[size // 2] = float("nan")
+    fused.sgd(store, on, lr, optim)
+    fused.sgd(store, ~on, lr, optim)
+    assert torch.equal(store.flat, before)
+
+
+def test_a_batch_is_cropped_flipped_and_normalised(fused: ModuleType) -> None:
+    images = torch.arange(9 * 3 * 40 * 40, device=CUDA).remainder(251).to(torch.uint8).view(9, 3, 40, 40)
+    chosen = torch.tensor([[0, 0, 0, 0], [8, 8, 3, 1], [4, 2, 8, 0], [5, 7, 1, 1]], device=CUDA)
+    mean, std = (torch.tensor(values, device=CUDA).view(3, 1, 1) for values in ([0.4, 0.5, 0.6], [0.2, 0.25, 0.3]))
+    both, which = torch.stack([0 * chosen, chosen]), torch.tensor([1], device=CUDA)
+    x, y = fused.augment(images, torch.arange(9, device=CUDA), both, which, (mean, std, 255.0), torch.float32)
+    crops = [images[i, :, top : top + 32, left : left + 32] for i, top, left, _ in chosen.tolist()]
+    flipped: list[Any] = [crop.flip(-1) if row[3] else crop for crop, row in zip(crops, chosen.tolist(), strict=True)]
+    wanted = (torch.stack(flipped).double() / 255.0 - mean.double()) / std.double()
+    compare([x[:, :3]], [wanted])
+    assert x.shape[1] == 4
+    assert not x[:, 3].any()
+    assert y.tolist() == [0, 8, 4, 5]
