@@ -35,10 +35,6 @@ class Kernels(Protocol):
         """Return the convolution, stride 1, padding k // 2, no bias."""
         ...
 
-    def padded(self, x: Tensor) -> Tensor:
-        """Return images as the first block takes them fastest; what is added to them changes nothing."""
-        ...
-
     def pool(self, x: Tensor) -> Tensor:
         """Return 2x2 maxima."""
         ...
