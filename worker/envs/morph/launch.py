@@ -68,8 +68,7 @@ def product(x: Tensor, channels: int, kernel: int) -> Product:
     half = _halves(x)
     shape = {"H": height, "W": width, "C": inner, "O": channels, "NP": columns, "KS": kernel, "WN": window}
     shape |= {"PX": pixels, "BF16": half, "PREC": _precision()}
-    step = min(triton.next_power_of_2(window * inner), 64 if half else 32)
-    step = max(16, step)
+    step = max(16, min(triton.next_power_of_2(window * inner), 64 if half else 32))
     tile = 256 if columns <= 16 and rows >= 1 << 17 else 128 if columns <= 32 else 64
     return Product(rows, pixels, columns, elements, _fitting(tile, min(elements, _TILES * step)), step, shape)
 
