@@ -74,14 +74,19 @@ class Purse:
         """
         result = self.function(ctx)
         self.ledgers = result.ledgers
-        alive = earns & ~ctx.rolled_back
-        rows = torch.where(alive, torch.stack([result.reward, *result.components.values()]), 0.0)
+        rows = torch.stack([result.reward, *result.components.values()])
+        counts, fatal = earns.numpy(), ctx.rolled_back.numpy()
+        alive, died = counts & ~fatal, counts & fatal
+        if not alive.all():
+            rows = torch.where(torch.from_numpy(alive), rows, 0.0)
         own, *components = rows.unbind()
         self.paid.append(own)
         self.components.append(dict(zip(result.components, components, strict=True)))
-        died = earns & ctx.rolled_back
-        self.penalties = torch.where(died, torch.tensor(self.function.death_pay), self.penalties)
-        return torch.where(died, self.penalties, own)
+        if not died.any():
+            return own.clone()  # what was paid may be taken back, what was returned stays
+        lost = torch.from_numpy(died)
+        self.penalties = torch.where(lost, torch.tensor(self.function.death_pay), self.penalties)
+        return torch.where(lost, self.penalties, own)
 
     def take_back(self, env: int, first_step: int) -> None:
         """Make the transition ``first_step`` the fatal one: it pays death pay, later ones nothing."""

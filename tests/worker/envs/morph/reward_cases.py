@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from worker.envs.morph.context import RewardContext, SlotState
+from worker.envs.morph.rewards import RewardConfig, terms
+from worker.envs.morph.rewards.arrays import Array, Moment, Transition
 from worker.envs.morph.stages import Op, Stage
 
 NAN = float("nan")
@@ -81,3 +85,14 @@ def cast_state(state: SlotState, dtype: torch.dtype) -> SlotState:
 
 
 LIVE = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
+
+
+def term(formula: Callable[..., Array], ctx: RewardContext, *constants: Any) -> Tensor:
+    """Return what one term of the built-in modes pays, [E]."""
+    with np.errstate(all="ignore"):
+        return torch.from_numpy(formula(Transition(ctx), *constants))
+
+
+def level(state: SlotState, cfg: RewardConfig) -> Tensor:
+    """Return the potential of a state, [E]."""
+    return torch.from_numpy(terms.potential(Moment(state), cfg))

@@ -7,7 +7,7 @@ from itertools import pairwise
 import pytest
 import torch
 
-from tests.worker.envs.morph.reward_cases import slots, transition
+from tests.worker.envs.morph.reward_cases import slots, term, transition
 from worker.envs.morph.context import RewardContext
 from worker.envs.morph.rewards import RewardConfig, make_reward, modes, registered_modes, terms
 from worker.envs.morph.stages import Op, Stage
@@ -47,7 +47,7 @@ def test_shaping_of_stage_change_matches_golden(
     before: tuple[int, int], after: tuple[int, int], expected: float
 ) -> None:
     ctx = transition(slots([before[0]], e=[before[1]]), slots([after[0]], e=[after[1]]))
-    assert float(terms.shaping(ctx, CFG, GAMMA, CFG.pbrs_weight)) == pytest.approx(expected, abs=1e-9)
+    assert float(term(terms.shaping, ctx, CFG, GAMMA, CFG.pbrs_weight)) == pytest.approx(expected, abs=1e-9)
 
 
 def test_shaping_over_a_full_life_telescopes_to_zero() -> None:
@@ -61,29 +61,29 @@ def test_shaping_over_a_full_life_telescopes_to_zero() -> None:
             slots([after[0]], e=[after[1]]),
             terminated=t == len(path) - 2,
         )
-        pays.append(float(terms.shaping(ctx, CFG, GAMMA, CFG.pbrs_weight)))
+        pays.append(float(term(terms.shaping, ctx, CFG, GAMMA, CFG.pbrs_weight)))
     assert abs(sum(GAMMA**t * f for t, f in enumerate(pays))) < 1e-12
     assert sum(pays) == pytest.approx(-0.1182, abs=5e-5)
 
 
 def test_rent_and_shock_match_golden() -> None:
     held = slots([BLEND], alpha=[0.5], params=[592.0])
-    assert float(terms.rent(transition(held, held), CFG)) == pytest.approx(0.0244047, abs=1e-7)
+    assert float(term(terms.rent, transition(held, held), CFG)) == pytest.approx(0.0244047, abs=1e-7)
     moved = transition(slots([BLEND], alpha=[0.4], params=[592.0]), slots([BLEND], alpha=[0.6], params=[592.0]))
-    assert float(terms.shock(moved, CFG)) == pytest.approx(0.000722428, abs=1e-9)
+    assert float(term(terms.shock, moved, CFG)) == pytest.approx(0.000722428, abs=1e-9)
 
 
 def test_attribution_matches_golden() -> None:
     one = slots([HOLD], c=[2.0], cf=2.0, germinated_at=[4])
-    assert float(terms.attribution(transition(one, one), CFG)) == pytest.approx(1.28)
+    assert float(term(terms.attribution, transition(one, one), CFG)) == pytest.approx(1.28)
     two = slots([HOLD, FOSS], c=[3.0, 2.0], cf=2.5, germinated_at=[12, 15])
-    assert float(terms.attribution(transition(two, two), CFG)) == pytest.approx(2.5)
+    assert float(term(terms.attribution, transition(two, two), CFG)) == pytest.approx(2.5)
 
 
 @pytest.mark.parametrize(("cf", "expected"), [(0.8, -0.05), (0.05, -0.18), (3.0, 0.0)])
 def test_ratio_penalty_matches_golden(cf: float, expected: float) -> None:
     state = slots([HOLD, HOLD], c=[4.0, 2.0], cf=cf)
-    assert float(terms.ratio_penalty(transition(state, state), CFG)) == pytest.approx(expected)
+    assert float(term(terms.ratio_penalty, transition(state, state), CFG)) == pytest.approx(expected)
 
 
 def test_shaped_commit_pay_matches_golden() -> None:

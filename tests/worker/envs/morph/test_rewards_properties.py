@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from tests.worker.envs.morph import reward_oracle as oracle
+from tests.worker.envs.morph.reward_cases import level, term
 from tests.worker.envs.morph.reward_oracle import ADVANCE, FOSSILIZE, GERMINATE, PRUNE, WAIT, Moment
 from tests.worker.envs.morph.reward_walks import batch, walk
 from worker.envs.morph.context import RewardContext, RewardResult, SlotState
@@ -101,10 +102,10 @@ def total(results: list[RewardResult], *names: str) -> Tensor:
 def test_p1_shaping_telescopes(count: int, truncated: bool) -> None:
     steps = random_steps(count, truncated=truncated)
     w = CFG.pbrs_weight
-    paid = sum(GAMMA**t * terms.shaping(ctx, CFG, GAMMA, w) for t, ctx in enumerate(steps))
-    expected = -w * terms.potential(steps[0].pre, CFG)
+    paid = sum(GAMMA**t * term(terms.shaping, ctx, CFG, GAMMA, w) for t, ctx in enumerate(steps))
+    expected = -w * level(steps[0].pre, CFG)
     if truncated:
-        expected = expected + w * GAMMA**T * terms.potential(steps[-1].post, CFG)
+        expected = expected + w * GAMMA**T * level(steps[-1].post, CFG)
     assert isinstance(paid, Tensor)
     assert float((paid - expected).abs().max()) < 1e-9
 
@@ -112,10 +113,10 @@ def test_p1_shaping_telescopes(count: int, truncated: bool) -> None:
 def test_p2_forward_paths_never_lower_the_potential_and_cycles_never_pay() -> None:
     forward = walks(300, policy=_no_prune_of(np.random.default_rng(1)))
     for ctx in contexts(forward):
-        assert float((terms.potential(ctx.post, CFG) - terms.potential(ctx.pre, CFG)).min()) >= -1e-12
+        assert float((level(ctx.post, CFG) - level(ctx.pre, CFG)).min()) >= -1e-12
     steps = random_steps(200)
-    levels = torch.stack([terms.potential(steps[0].pre, CFG)] + [terms.potential(c.post, CFG) for c in steps])
-    pays = torch.stack([terms.shaping(replace(c, terminated=c.is_last & False), CFG, GAMMA, 0.3) for c in steps])
+    levels = torch.stack([level(steps[0].pre, CFG)] + [level(c.post, CFG) for c in steps])
+    pays = torch.stack([term(terms.shaping, replace(c, terminated=c.is_last & False), CFG, GAMMA, 0.3) for c in steps])
     sums = torch.cat([torch.zeros(1, pays.shape[1]), pays.cumsum(0)])
     for a in range(T):
         for b in range(a + 1, T + 1):
@@ -192,12 +193,12 @@ def test_p4_attribution_and_terminal_grow_with_the_signal_and_reward_falls_with_
     free = RewardConfig(disable_anti_gaming=True)
     for ctx in random_steps(count):
         amount = float(rng.uniform(0.01, 5))
-        base = terms.attribution(ctx, free)
+        base = term(terms.attribution, ctx, free)
         for i in range(2):
             more = replace(ctx, post=bumped(ctx.post, "contribution", amount, i))
-            assert float((terms.attribution(more, free) - base).min()) >= -1e-12
+            assert float((term(terms.attribution, more, free) - base).min()) >= -1e-12
         more = replace(ctx, post=bumped(ctx.post, "cf", amount))
-        assert float((terms.attribution(more, free) - base).min()) >= -1e-12
+        assert float((term(terms.attribution, more, free) - base).min()) >= -1e-12
     last = random_steps(count)[-1]
     for mode in ALL:
         column = "committed_accuracy" if mode in ("sparse", "minimal") else "accuracy"
@@ -279,7 +280,7 @@ def test_p8_loss_gains_telescope() -> None:
 def test_p9_positive_credit_never_exceeds_the_total_effect(count: int) -> None:
     for ctx in random_steps(count, 3):
         harm = torch.nan_to_num(ctx.post.contribution, nan=0.0).clamp(max=0).sum(1)
-        positive = terms.attribution(ctx, CFG) - harm
+        positive = term(terms.attribution, ctx, CFG) - harm
         assert float((positive - torch.nan_to_num(ctx.post.cf, nan=0.0).clamp(min=0)).max()) <= 1e-9
 
 
@@ -290,7 +291,7 @@ def test_p10_swapping_on_and_off_flips_the_sign_of_attribution() -> None:
         for value in (float(c), -float(c)):
             state = oracle.State([oracle.Slot(6, 3, 9, 1.0, 100.0, 15, value)], value, [[oracle.NAN]], 50, 40, 2)
             ctx = batch([Moment(state, state, WAIT, -1, 20, 30, False, False, 6418.0, 10.0)])
-            values.append(float(terms.attribution(ctx, CFG)))
+            values.append(float(term(terms.attribution, ctx, CFG)))
         assert values[0] == pytest.approx(-values[1], abs=1e-12)
 
 
@@ -402,6 +403,6 @@ def test_advancing_is_charged_from_training_only() -> None:
     def pay(stage: int) -> float:
         pre = oracle.State([oracle.Slot(stage, 3, 5, 0.0, 100.0, 1)], oracle.NAN, [[oracle.NAN]], 50, 40, 2)
         ctx = batch([Moment(pre, pre, ADVANCE, 0, 5, 30, False, False, 6418.0, 10.0)])
-        return float(terms.op_pay(ctx, CFG))
+        return float(term(terms.op_pay, ctx, CFG))
 
     assert [pay(2), pay(3), pay(4)] == pytest.approx([0.0, -0.1, 0.0])

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
-import torch
 
-from worker.envs.morph.context import RewardContext
 from worker.envs.morph.rewards import RewardConfig, RewardDefect, check_modes, describe_modes, make_reward
+from worker.envs.morph.rewards.arrays import Transition
 from worker.envs.morph.rewards.modes import MODES, Components, Ledgers
 from worker.envs.morph.rewards.selfcheck import check_mode
 
@@ -17,20 +17,20 @@ def test_every_built_in_mode_passes() -> None:
     assert set(check_modes()) == set(MODES)
 
 
-def _first_slot(ctx: RewardContext, _cfg: RewardConfig, _gamma: float) -> tuple[Components, Ledgers]:
+def _first_slot(ctx: Transition, _cfg: RewardConfig, _gamma: float) -> tuple[Components, Ledgers]:
     return {"x": ctx.post.alpha[:, 0]}, {}
 
 
-def _infinite(ctx: RewardContext, _cfg: RewardConfig, _gamma: float) -> tuple[Components, Ledgers]:
-    return {"x": 1.0 / torch.zeros_like(ctx.post.cf)}, {}
+def _infinite(ctx: Transition, _cfg: RewardConfig, _gamma: float) -> tuple[Components, Ledgers]:
+    return {"x": 1.0 / np.zeros_like(ctx.post.cf)}, {}
 
 
-def _writes(ctx: RewardContext, _cfg: RewardConfig, _gamma: float) -> tuple[Components, Ledgers]:
-    ctx.post.accuracy.add_(1.0)
-    return {"x": ctx.post.accuracy.clone()}, {}
+def _writes(ctx: Transition, _cfg: RewardConfig, _gamma: float) -> tuple[Components, Ledgers]:
+    ctx.post.accuracy += 1.0
+    return {"x": ctx.post.accuracy.copy()}, {}
 
 
-def _per_slot(ctx: RewardContext, _cfg: RewardConfig, _gamma: float) -> tuple[Components, Ledgers]:
+def _per_slot(ctx: Transition, _cfg: RewardConfig, _gamma: float) -> tuple[Components, Ledgers]:
     return {"x": ctx.post.params}, {}
 
 
@@ -40,12 +40,12 @@ def _per_slot(ctx: RewardContext, _cfg: RewardConfig, _gamma: float) -> tuple[Co
         (_first_slot, "order of slots"),
         (_infinite, "not finite"),
         (_writes, "changes its input"),
-        (_per_slot, "size of tensor"),
+        (_per_slot, "same shape"),
     ],
 )
 def test_a_defective_mode_is_named_with_its_defect(mode: object, words: str) -> None:
     built = make_reward("sparse", {}, gamma=0.99, task="digits_tiny")
-    with pytest.raises((RewardDefect, RuntimeError), match=words):
+    with pytest.raises((RewardDefect, ValueError), match=words):
         check_mode(replace(built, name="mine", mode=mode))  # type: ignore[arg-type]
 
 

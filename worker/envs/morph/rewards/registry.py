@@ -12,9 +12,11 @@ from dataclasses import dataclass
 from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
+import numpy as np
 import torch
 
 from worker.envs.morph.context import RewardContext, RewardResult
+from worker.envs.morph.rewards.arrays import Transition, some
 from worker.envs.morph.rewards.config import RewardConfig
 from worker.envs.morph.rewards.modes import MODES, Mode
 from worker.envs.schemas import schema_defaults
@@ -50,12 +52,18 @@ class RewardFunction:
 
     def __call__(self, ctx: RewardContext) -> RewardResult:
         """Return reward [E], components that sum to it, and ledgers; pure."""
-        components, ledgers = self.mode(ctx, self.config, self.gamma)
-        dead = ctx.rolled_back
+        with np.errstate(all="ignore"):  # what is not measured is NaN, and that pays nothing
+            moved = Transition(ctx)
+            components, ledgers = self.mode(moved, self.config, self.gamma)
+        paid, dead = np.stack([*components.values(), moved.zero]), moved.rolled_back
         # a rollback pays the death pay alone, whatever the mode would have paid; earlier rewards stay
-        death = torch.where(dead, self.death_pay, 0.0).to(ctx.post.accuracy.dtype)
-        paid = torch.cat([torch.where(dead, 0.0, torch.stack(list(components.values()))), death[None]])
-        return RewardResult(paid.sum(0), dict(zip([*components, "death"], paid.unbind(), strict=True)), ledgers)
+        if some(dead):
+            paid[:, dead] = 0.0
+            paid[-1, dead] = self.death_pay
+        rows = torch.from_numpy(paid)
+        names = [*components, "death"]
+        kept = {name: torch.from_numpy(ledger) for name, ledger in ledgers.items()}
+        return RewardResult(rows.sum(0), dict(zip(names, rows.unbind(), strict=True)), kept)
 
 
 def make_reward(mode: str, cfg: Mapping[str, Any], *, gamma: float, task: str) -> RewardFunction:
