@@ -19,7 +19,7 @@ from worker.envs.morph.blend import Operator
 from worker.envs.morph.blueprints import ALLOWED, NUM_BLUEPRINTS, Topology, graft_sizes
 from worker.envs.morph.config import EnvConfig
 from worker.envs.morph.gates import Gates
-from worker.envs.morph.lifecycle import DEVELOPING, WITH_GRAFT, SlotTable
+from worker.envs.morph.lifecycle import DEVELOPING, WITH_GRAFT, SlotTable, members
 from worker.envs.morph.stages import Op, Stage
 from worker.envs.morph.tasks import SlotSpec
 from worker.envs.protocol import HeadSpec
@@ -37,6 +37,14 @@ STYLES: tuple[tuple[str, Operator, Curve], ...] = (
 LINEAR_ADD, SIGMOID_ADD = 0, 2
 FULL_TARGET = 2
 _NUM_OPS = len(Op)
+_TARGETS = np.array(ALPHA_TARGETS)
+# an attribute of an enum is looked up in Python
+_WAIT, _GERMINATE, _SET_ALPHA_TARGET = int(Op.WAIT), int(Op.GERMINATE), int(Op.SET_ALPHA_TARGET)
+_PRUNE, _FOSSILIZE, _ADVANCE = int(Op.PRUNE), int(Op.FOSSILIZE), int(Op.ADVANCE)
+_DORMANT, _HOLD = Stage.DORMANT, Ramp.HOLD
+_PRUNABLE = members(Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
+_BLENDABLE = members(Stage.BLENDING, Stage.HOLDING)
+_WITH_GRAFT, _DEVELOPING = members(*WITH_GRAFT), members(*DEVELOPING)
 
 
 @dataclass(frozen=True)
@@ -88,12 +96,14 @@ class Rules:
         config: settings.
         sizes: [S, 13] parameters of each blueprint in each slot with the largest gate, so that any
             style fits the budget.
+        allowed: [13] blueprints of the topology.
         topology: cnn or lm.
         can_grow: False for hosts without slots (widened controls).
     """
 
     config: EnvConfig
     sizes: NDArray[np.int64]
+    allowed: BoolArray
     topology: Topology
     can_grow: bool = True
 
@@ -102,7 +112,9 @@ class Rules:
         """Return the rules for the enabled slots."""
         topology: Topology = "lm" if config.task.is_text else "cnn"
         sizes = [graft_sizes(topology, slot.channels) for slot in slots]
-        return cls(config, np.array(sizes, dtype=np.int64), topology, can_grow)
+        allowed = np.zeros(NUM_BLUEPRINTS, dtype=bool)
+        allowed[list(ALLOWED[topology])] = True
+        return cls(config, np.array(sizes, dtype=np.int64), allowed, topology, can_grow)
 
 
 @dataclass(frozen=True)
@@ -127,44 +139,40 @@ def legality(table: SlotTable, gates: Gates, rules: Rules) -> Legality:
     num_envs, num_slots = table.stage.shape
     blueprint = _fitting(table, rules)
     alpha_target = np.ones((num_envs, _NUM_OPS, num_slots, len(ALPHA_TARGETS)), dtype=bool)
-    same = np.abs(table.alpha.alpha[:, :, None] - np.array(ALPHA_TARGETS)) < 1e-6
-    alpha_target[:, Op.SET_ALPHA_TARGET] = ~same
+    alpha_target[:, _SET_ALPHA_TARGET] = np.abs(table.alpha.alpha[:, :, None] - _TARGETS) >= 1e-6
     slot = np.zeros((num_envs, _NUM_OPS, num_slots), dtype=bool)
-    slot[:, Op.GERMINATE] = _may_germinate(table, rules, blueprint)
-    slot[:, Op.ADVANCE] = gates.advance(rules.config.auto_advance)
-    slot[:, Op.FOSSILIZE] = gates.fossilize
-    hold = table.alpha.mode == Ramp.HOLD
-    prunable = table.is_in(Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
-    slot[:, Op.PRUNE] = prunable & hold & (table.age >= rules.config.pace.min_prune_age)
-    slot[:, Op.SET_ALPHA_TARGET] = table.is_in(Stage.BLENDING, Stage.HOLDING) & hold
+    fits = np.logical_or.reduce(blueprint, axis=2)
+    slot[:, _GERMINATE] = _may_germinate(table, rules, fits)
+    slot[:, _ADVANCE] = gates.advance(rules.config.auto_advance)
+    slot[:, _FOSSILIZE] = gates.fossilize
+    hold = table.alpha.mode == _HOLD
+    slot[:, _PRUNE] = table.within(_PRUNABLE) & hold & (table.age >= rules.config.pace.min_prune_age)
+    slot[:, _SET_ALPHA_TARGET] = table.within(_BLENDABLE) & hold
     op = np.logical_or.reduce(slot, axis=2)
-    op[:, Op.WAIT] = True
-    slot[:, Op.WAIT, 0] = True
-    allowed = np.zeros(NUM_BLUEPRINTS, dtype=bool)
-    allowed[list(ALLOWED[rules.topology])] = True
+    op[:, _WAIT] = True
+    slot[:, _WAIT, 0] = True
     # rows of slots where nothing fits are never read, but a policy gathers them: keep them non-empty
-    blueprint = np.where(blueprint.any(2, keepdims=True), blueprint, allowed)
+    blueprint = np.where(fits[:, :, None], blueprint, rules.allowed)
     return Legality(op, slot, blueprint, alpha_target)
 
 
 def _fitting(table: SlotTable, rules: Rules) -> BoolArray:
     """Return [E, S, 13]: blueprints of the topology that the parameter budget still holds."""
-    allowed = np.zeros(rules.sizes.shape, dtype=bool)
-    allowed[:, list(ALLOWED[rules.topology])] = True
-    num_envs = table.stage.shape[0]
     if rules.config.param_budget is None:
-        return np.broadcast_to(allowed, (num_envs, *allowed.shape))
+        fitting = np.empty((table.stage.shape[0], *rules.sizes.shape), dtype=bool)
+        fitting[:] = rules.allowed
+        return fitting
     left = rules.config.param_budget - table.params.sum(1)
-    fits: BoolArray = allowed & (rules.sizes <= left[:, None, None])
+    fits: BoolArray = rules.allowed & (rules.sizes <= left[:, None, None])
     return fits
 
 
-def _may_germinate(table: SlotTable, rules: Rules, blueprint: BoolArray) -> BoolArray:
-    legal = table.is_in(Stage.DORMANT) & blueprint.any(2) & rules.can_grow
+def _may_germinate(table: SlotTable, rules: Rules, fits: BoolArray) -> BoolArray:
+    legal: BoolArray = (table.stage == _DORMANT) & fits & rules.can_grow
     if rules.config.sequential_development:
-        legal &= ~table.is_in(*DEVELOPING).any(1, keepdims=True)
+        legal &= ~np.logical_or.reduce(table.within(_DEVELOPING), axis=1, keepdims=True)
     if rules.config.max_grafts is not None:
-        count = table.is_in(*WITH_GRAFT).sum(1, keepdims=True)
+        count = table.within(_WITH_GRAFT).sum(1, keepdims=True)
         legal &= count < rules.config.max_grafts
     return legal
 

@@ -108,9 +108,9 @@ class AlphaController:
 
     def step(self, running: NDArray[np.bool_]) -> None:
         """Advance every ramp of the environments in ``running`` [E] by one tick."""
-        moving = (self.mode != Ramp.HOLD) & running[:, None]
-        if not moving.any():
+        if not np.count_nonzero(self.mode):  # HOLD is 0
             return
+        moving = (self.mode != Ramp.HOLD) & running[:, None]
         self.steps_done += moving
         done = moving & (self.steps_done >= self.steps_total)
         t = self.steps_done / np.maximum(self.steps_total, 1)

@@ -8,10 +8,12 @@ order of their issue. ``Engine`` is the plain sequential path: the path of the C
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Literal, Protocol
 
 import numpy as np
@@ -251,7 +253,7 @@ def outcomes(
     jobs: Sequence[Job], sizes: Sequence[int], flat: NDArray[np.float64], seconds: Sequence[float]
 ) -> list[Outcome]:
     """Return the results of all jobs from the one vector that came back."""
-    parts = np.split(flat, np.cumsum(sizes)[:-1])
+    parts = [flat[stop - size : stop] for stop, size in zip(accumulate(sizes), sizes, strict=True)]
     return [_outcome(*item) for item in zip(jobs, parts, seconds, strict=True)]
 
 
@@ -259,7 +261,7 @@ def _outcome(job: Job, packed: NDArray[np.float64], seconds: float) -> Outcome:
     split = 0 if job.draws is None else 2 + 3 * len(job.network.slots)
     return Outcome(
         training=packed[:split],
-        finite=bool(np.isfinite(packed[split])),
+        finite=math.isfinite(packed[split]),
         measured=decode(packed[split + 1 :], job.val_plan),
         issue_seconds=seconds,
     )

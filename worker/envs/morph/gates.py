@@ -19,6 +19,9 @@ from worker.envs.morph.tracker import Tracker
 
 BoolArray = NDArray[np.bool_]
 _HEALTH, _ACCURACY_PP = 0.7, 1.0
+# an attribute of an enum is looked up in Python
+_GERMINATED, _TRAINING, _BLENDING, _HOLDING = Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING
+_HOLD = Ramp.HOLD
 
 
 @dataclass(frozen=True)
@@ -38,8 +41,10 @@ class Gates:
     def advance(self, automatic: Sequence[str] = ()) -> BoolArray:
         """Return where ADVANCE passes, leaving out the gates (g1, g2, g3) that advance by themselves."""
         by_name = {"g1": self.g1, "g2": self.g2, "g3": self.g3}
-        manual = [verdict for name, verdict in by_name.items() if name not in automatic]
-        passes: BoolArray = np.logical_or.reduce([np.zeros_like(self.g1), *manual])
+        passes: BoolArray = np.zeros_like(self.g1)
+        for name, verdict in by_name.items():
+            if name not in automatic:
+                passes |= verdict
         return passes
 
 
@@ -47,12 +52,12 @@ def evaluate(table: SlotTable, tracker: Tracker, config: EnvConfig) -> Gates:
     """Return the verdicts on the present state; NaN comparisons are False, so unmeasured fails."""
     dwell, strict = config.pace.dwell, config.gates == "strict"
     waited = table.epochs_in_stage >= dwell
-    health = tracker.health
-    g1 = table.is_in(Stage.GERMINATED)
-    g2 = table.is_in(Stage.TRAINING) & waited & (health >= _HEALTH) & (tracker.exploding == 0.0)
-    arrived = np.abs(table.alpha.alpha - table.alpha.target) <= 1e-6
-    g3 = table.is_in(Stage.BLENDING) & arrived & (table.alpha.mode == Ramp.HOLD)
-    g5 = table.is_in(Stage.HOLDING) & tracker.fresh
+    stage, alpha = table.stage, table.alpha
+    g1 = stage == _GERMINATED
+    g2 = (stage == _TRAINING) & waited & (tracker.health >= _HEALTH) & (tracker.exploding == 0.0)
+    arrived = np.abs(alpha.alpha - alpha.target) <= 1e-6
+    g3 = (stage == _BLENDING) & arrived & (alpha.mode == _HOLD)
+    g5 = (stage == _HOLDING) & tracker.fresh
     if strict:
         g2 &= tracker.prospective - 2.0 * tracker.prospective_se > 0.0
         g3 &= (np.abs(table.alpha.target - 1.0) <= 1e-6) & waited

@@ -8,7 +8,6 @@ place, ``end_step``. The table knows nothing of networks: it reports what was pr
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 from numpy.typing import NDArray
@@ -41,11 +40,19 @@ WITH_GRAFT = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, S
 DEVELOPING = (Stage.GERMINATED, Stage.TRAINING, Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING)
 
 
-@lru_cache(maxsize=32)
-def _lookup(stages: tuple[Stage, ...]) -> NDArray[np.bool_]:
+# an attribute of an enum is looked up in Python
+_DORMANT, _PRUNED, _EMBARGOED, _RESETTING = Stage.DORMANT, Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING
+_DOWN, _HOLD = Ramp.DOWN, Ramp.HOLD
+
+
+def members(*stages: Stage) -> NDArray[np.bool_]:
+    """Return which stage integers are those of ``stages``, [11]; for ``SlotTable.within``."""
     member = np.zeros(max(Stage) + 1, dtype=bool)
     member[list(stages)] = True
     return member
+
+
+_EMPTYING = members(Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING)
 
 
 @dataclass
@@ -108,7 +115,11 @@ class SlotTable:
 
     def is_in(self, *stages: Stage) -> BoolES:
         """Return [E, S]: the slot is in one of the stages."""
-        found: BoolES = _lookup(stages)[self.stage]
+        return self.within(members(*stages))
+
+    def within(self, member: NDArray[np.bool_]) -> BoolES:
+        """Return [E, S]: the slot is in one of the stages of ``members``."""
+        found: BoolES = member[self.stage]
         return found
 
     def move(self, env: int, slot: int, to: Stage) -> None:
@@ -146,25 +157,28 @@ class SlotTable:
 
         A stage entered in this step has epochs_in_stage 0. An embargo of 0 steps is passed through.
         """
-        earlier = self.is_in(Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING) & (self.epochs_in_stage > 0)
-        for env, slot in np.argwhere(earlier & running[:, None]):
+        emptying = self.within(_EMPTYING)
+        if not np.count_nonzero(emptying):
+            return
+        for env, slot in np.argwhere(emptying & (self.epochs_in_stage > 0) & running[:, None]):
             stage = self.stage[env, slot]
-            if stage == Stage.PRUNED:
-                self.move(env, slot, Stage.EMBARGOED)
-            elif stage == Stage.RESETTING:
-                self.move(env, slot, Stage.DORMANT)
-            if self.stage[env, slot] == Stage.EMBARGOED and self.epochs_in_stage[env, slot] >= embargo:
-                self.move(env, slot, Stage.RESETTING)
+            if stage == _PRUNED:
+                self.move(env, slot, _EMBARGOED)
+            elif stage == _RESETTING:
+                self.move(env, slot, _DORMANT)
+            if self.stage[env, slot] == _EMBARGOED and self.epochs_in_stage[env, slot] >= embargo:
+                self.move(env, slot, _RESETTING)
 
     def tick_alpha(self, running: NDArray[np.bool_]) -> list[tuple[int, int]]:
         """Step every ramp and return the slots whose ramp has arrived at 0, not yet pruned."""
-        falling = self.alpha.mode == Ramp.DOWN
+        falling = self.alpha.mode == _DOWN
         self.alpha.step(running)
-        arrived = falling & (self.alpha.mode == Ramp.HOLD) & (self.alpha.alpha == 0.0)
+        if not np.count_nonzero(falling):
+            return []
+        arrived = falling & (self.alpha.mode == _HOLD) & (self.alpha.alpha == 0.0)
         return [(int(env), int(slot)) for env, slot in np.argwhere(arrived)]
 
     def end_step(self, running: NDArray[np.bool_]) -> None:
         """Count the step: the only place where epochs_in_stage and age grow."""
-        grown = np.broadcast_to(running[:, None], self.stage.shape)
-        self.epochs_in_stage += grown
-        self.age += grown & (self.blueprint >= 0)
+        self.epochs_in_stage += running[:, None]
+        self.age += running[:, None] & (self.blueprint >= 0)

@@ -8,6 +8,7 @@ freezing are tensors; which slots are blended or shadowed is a ``StepPlan``. Axe
 from __future__ import annotations
 
 import importlib
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Literal
@@ -292,7 +293,7 @@ def gradient_figures(parts: Sequence[Tensor]) -> Tensor:
 
 def gradient_health(total: float, vanishing: float, exploding: float) -> float:
     """Return clamp(1 - 0.5 vanishing - 0.8 exploding, 0, 1); 0 if the total norm is non-finite."""
-    if not np.isfinite(total):
+    if not math.isfinite(total):
         return 0.0
     return float(min(max(1.0 - 0.5 * vanishing - 0.8 * exploding, 0.0), 1.0))
 

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 
 from worker.envs.morph.blueprints import NUM_BLUEPRINTS
 from worker.envs.morph.config import EnvConfig
-from worker.envs.morph.lifecycle import WITH_GRAFT, SlotTable
+from worker.envs.morph.lifecycle import WITH_GRAFT, SlotTable, members
 from worker.envs.morph.stages import Op, Stage
 from worker.envs.morph.tasks import CnnShape, SlotSpec
 from worker.envs.morph.tracker import Tracker
@@ -24,8 +24,10 @@ from worker.envs.protocol import Observation, ObsSpec
 
 SCHEMA = 1
 BASE, PER_SLOT = 32, 42
-_STAGES = tuple(Stage)
-_SHARES = (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.DORMANT)
+_STAGES, _OPS, _OPERATORS = np.array(tuple(Stage)), np.arange(len(Op)), np.arange(3)
+_SHARES = np.array((Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.DORMANT))
+_WITH_GRAFT, _EMBARGO = members(*WITH_GRAFT), members(Stage.PRUNED, Stage.EMBARGOED)
+_EMBARGOED = Stage.EMBARGOED
 _BASE_CONTINUOUS = (1, 2, *range(3, 13), 25, 26, 27, 30, 31)
 _BASE_SENTINEL = (*range(3, 13), 18, 25)
 _SLOT_CONTINUOUS = (*range(10, 17), 18, 20, 21, 23, 24, 25, 29, 30, 33, *range(34, 38), 41)
@@ -87,6 +89,10 @@ class Observer:
         self.config = config
         self.unit = float(np.log(config.task.host.num_classes))
         self._places = self._place_features(slots)
+        self._dwelling = members(Stage.TRAINING, *((Stage.BLENDING,) if config.gates == "strict" else ()))
+        nats = 0.1 * self.unit
+        #: What signed measurements are divided by: contribution, its loss, velocity, prospect, interactions.
+        self._scales = np.array([10.0, nats, 10.0, nats, nats])[:, None, None]
 
     def build(self, view: View) -> Observation:
         """Return the observation of all environments, on the host."""
@@ -102,19 +108,19 @@ class Observer:
         out = np.zeros((len(view.step), BASE))
         out[:, 0] = view.step / config.horizon
         out[:, 1], out[:, 2] = self._relative(tracker.loss), tracker.accuracy / 100.0
-        out[:, 3:8] = _known(self._relative(tracker.losses))
-        out[:, 8:13] = _known(tracker.accuracies / 100.0)
-        for index, stage in enumerate(_SHARES):
-            out[:, 13 + index] = table.is_in(stage).mean(1)
-        begun = view.last_op >= 0
-        out[:, 18] = np.where(begun, view.as_chosen, -1.0)
-        out[:, 19:25] = view.last_op[:, None] == np.arange(len(Op))
-        out[:, 25] = _known(self._relative(tracker.train_loss))
+        out[:, 3:8] = self._relative(tracker.losses)
+        out[:, 8:13] = tracker.accuracies / 100.0
+        _mark_unknown(out[:, 3:13])
+        out[:, 13:18] = (table.stage[:, :, None] == _SHARES).mean(1)
+        out[:, 18] = np.where(view.last_op >= 0, view.as_chosen, -1.0)
+        out[:, 19:25] = view.last_op[:, None] == _OPS
+        out[:, 25] = self._relative(tracker.train_loss)
+        _mark_unknown(out[:, 25])
         out[:, 26] = tracker.accuracy_se / 10.0
         grown = table.params.sum(1)
         out[:, 27] = np.minimum(np.log1p(grown / view.host_params) / 5.0, 1.0)
         out[:, 28] = _remaining(config.param_budget, grown)
-        out[:, 29] = _remaining(config.max_grafts, table.is_in(*WITH_GRAFT).sum(1))
+        out[:, 29] = _remaining(config.max_grafts, table.within(_WITH_GRAFT).sum(1))
         out[:, 30] = view.streak / 3.0
         out[:, 31] = tracker.best_accuracy / 100.0
         return out
@@ -123,7 +129,7 @@ class Observer:
         table = view.table
         out = np.zeros((*table.stage.shape, PER_SLOT))
         out[..., 0] = table.blueprint >= 0
-        out[..., 1:10] = table.stage[..., None] == np.array(_STAGES)
+        out[..., 1:10] = table.stage[..., None] == _STAGES
         self._gains(out, view)
         self._ramps(out, table)
         self._health(out, view.tracker)
@@ -137,16 +143,18 @@ class Observer:
 
     def _gains(self, out: Array, view: View) -> None:
         tracker, scale = view.tracker, 0.1 * self.unit
-        out[..., 11] = _signed(tracker.accuracy_gain / 10.0)
-        out[..., 12] = _signed(tracker.loss_gain / scale)
-        out[..., 13] = _known(np.minimum(tracker.loss_gain_se / scale, 1.0))
+        signed = np.empty((5, *out.shape[:2]))
+        signed[0], signed[1], signed[2] = tracker.accuracy_gain, tracker.loss_gain, tracker.velocity
+        signed[3], signed[4] = tracker.prospective, tracker.interaction_sum
+        missing = np.isnan(signed)
+        signed /= self._scales
+        np.putmask(signed, missing, 0.0)
+        out[..., [11, 12, 15, 16, 18]] = np.minimum(np.maximum(signed, -1.0), 1.0).transpose(1, 2, 0)
+        out[..., 13] = np.minimum(tracker.loss_gain_se / scale, 1.0)
         # the validation of s_t was made in step t - 1
-        out[..., 14] = _known(0.995 ** (view.step[:, None] - 1 - tracker.measured_at))
-        out[..., 15] = _signed(tracker.velocity / 10.0)
-        out[..., 16] = _signed(tracker.prospective / scale)
-        out[..., 17] = ~np.isnan(tracker.prospective)
-        out[..., 18] = _signed(tracker.interaction_sum / scale)
-        out[..., 19] = ~np.isnan(tracker.interaction_sum)
+        out[..., 14] = 0.995 ** (view.step[:, None] - 1 - tracker.measured_at)
+        _mark_unknown(out[..., 13:15])
+        out[..., 17], out[..., 19] = ~missing[3], ~missing[4]
 
     def _ramps(self, out: Array, table: SlotTable) -> None:
         longest, alpha = max(self.config.pace.tempos), table.alpha
@@ -156,28 +164,25 @@ class Observer:
         out[..., 23] = alpha.steps_total / longest
         out[..., 24] = alpha.steps_done / longest
         out[..., 25] = (alpha.steps_total - alpha.steps_done) / longest
-        out[..., 26:29] = table.operator[..., None] == np.arange(3)
+        out[..., 26:29] = table.operator[..., None] == _OPERATORS
 
     @staticmethod
     def _health(out: Array, tracker: Tracker) -> None:
-        out[..., 29] = _known(np.log1p(np.minimum(tracker.grad_norm, 1e12)) / 7.0)
-        out[..., 30] = _known(tracker.health)
-        out[..., 31] = _known(tracker.vanishing)
-        out[..., 32] = _known(tracker.exploding)
-        out[..., 33] = _known(tracker.previous_health)
+        out[..., 29] = np.log1p(np.minimum(tracker.grad_norm, 1e12)) / 7.0
+        out[..., 30], out[..., 31] = tracker.health, tracker.vanishing
+        out[..., 32], out[..., 33] = tracker.exploding, tracker.previous_health
+        _mark_unknown(out[..., 29:34])
 
     def _dwell_left(self, table: SlotTable) -> Array:
-        waits = table.is_in(Stage.TRAINING)
-        if self.config.gates == "strict":
-            waits = waits | table.is_in(Stage.BLENDING)
         dwell = self.config.pace.dwell
-        return waits * np.maximum(dwell - table.epochs_in_stage, 0) / max(dwell, 1)
+        left = np.maximum(dwell - table.epochs_in_stage, 0)
+        return table.within(self._dwelling) * left / max(dwell, 1)
 
     def _embargo_left(self, table: SlotTable) -> Array:
         embargo = self.config.pace.embargo
-        served = table.is_in(Stage.EMBARGOED) * table.epochs_in_stage
-        left = np.maximum(embargo - served, 0) * table.is_in(Stage.PRUNED, Stage.EMBARGOED)
-        return left / max(embargo, 1)
+        served = (table.stage == _EMBARGOED) * table.epochs_in_stage
+        left: Array = np.maximum(embargo - served, 0) * table.within(_EMBARGO) / max(embargo, 1)
+        return left
 
     def _place_features(self, slots: Sequence[SlotSpec]) -> Array:
         shape = self.config.task.host
@@ -194,12 +199,9 @@ class Observer:
         return np.minimum(loss / self.unit, 5.0)
 
 
-def _known(values: Array) -> Array:
-    return np.where(np.isnan(values), -1.0, values)
-
-
-def _signed(values: Array) -> Array:
-    return np.clip(np.nan_to_num(values, nan=0.0), -1.0, 1.0)
+def _mark_unknown(values: Array) -> None:
+    """Put -1 where nothing was measured."""
+    values[np.isnan(values)] = -1.0
 
 
 def _remaining(budget: int | None, used: NDArray[np.int64]) -> Array:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -78,10 +79,16 @@ class Turn:
     executed: list[Op]
     verdicts: dict[int, Verdict] = field(default_factory=dict)
 
+    @cached_property
+    def envs(self) -> list[int]:
+        """Return the environments that take part."""
+        return [int(env) for env in np.flatnonzero(self.ran)]
+
     def panicked(self) -> NDArray[np.bool_]:
         """Return [E]: rolled back in this step."""
         found = np.zeros(len(self.chosen), dtype=bool)
-        found[[env for env, verdict in self.verdicts.items() if verdict.panic is not None]] = True
+        for env, verdict in self.verdicts.items():
+            found[env] = verdict.panic is not None
         return found
 
 

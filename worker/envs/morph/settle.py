@@ -5,7 +5,7 @@ Reads the turn after training and governor; follows environment.md 6.2 step 9 an
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -14,6 +14,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.envs.morph.context import RewardContext, SlotState
+from worker.envs.morph.rewards.arrays import at_least, measured, total
 from worker.envs.morph.runs import Turn
 from worker.envs.protocol import Correction
 
@@ -36,15 +37,15 @@ def context(turn: Turn, step: int, horizon: int, *, truncates: bool) -> RewardCo
     return RewardContext(
         pre=turn.run.state,
         post=world.slot_state(),
-        op=torch.tensor([0 if choice is None else int(choice.op) for choice in chosen]),
-        target_slot=torch.tensor([-1 if choice is None else choice.slot for choice in chosen]),
-        executed_op=torch.tensor([int(op) for op in turn.executed]),
+        op=_ints([0 if choice is None else choice.op for choice in chosen]),
+        target_slot=_ints([-1 if choice is None else choice.slot for choice in chosen]),
+        executed_op=_ints(turn.executed),
         rolled_back=_flags(rolled),
         terminated=_flags(turn.ran & (rolled | (is_last and not truncates))),
-        is_last=torch.full((num_envs,), is_last),
-        t=torch.full((num_envs,), step),
+        is_last=torch.from_numpy(np.full(num_envs, is_last)),
+        t=torch.from_numpy(np.full(num_envs, step, dtype=np.int64)),
         horizon=horizon,
-        host_params=torch.full((num_envs,), float(world.host_params)),
+        host_params=torch.from_numpy(np.full(num_envs, world.host_params, dtype=np.float32)),
         initial_accuracy=_float(world.tracker.initial_accuracy),
         initial_loss=_float(world.tracker.initial_loss),
         ledgers={},
@@ -83,10 +84,11 @@ def owe(turn: Turn, ctx: RewardContext) -> Owed:
         if verdict.panic is not None and verdict.first_step < int(ctx.t[env])
     }
     valid = turn.ran.copy()
-    valid[list(late)] = False
-    for ran in np.flatnonzero(turn.ran):
-        account = turn.run.world.accounts[int(ran)]
-        account.length = late.get(int(ran), account.length) + 1
+    if late:
+        valid[list(late)] = False
+    for env in turn.envs:
+        account = turn.run.world.accounts[env]
+        account.length = late.get(env, account.length) + 1
     return Owed(turn, ctx, late, valid)
 
 
@@ -105,15 +107,15 @@ def pay(owed: Owed) -> Tensor:
 
 def flag_hacking(turn: Turn, post: SlotState) -> None:
     """Report, once per episode and pattern, contributions that the total effect does not bear out."""
-    gains = torch.nan_to_num(post.contribution, nan=0.0)
-    credited = gains.clamp(min=0.0).sum(1)
-    for env in np.flatnonzero(turn.ran):
-        cf, best = float(post.cf[env]), float(gains[env].max())
-        ratio = float(credited[env]) / cf if cf > 0.0 else 0.0
+    gains, effects = measured(post.contribution.numpy()), post.cf.tolist()
+    credits, bests = total(at_least(gains, 0.0)).tolist(), gains.max(1).tolist()
+    for env in turn.envs:
+        cf, best = effects[env], bests[env]
+        ratio = credits[env] / cf if cf > 0.0 else 0.0
         if ratio >= _ATTRIBUTION_RATIO:
-            _flag(turn, int(env), "attribution_ratio", ratio=ratio, cf=cf)
+            _flag(turn, env, "attribution_ratio", ratio=ratio, cf=cf)
         if best > _RANSOM_GAIN and cf < _RANSOM_TOTAL:
-            _flag(turn, int(env), "ransomware", c=best, cf=cf)
+            _flag(turn, env, "ransomware", c=best, cf=cf)
 
 
 def _flag(turn: Turn, env: int, pattern: str, **values: float) -> None:
@@ -125,6 +127,10 @@ def _flag(turn: Turn, env: int, pattern: str, **values: float) -> None:
 
 def _flags(values: NDArray[np.bool_]) -> Tensor:
     return torch.from_numpy(values.copy())
+
+
+def _ints(values: Sequence[int]) -> Tensor:
+    return torch.from_numpy(np.array(values, dtype=np.int64))
 
 
 def _float(values: NDArray[np.float64]) -> Tensor:

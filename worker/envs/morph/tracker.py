@@ -6,6 +6,7 @@ Axes: E environments, S slots in action order.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 from typing import Any
 
@@ -126,7 +127,7 @@ class Tracker:
             keep: weight of the old velocity.
         """
         plan, wanted = measured.plan, measured.plan.contrasts
-        loss, loss_se, accuracy, _ = measured.contrast
+        loss, loss_se, accuracy, _ = measured.contrast.tolist()
         self.fresh[env] = False
         self.cf[env] = accuracy[wanted.total] if plan.players else np.nan
         for i, slot in enumerate(plan.players):
@@ -141,8 +142,8 @@ class Tracker:
     def record_training(self, env: int, packed: FloatArray) -> int:
         """Take over an epoch's figures [2 + 3 S]; return its batches with a non-finite gradient."""
         self.train_loss[env] = packed[0]
-        for slot, (norm, vanishing, exploding) in enumerate(packed[2:].reshape(-1, 3)):
-            if np.isnan(vanishing):
+        for slot, (norm, vanishing, exploding) in enumerate(packed[2:].reshape(-1, 3).tolist()):
+            if math.isnan(vanishing):
                 continue
             self.previous_health[env, slot] = self.health[env, slot]
             self.grad_norm[env, slot] = norm
@@ -151,10 +152,10 @@ class Tracker:
         return int(packed[1])
 
     def _record_gain(self, env: int, slot: int, gain: float, keep: float) -> None:
-        before = self.accuracy_gain[env, slot]
-        if not np.isnan(before):
-            old = self.velocity[env, slot]
-            self.velocity[env, slot] = keep * (0.0 if np.isnan(old) else old) + (1.0 - keep) * (gain - before)
+        before = float(self.accuracy_gain[env, slot])
+        if not math.isnan(before):
+            old = float(self.velocity[env, slot])
+            self.velocity[env, slot] = keep * (0.0 if math.isnan(old) else old) + (1.0 - keep) * (gain - before)
         self.accuracy_gain[env, slot] = gain
 
     def _record_interactions(self, env: int, measured: Measured) -> None:

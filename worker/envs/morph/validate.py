@@ -54,6 +54,11 @@ class ValPlan:
         return ablation.final_order(len(self.players), wanted)
 
     @cached_property
+    def places(self) -> tuple[int, int]:
+        """Return where in ``masks`` all players are on, and where only the fossils are."""
+        return self.masks.index((1 << len(self.players)) - 1), self.masks.index(self.fossils)
+
+    @cached_property
     def contrasts(self) -> Contrasts:
         """Return the contrasts read from the table."""
         return ablation.contrasts(len(self.players), self.masks, self.shapley, self.orders)
@@ -182,8 +187,7 @@ def decode(packed: np.ndarray, plan: ValPlan) -> Measured:
     count, rows = len(masks), plan.contrasts.matrix.shape[0]
     loss, accuracy = packed[1 : 1 + count], packed[1 + count : 1 + 2 * count]
     rest = packed[1 + 2 * count :]
-    main = masks.index((1 << len(plan.players)) - 1)
-    committed = masks.index(plan.fossils)
+    main, committed = plan.places
     trials = rest[4 * rows :].reshape(4, len(plan.prospective))
     return Measured(
         plan=plan,

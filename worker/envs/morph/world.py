@@ -7,8 +7,9 @@ Axes: E environments, S slots in action order.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -26,7 +27,7 @@ from worker.envs.morph.config import EnvConfig
 from worker.envs.morph.context import SlotState
 from worker.envs.morph.episode import Account, number_or_none
 from worker.envs.morph.governor import Governor
-from worker.envs.morph.lifecycle import SlotTable
+from worker.envs.morph.lifecycle import SlotTable, members
 from worker.envs.morph.network import Network, SlotPlan, StepPlan
 from worker.envs.morph.stages import Op, Stage
 from worker.envs.morph.streams import Streams
@@ -40,7 +41,11 @@ _PASSED = {
     (Stage.TRAINING, Stage.BLENDING): "g2",
     (Stage.BLENDING, Stage.HOLDING): "g3",
 }
-_BLENDED = (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
+_BLENDED = frozenset(int(stage) for stage in (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED))
+# an attribute of an enum is looked up in Python
+_TRAINING, _BLENDING, _FOSSILIZED, _DOWN = Stage.TRAINING, Stage.BLENDING, Stage.FOSSILIZED, Ramp.DOWN
+#: Stages that a gate lets pass.
+_GATED = members(Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING)
 #: Rows that one validation pass may hold at a time: images, or windows of a language model.
 _MAX_ROWS = {"cnn": 16_384, "lm": 256}
 
@@ -148,38 +153,39 @@ class World:
     def step_plan(self, env: int) -> StepPlan:
         """Return what each slot does in training, and write alpha and freezing into the grafts."""
         plan: list[SlotPlan] = []
+        network, alpha = self.networks[env], self.table.alpha
         for slot in self._occupied(env):
-            stage = self.table.stage[env, slot]
-            falling = bool(self.table.alpha.mode[env, slot] == Ramp.DOWN)
-            network = self.networks[env]
-            network.set_blend(slot, float(self.table.alpha.alpha[env, slot]), active=not falling)
-            if stage == Stage.TRAINING:
+            stage = int(self.table.stage[env, slot])
+            falling = bool(alpha.mode[env, slot] == _DOWN)
+            network.set_blend(slot, float(alpha.alpha[env, slot]), active=not falling)
+            if stage == _TRAINING:
                 plan.append(SlotPlan(slot, self.config.train_signal, detach=True))
             elif stage in _BLENDED:
-                isolated = stage == Stage.BLENDING and network.topology == "cnn" and not falling
+                isolated = stage == _BLENDING and network.topology == "cnn" and not falling
                 plan.append(SlotPlan(slot, "blend", isolated))
         return tuple(plan)
 
     def val_plan(self, env: int, *, last: bool) -> ValPlan:
         """Return the configurations to validate; ``last`` is the final step of the episode."""
-        stage, alpha = self.table.stage[env], self.table.alpha.alpha[env]
-        blended = [s for s in self._occupied(env) if stage[s] in _BLENDED and alpha[s] > 0.0]
+        stage, alpha = self.table.stage[env].tolist(), self.table.alpha.alpha[env].tolist()
+        occupied = self._occupied(env)
+        blended = [s for s in occupied if stage[s] in _BLENDED and alpha[s] > 0.0]
         ablates = self.config.ablate_fossils == "always" or last
-        players = [s for s in blended if ablates or stage[s] != Stage.FOSSILIZED]
-        fossils = sum(1 << i for i, s in enumerate(players) if stage[s] == Stage.FOSSILIZED)
+        players = [s for s in blended if ablates or stage[s] != _FOSSILIZED]
+        fossils = sum(1 << i for i, s in enumerate(players) if stage[s] == _FOSSILIZED)
         shapley = bool(players) and (last or self.config.shapley == "always")
         orders: Orders = ()
         if shapley and len(players) > EXACT_PLAYERS:
             epoch = int(self.steps[env])
             generator = self.streams.generator("shapley", env, self.episode, epoch=epoch)
             orders = antithetic_orders(len(players), generator)
-        return ValPlan(
-            players=tuple(players),
-            fossils=fossils,
-            prospective=tuple(s for s in self._occupied(env) if stage[s] == Stage.TRAINING),
-            shapley=shapley,
-            orders=orders,
-            fixed=tuple(s for s in blended if s not in players),
+        return _planned(
+            tuple(players),
+            fossils,
+            tuple(s for s in occupied if stage[s] == _TRAINING),
+            shapley,
+            orders,
+            tuple(s for s in blended if s not in players),
         )
 
     def remove(self, env: int, slot: int, cause: str) -> None:
@@ -213,19 +219,24 @@ class World:
         """Return stages and measurements of this instant (copies)."""
         table, tracker = self.table, self.tracker
         gain = np.where(tracker.fresh, tracker.accuracy_gain, np.nan)
+        counts = (table.stage, table.epochs_in_stage, table.age, table.germinated_at)
+        stage, epochs_in_stage, age, germinated_at = _rows(counts, np.int64)
+        alpha, params, contribution = _rows((table.alpha.alpha, table.params, gain), np.float32)
+        scores = (tracker.cf, tracker.accuracy, tracker.committed_accuracy, tracker.loss)
+        cf, accuracy, committed_accuracy, loss = _rows(scores, np.float32)
         return SlotState(
-            stage=_long(table.stage),
-            epochs_in_stage=_long(table.epochs_in_stage),
-            age=_long(table.age),
-            alpha=_float(table.alpha.alpha),
-            params=_float(table.params),
-            germinated_at=_long(table.germinated_at),
-            contribution=_float(gain),
-            cf=_float(tracker.cf),
-            interactions=_float(tracker.interaction),
-            accuracy=_float(tracker.accuracy),
-            committed_accuracy=_float(tracker.committed_accuracy),
-            loss=_float(tracker.loss),
+            stage=stage,
+            epochs_in_stage=epochs_in_stage,
+            age=age,
+            alpha=alpha,
+            params=params,
+            germinated_at=germinated_at,
+            contribution=contribution,
+            cf=cf,
+            interactions=_rows((tracker.interaction,), np.float32)[0],
+            accuracy=accuracy,
+            committed_accuracy=committed_accuracy,
+            loss=loss,
         )
 
     def event(self, env: int, kind: str, **payload: Any) -> None:
@@ -292,11 +303,15 @@ class World:
 
     def _auto_advance(self) -> None:
         """Advance where a covered gate passes, at the step at which ADVANCE would first be legal."""
+        if not np.count_nonzero(self.table.within(_GATED)):
+            return
         verdicts = gates.evaluate(self.table, self.tracker, self.config)
         covered = np.zeros(self.table.stage.shape, dtype=bool)
         for name in self.config.auto_advance:
             covered |= getattr(verdicts, name)
         covered &= self.running[:, None] & (self.table.epochs_in_stage > 0)
+        if not np.count_nonzero(covered):
+            return
         for env, slot in np.argwhere(covered):
             self._advance(int(env), int(slot), "auto")
 
@@ -344,9 +359,22 @@ class World:
         return Snapshot(network.store.snapshot(), kept)
 
 
-def _long(values: NDArray[np.int64]) -> Tensor:
-    return torch.from_numpy(values.copy())
+@lru_cache(maxsize=1024)
+def _planned(
+    players: tuple[int, ...],
+    fossils: int,
+    prospective: tuple[int, ...],
+    shapley: bool,
+    orders: Orders,
+    fixed: tuple[int, ...],
+) -> ValPlan:
+    """Return a plan; equal ones are one object, so that what follows from a plan is worked out once."""
+    return ValPlan(players, fossils, prospective, shapley, orders, fixed)
 
 
-def _float(values: NDArray[Any]) -> Tensor:
-    return torch.from_numpy(values.astype(np.float32))
+def _rows(arrays: Sequence[NDArray[Any]], dtype: type[np.int64 | np.float32]) -> tuple[Tensor, ...]:
+    """Return copies of arrays of one shape as tensors."""
+    block = np.empty((len(arrays), *arrays[0].shape), dtype=dtype)
+    for row, values in zip(block, arrays, strict=True):
+        row[...] = values
+    return torch.from_numpy(block).unbind()
