@@ -32,7 +32,9 @@ class ObsNormalizer:
     """
 
     def __init__(self, continuous: Tensor, sentinel: Tensor, clip: float) -> None:
-        self.continuous, self.sentinel, self.clip = continuous, sentinel, clip
+        self.continuous, self.clip = continuous, clip
+        #: What stands for "unknown"; a feature that has no such value equals NaN never.
+        self._unknown = torch.where(sentinel, _UNKNOWN, torch.nan)
         self.count = torch.zeros_like(continuous, dtype=torch.float64)
         self.mean = torch.zeros_like(self.count)
         self.m2 = torch.zeros_like(self.count)
@@ -41,7 +43,7 @@ class ObsNormalizer:
     def __call__(self, features: Tensor) -> Tensor:
         """Return normalised features [.., O] float32; pure."""
         scaled = ((features - self._shift) * self._scale).clamp(-self.clip, self.clip)
-        return torch.where(self._applies(features) & self._seen, scaled, features)
+        return torch.where(self._usable & (features != self._unknown), scaled, features)
 
     def update(self, features: Tensor, valid: Tensor) -> None:
         """Merge samples [N, O] of which rows ``valid`` [N] count."""
@@ -74,13 +76,13 @@ class ObsNormalizer:
         self._refresh()
 
     def _applies(self, features: Tensor) -> Tensor:
-        return self.continuous & ~(self.sentinel & (features == _UNKNOWN))
+        return self.continuous & (features != self._unknown)
 
     def _refresh(self) -> None:
         variance = self.m2 / self.count.clamp(min=1)
         self._shift = self.mean.float()
         self._scale = (1.0 / torch.sqrt(variance + _EPS)).float()
-        self._seen = self.count > 0
+        self._usable = self.continuous & (self.count > 0)
 
 
 class PopArt:

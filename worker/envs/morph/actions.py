@@ -119,7 +119,7 @@ class Rules:
 
 @dataclass(frozen=True)
 class Legality:
-    """What may be done now.
+    """What may be done now; read only.
 
     Attributes:
         op: [E, 6].
@@ -132,6 +132,13 @@ class Legality:
     slot: BoolArray
     blueprint: BoolArray
     alpha_target: BoolArray
+
+    def equals(self, other: Legality) -> bool:
+        """Say whether the same may be done."""
+        return all(mine.tobytes() == own.tobytes() for mine, own in zip(self._arrays(), other._arrays(), strict=True))
+
+    def _arrays(self) -> tuple[BoolArray, ...]:
+        return self.op, self.slot, self.blueprint, self.alpha_target
 
 
 def legality(table: SlotTable, gates: Gates, rules: Rules) -> Legality:

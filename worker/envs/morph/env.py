@@ -91,7 +91,7 @@ class MorphEnvs:
         for index, outcome in enumerate(outcomes):
             world, env = self.runs[index % len(self.runs)].world, index // len(self.runs)
             world.tracker.record_start(env, outcome.measured)
-        return [self._placed(*self._observe(run, run.world.slot_state()))[:2] for run in self.runs]
+        return [self._placed(run, self._observe(run, run.world.slot_state()))[:2] for run in self.runs]
 
     @property
     def cohorts(self) -> tuple[Cohort, ...]:
@@ -214,9 +214,7 @@ class MorphEnvs:
         world = run.world
         turn = Turn(run, world.running.copy(), [None] * self.num_envs, [Op.WAIT] * self.num_envs)
         rows = action.tolist()
-        chosen = {
-            int(env): actions.decode(rows[env], int(env), run.legal, self.heads) for env in np.flatnonzero(turn.ran)
-        }
+        chosen = {env: actions.decode(rows[env], env, run.legal, self.heads) for env in turn.envs}
         for env, choice in chosen.items():
             turn.chosen[env] = choice
             if not world.governors[env].allows(choice.op):
@@ -297,19 +295,19 @@ class MorphEnvs:
         ctx = settle.context(turn, self._step, horizon, truncates=truncates)
         owed = self._owed[position] = settle.owe(turn, ctx)
         settle.flag_hacking(turn, ctx.post)
-        for env in np.flatnonzero(turn.ran):
+        for env in turn.envs:
             choice, op = turn.chosen[env], turn.executed[env]
             world.last_op[env], world.as_chosen[env] = op, choice is None or choice.op is op
         ends = turn.ran & (turn.panicked() | (self._step + 1 == horizon))
         world.running &= ~ends
-        observation, masks = self._observe(run, ctx.post)
+        observation = self._observe(run, ctx.post)
         if ends.any():
             self._pay(position, owed)  # an episode's row holds its sum
-        for env in np.flatnonzero(ends):
-            self._finish(run, int(env))
+        for ended_env in np.flatnonzero(ends):
+            self._finish(run, int(ended_env))
         terminated = ctx.terminated.numpy() & owed.valid
         flags = [torch.from_numpy(flag) for flag in (terminated, ends & owed.valid & ~terminated, owed.valid)]
-        view, legal, ended, cut, counts = self._placed(observation, masks, *flags)
+        view, legal, ended, cut, counts = self._placed(run, observation, *flags)
         return Seen(
             observation=view,
             masks=legal,
@@ -319,13 +317,19 @@ class MorphEnvs:
             corrections=owed.corrections(),
         )
 
-    def _placed(self, observation: Observation, masks: Masks, *others: Tensor) -> tuple[Any, ...]:
-        """Return what a policy sees, and tensors that come with it, on the device."""
-        features, ids, *rest = uploaded([observation.features, observation.ids, *masks.values(), *others], self.device)
-        stop = len(masks)
-        return Observation(features, ids), dict(zip(masks, rest[:stop], strict=True)), *rest[stop:]
+    def _placed(self, run: RunState, observation: Observation, *others: Tensor) -> tuple[Any, ...]:
+        """Return what a policy sees, and tensors that come with it, on the device; masks go up when they change."""
+        tensors = [observation.features, observation.ids, *others]
+        if run.placed is None or not run.placed[0].equals(run.legal):
+            masks = actions.masks(run.legal, self.heads)
+            placed = uploaded([*tensors, *masks.values()], self.device)
+            run.placed = run.legal, dict(zip(masks, placed[len(tensors) :], strict=True))
+        else:
+            placed = uploaded(tensors, self.device)
+        features, ids, *rest = placed[: len(tensors)]
+        return Observation(features, ids), run.placed[1], *rest
 
-    def _observe(self, run: RunState, state: SlotState) -> tuple[Observation, Masks]:
+    def _observe(self, run: RunState, state: SlotState) -> Observation:
         """Take the snapshot of s_t that the policy and the next reward read; on the host."""
         world = run.world
         run.legal, run.state = world.legality(), state
@@ -338,7 +342,7 @@ class MorphEnvs:
             streak=np.array([governor.streak for governor in world.governors]),
             host_params=world.host_params,
         )
-        return self._observer.build(view), actions.masks(run.legal, self.heads)
+        return self._observer.build(view)
 
     def _finish(self, run: RunState, env: int) -> None:
         """Write the episode row, at once."""

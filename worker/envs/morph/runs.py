@@ -19,7 +19,7 @@ from worker.envs.morph.governor import Verdict
 from worker.envs.morph.purse import Purse
 from worker.envs.morph.stages import Op
 from worker.envs.morph.world import World
-from worker.envs.protocol import EpisodeRecord
+from worker.envs.protocol import EpisodeRecord, Masks
 
 
 @dataclass(frozen=True)
@@ -50,6 +50,7 @@ class RunState:
         purse: its own reward function and what it has paid.
         xeval: other reward functions that score the same transitions.
         legal, state: legality and slot state of s_t, as the policy saw them.
+        placed: a legality and its masks as they were last placed on the device.
         episodes: finished and not yet fetched.
     """
 
@@ -59,6 +60,7 @@ class RunState:
     xeval: dict[str, Purse]
     legal: Legality
     state: SlotState
+    placed: tuple[Legality, Masks] | None = None
     episodes: list[EpisodeRecord] = field(default_factory=list)
 
 
