@@ -1,8 +1,12 @@
-"""Episodes on the GPU that are played twice and compared bit by bit."""
+"""Episodes on the GPU that are played twice and compared bit by bit.
+
+``python -m tests.gpu.lives FOLDER PATH STEPS`` plays one on the card that the process sees and prints its digest.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from benchmarks.machine import set_up
 from tests.worker.envs.morph.factories import SEED, AccuracyGain
 from worker.envs.morph.config import EnvConfig
 from worker.envs.morph.controls import make_control
@@ -67,3 +72,9 @@ def play(envs: MorphEnvs, steps: int, *, episode: int = 0, disturb: Callable[[in
         for run, bits in enumerate(found):
             bits.update(digest(envs, run).encode())
     return [bits.hexdigest() for bits in found]
+
+
+if __name__ == "__main__":
+    folder, path, steps = sys.argv[1:]
+    set_up(tf32=False)
+    print(*play(build(config(path=path, precision="bf16"), Path(folder)), int(steps)))

@@ -119,7 +119,7 @@ class CapturedEngine:
         self._networks: list[Network] = []
         config = data.config
         self._shape = (config.batches_per_step, config.batch_size, data.draw_width)
-        self._kind = (precision, config.path, self._shape, config.dtype)
+        self._kind = (precision, config.path, self._shape, config.dtype, device)
         self._places = torch.arange(config.batches_per_step, device=device)[:, None]
         # results leave on a stream of their own, in the order of issue, so that acting never waits for an epoch
         self._gatherer = torch.cuda.Stream(device)  # type: ignore[no-untyped-call]
