@@ -77,4 +77,4 @@ def play(envs: MorphEnvs, steps: int, *, episode: int = 0, disturb: Callable[[in
 if __name__ == "__main__":
     folder, path, steps = sys.argv[1:]
     set_up(tf32=False)
-    print(*play(build(config(path=path, precision="bf16"), Path(folder)), int(steps)))
+    sys.stdout.write(" ".join(play(build(config(path=path, precision="bf16"), Path(folder)), int(steps))))
