@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from tests.worker.envs.morph.factories import act, germinate, make, play, row, tiny
+from worker.envs.morph import actions
 from worker.envs.morph.blueprints import blueprint_id
 from worker.envs.morph.config import EnvConfig
 from worker.envs.morph.lifecycle import SlotTable
@@ -157,7 +158,8 @@ def test_observing_twice_gives_the_same_bits_and_changes_nothing() -> None:
     envs = make(tiny())
     envs.begin_round(0)
     result = play(envs, germinate(envs, 0))
-    again, masks = envs._observe(envs.runs[0], envs.runs[0].state)
+    again = envs._observe(envs.runs[0], envs.runs[0].state)
+    masks = actions.masks(envs.runs[0].legal, envs.heads)
     assert torch.equal(again.features, result.observation.features)
     assert all(torch.equal(masks[name], result.masks[name]) for name in masks)
     envs.step([act(envs, row(envs))])
