@@ -166,7 +166,7 @@ class LiveServer:
 
 def start_server(settings: Settings) -> LiveServer:
     """Run uvicorn in a thread on a free port and wait until it answers."""
-    listener = socket.socket()
+    listener = socket.socket(proto=socket.IPPROTO_TCP)  # as in app.cli_admin
     listener.bind(("127.0.0.1", 0))
     app = create_app(settings)
     config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=5, lifespan="on")

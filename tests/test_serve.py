@@ -1,0 +1,29 @@
+"""How `lockstep serve` listens."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+
+from app.cli_admin import listen
+from app.settings import Settings
+
+
+async def _delays_of(listener: socket.socket) -> list[int]:
+    """Return TCP_NODELAY of a connection that the server has accepted."""
+    seen: list[int] = []
+
+    async def accepted(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        seen.append(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+        writer.close()
+
+    async with await asyncio.start_server(accepted, sock=listener):
+        reader, writer = await asyncio.open_connection(*listener.getsockname()[:2])
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+    return seen
+
+
+def test_listen_accepted_connections_send_without_delay() -> None:
+    assert asyncio.run(_delays_of(listen(Settings(port=0)))) == [1]
