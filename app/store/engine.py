@@ -20,7 +20,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
+import psycopg
 from sqlalchemy import Engine, create_engine, event, make_url, text
+from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.orm import Session
 
 from app.errors import BusyError
@@ -34,6 +36,7 @@ _CLOCK = {
     "sqlite": text("SELECT (julianday('now') - 2440587.5) * 86400.0"),
 }
 _WRITER_WAIT_SECONDS = 5.0
+_PING_AFTER_SECONDS = 1.0
 _SHARED_FILE_SYSTEMS = ("nfs", "cifs", "smb", "9p", "virtiofs", "fuse.sshfs", "vboxsf")
 
 
@@ -201,7 +204,12 @@ def _file_system(path: Path) -> str:
 def make_engine(url: str, *, is_sqlite: bool) -> Engine:
     """Return an engine with the rules of its database; one SQLite library per process, or locks break."""
     if not is_sqlite:
-        return create_engine(url, pool_size=10, max_overflow=20, pool_pre_ping=True, pool_timeout=30)
+        engine = create_engine(url, pool_size=10, max_overflow=20, pool_timeout=30)
+        # many rows in one INSERT: the driver's executemany has a statement and a synchronisation for each
+        engine.dialect.use_insertmanyvalues_wo_returning = True
+        event.listen(engine, "checkin", _note_idle)
+        event.listen(engine, "checkout", _ping_after_idling)
+        return engine
     path = make_url(url).database
     if path and path != ":memory:":
         _create_file(Path(path))
@@ -216,6 +224,25 @@ def make_engine(url: str, *, is_sqlite: bool) -> Engine:
     event.listen(engine, "connect", _on_connect)
     event.listen(engine, "begin", _on_begin)
     return engine
+
+
+def _note_idle(_connection: Any, record: Any) -> None:
+    record.info["idle_since"] = time.monotonic()
+
+
+def _ping_after_idling(connection: Any, record: Any, _proxy: Any) -> None:
+    """Replace a connection that the server has closed while it lay in the pool; one just used needs no ping.
+
+    Raises:
+        DisconnectionError: the pool drops it and takes another.
+    """
+    if time.monotonic() - record.info.get("idle_since", float("inf")) < _PING_AFTER_SECONDS:
+        return
+    try:
+        connection.execute("SELECT 1")
+        connection.rollback()
+    except psycopg.Error as error:
+        raise DisconnectionError from error
 
 
 def _create_file(path: Path) -> None:
