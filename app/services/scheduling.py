@@ -5,7 +5,6 @@ from __future__ import annotations
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Literal, cast
 
 from sqlalchemy.orm import Session
 
@@ -16,7 +15,7 @@ from app.errors import NotFoundError
 from app.services.context import Context
 from app.services.fencing import refuse_gone
 from app.settings import Settings
-from app.store import blocks, experiments, leases, results, scheduling, workers
+from app.store import blocks, experiments, facts, leases, results, scheduling, workers
 from app.store.blocks import Why
 from app.store.events import NewEvent, add_events
 from app.store.scheduling import Share
@@ -36,17 +35,19 @@ _HEALTHY = (
 def tick(ctx: Context) -> int:
     """Give idle workers the next eligible blocks; return how many blocks were assigned."""
     with ctx.store.write() as session:
-        if not scheduling.try_singleton(ctx.store, session):
-            return 0
-        assigned = _assign_all(ctx, session, ctx.store.now(session))
+        assigned = _tick(ctx, session)
     if assigned:
         ctx.bell.ring()
     return assigned
 
 
-def _assign_all(ctx: Context, session: Session, now: float) -> int:
-    if scheduling.queue_paused(session):
+def _tick(ctx: Context, session: Session) -> int:
+    if not scheduling.try_singleton(ctx.store, session) or scheduling.queue_paused(session):
         return 0
+    return _assign_all(ctx, session, ctx.store.now(session))
+
+
+def _assign_all(ctx: Context, session: Session, now: float) -> int:
     idle = {row.id: row for row in scheduling.idle_workers(session, now, ctx.settings.lease_ttl_seconds)}
     if not idle:
         return 0
@@ -267,61 +268,57 @@ def claim(ctx: Context, worker_id: str) -> Claimed:
         NotFoundError: for an unknown worker.
         GoneError: when the worker is drained (end), or retired or lost (register again).
     """
-    with ctx.store.read() as session:
-        worker = workers.get(session, worker_id)
-        offered = leases.offered_to(session, worker) if worker is not None else None
-    if worker is None:
-        raise NotFoundError(f"no worker {worker_id}", code="unknown_worker")
-    refuse_gone(worker, WorkerStatus.RETIRED, WorkerStatus.LOST)
-    if offered is None and worker.status == WorkerStatus.IDLE:
-        tick(ctx)
-        with ctx.store.read() as session:
-            offered = leases.offered_to(session, worker)
-    return Claimed(_collect(ctx, worker) if offered is not None else None)
-
-
-def _collect(ctx: Context, worker: Record) -> Assignment | None:
-    token = secrets.token_hex(16)
     with ctx.store.write() as session:
-        row = leases.offered_to(session, worker)
-        if row is None:
-            return None
-        expires = ctx.store.now(session) + ctx.settings.lease_ttl_seconds
-        values = {"token": leases.token_hash(token), "collected": True, "expires_epoch": expires}
-        leases.change(session, row.id, **values)
-        return assignment_document(session, row, token)
+        worker = workers.get(session, worker_id)
+        if worker is None:
+            raise NotFoundError(f"no worker {worker_id}", code="unknown_worker")
+        refuse_gone(worker, WorkerStatus.RETIRED, WorkerStatus.LOST)
+        offered = leases.offered_to(session, worker) if worker.status != WorkerStatus.IDLE else None
+        assigned = 0
+        if worker.status == WorkerStatus.IDLE:
+            assigned = _tick(ctx, session)
+            offered = leases.offered_to(session, worker)
+        collected = _collect(ctx, session, offered) if offered is not None else None
+    if assigned:
+        ctx.bell.ring()
+    return Claimed(collected)
+
+
+def _collect(ctx: Context, session: Session, offered: Record) -> Assignment:
+    token = secrets.token_hex(16)
+    expires = ctx.store.now(session) + ctx.settings.lease_ttl_seconds
+    values = {"token": leases.token_hash(token), "collected": True, "expires_epoch": expires}
+    leases.change(session, offered.id, **values)
+    return assignment_document(session, offered, token)
 
 
 def assignment_document(session: Session, row: Record, token: str) -> Assignment:
     """Return all that a supervisor and its child need to train their share."""
-    block = cast(Any, blocks.get(session, row.block_id))
-    experiment = cast(Any, experiments.get(session, block.experiment_id))
-    spec = experiment.spec
-    arms = {arm.arm_index: arm for arm in experiments.arms(session, experiment.id)}
-    mine = set(leases.run_ids(session, row.id))
-    runs = [run for run in experiments.runs(session, experiment.id, block_id=block.id) if run.id in mine]
+    block = blocks.with_experiment(session, row.block_id)
+    fixed = facts.of(session, block.experiment_id)
+    arms = {arm.arm_index: arm for arm in fixed.arms}
     return Assignment(
         assignment_id=row.id,
         lease=token,
-        experiment_id=experiment.id,
-        experiment_name=experiment.name,
+        experiment_id=block.experiment_id,
+        experiment_name=block.name,
         block_id=block.id,
         attempt=row.attempt,
         replicate=block.replicate,
-        root_seed=int(experiment.seed),
-        rounds=experiment.rounds,
+        root_seed=fixed.seed,
+        rounds=fixed.rounds,
         resume_round=block.resume_round,
-        placement=cast(Literal["one_per_device", "shared_device"], experiment.placement_resolved),
+        placement=block.placement_resolved,
         device_index=row.device_index,
-        num_arms=experiment.num_arms,
-        barrier=spec["lockstep"]["barrier"],
-        spec_hash=experiment.spec_hash,
-        runs=_assigned_runs(session, block, arms, runs),
-        reward_modes=[RewardRef(mode=arm.reward_mode, config=arm.config["reward"]) for arm in arms.values()],
-        checkpoint_every_rounds=spec["checkpoint"]["every_rounds"],
-        checkpoint_keep=spec["checkpoint"]["keep"],
-        grace_seconds=spec["lockstep"]["grace_seconds"],
-        barrier_timeout_seconds=spec["lockstep"]["barrier_timeout_seconds"],
+        num_arms=fixed.num_arms,
+        barrier=fixed.lockstep["barrier"],
+        spec_hash=fixed.spec_hash,
+        runs=_assigned_runs(session, block, arms, experiments.runs_of_share(session, row.id)),
+        reward_modes=[RewardRef(mode=arm.reward_mode, config=arm.config["reward"]) for arm in fixed.arms],
+        checkpoint_every_rounds=fixed.checkpoint["every_rounds"],
+        checkpoint_keep=fixed.checkpoint["keep"],
+        grace_seconds=fixed.grace_seconds,
+        barrier_timeout_seconds=fixed.lockstep["barrier_timeout_seconds"],
     )
 
 

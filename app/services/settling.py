@@ -16,7 +16,7 @@ from app.domain.status import (
     WorkerStatus,
 )
 from app.services.context import Context
-from app.store import blocks, experiments, leases, scheduling
+from app.store import blocks, experiments, facts, leases, scheduling
 from app.store.blocks import Why
 from app.store.tables import Record
 
@@ -24,15 +24,16 @@ from app.store.tables import Record
 FAST_FAILURE_SECONDS = 60.0
 
 
-def settle(ctx: Context, session: Session, now: float, block: Record) -> bool:
-    """Move a stopping block that holds no device to its next state; return whether it moved."""
-    if block.status != BlockStatus.STOPPING or blocks.has_live_assignment(session, block.id):
+def settle(ctx: Context, session: Session, now: float, block_id: str) -> bool:
+    """Move a stopping block that holds no device, whose row is held, to its next state; return whether it moved."""
+    block = blocks.stopped(session, block_id)
+    if block is None:
         return False
     cause = Cause(block.cause) if block.cause else None
     why = Why("system", cause, block.cause_text or "")
     if block.desired == Desired.CANCEL:
         return _end(session, now, block, BlockStatus.CANCELLED, RunStatus.CANCELLED, Why("system", Cause.USER))
-    if not blocks.live_runs(session, block.id):  # the last results came in while it was stopping
+    if not block.trains:  # the last results came in while it was stopping
         done = Why("system", None, "every run had finished when it stopped")
         return blocks.move(session, now, block, BlockStatus.SUCCEEDED, done, cause=None, cause_text=None)
     if block.desired == Desired.PAUSE:
@@ -88,19 +89,18 @@ def finish_if_complete(session: Session, now: float, block_id: str) -> bool:
     if not blocks.move(session, now, block, BlockStatus.SUCCEEDED, Why("system")):
         return False
     for assignment in leases.of_block(session, block_id, block.attempt):
-        if end_assignment(session, now, assignment, AssignmentState.RELEASED, outcome="completed"):
+        if end_assignment(session, now, block, assignment, AssignmentState.RELEASED, outcome="completed"):
             leases.move_worker(session, now, assignment.worker_id, WorkerStatus.CLEANING, "its block has ended")
     return True
 
 
-def end_assignment(session: Session, now: float, row: Record, target: AssignmentState, **values: Any) -> bool:
-    """End a live assignment; its device time, by the database clock, counts for owner and runs, once."""
+def end_assignment(
+    session: Session, now: float, block: Record, row: Record, target: AssignmentState, **values: Any
+) -> bool:
+    """End a live assignment of a block; its device time, by the database clock, counts for owner and runs, once."""
     if not leases.move(session, now, row.id, target, **values):
         return False
-    owner = experiments.owner_of_block(session, row.block_id)
     seconds = max(0.0, now - row.offered_at.timestamp())
-    if owner is not None:
-        scheduling.add_usage(session, now, owner, seconds)
-    mine = leases.run_ids(session, row.id)
-    experiments.add_device_seconds(session, mine, seconds / max(1, len(mine)))
+    scheduling.add_usage(session, now, facts.of(session, block.experiment_id).owner, seconds)
+    experiments.add_device_seconds(session, row.id, seconds)
     return True

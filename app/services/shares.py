@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, cast
 
 from sqlalchemy.orm import Session
 
@@ -27,7 +27,7 @@ from app.domain.status import (
     RunStatus,
     WorkerStatus,
 )
-from app.errors import ConflictError, InvalidError, NotFoundError
+from app.errors import ConflictError, InvalidError, LeaseLostError, NotFoundError
 from app.services import ingest
 from app.services.comparison import compare_runs, log_line
 from app.services.context import Context
@@ -40,7 +40,7 @@ from app.services.settling import (
     refund_device_fault,
     settle,
 )
-from app.store import blocks, experiments, leases, results, workers
+from app.store import blocks, experiments, facts, leases, results, workers
 from app.store.blocks import Why
 from app.store.engine import utc
 from app.store.events import NewEvent, add_events
@@ -87,7 +87,7 @@ def _mismatch(ctx: Context, session: Session, now: float, row: Record, block: Re
         grace_seconds=grace(ctx, session, block),
         counts=False,
     )
-    end_assignment(session, now, row, AssignmentState.RELEASED, outcome="error", detail=text)
+    end_assignment(session, now, block, row, AssignmentState.RELEASED, outcome="error", detail=text)
     leases.move_worker(session, now, row.worker_id, WorkerStatus.CLEANING, text)
     leases.move_worker(session, now, row.worker_id, WorkerStatus.QUARANTINED, text)
 
@@ -180,19 +180,13 @@ def _check_open(session: Session, block: Record, index: int, runs: Sequence[Reco
     """A round is open when it is the block's next one; without a barrier, when it is the run's next one."""
     if not runs:
         return
-    free = _lockstep(session, block)["barrier"] == "none"
+    free = facts.of(session, block.experiment_id).lockstep["barrier"] == "none"
     expected = {run.rounds_done for run in runs} if free else {block.open_round}
     if expected != {index} or block.status not in (BlockStatus.RUNNING, BlockStatus.STOPPING):
         raise ConflictError(
             f"round {index} is not open; the open round of this block is {block.open_round}",
             code="round_not_open",
         )
-
-
-def _lockstep(session: Session, block: Record) -> dict[str, Any]:
-    experiment = experiments.get(session, block.experiment_id)
-    section: dict[str, Any] = experiment.spec["lockstep"] if experiment is not None else {"barrier": "round"}
-    return section
 
 
 def _apply_outcome(session: Session, now: float, block: Record, run: Record, index: int, result: RunRound) -> None:
@@ -266,18 +260,20 @@ def barrier(ctx: Context, block_id: str, attempt: int, index: int) -> BarrierRep
 def release(ctx: Context, assignment_id: str, token: str, request: ReleaseRequest) -> None:
     """Record how a share ended on the worker; idempotent."""
     with ctx.store.write() as session:
-        known = leases.get(session, assignment_id)
-        if known is None:
-            raise NotFoundError(f"no assignment {assignment_id}", code="unknown_assignment")
-        if known.state == AssignmentState.RELEASED and known.token == leases.token_hash(token):
+        try:
+            row, block = fenced(session, assignment_id, token)
+        except LeaseLostError:
+            if not _released(session, assignment_id, token):
+                raise
             leases.change(session, assignment_id, cleanup_status=request.cleanup)
             return
-        row, block = fenced(session, assignment_id, token)
         now = ctx.store.now(session)
-        _stop_for_release(ctx, session, now, row, block, request)
+        ending = _Ending(row, block, cast(Record, workers.get(session, row.worker_id)), request)
+        _stop_for_release(ctx, session, now, ending)
         end_assignment(
             session,
             now,
+            block,
             row,
             AssignmentState.RELEASED,
             outcome=request.outcome,
@@ -285,33 +281,46 @@ def release(ctx: Context, assignment_id: str, token: str, request: ReleaseReques
             detail=ingest.storable(request.detail),
             cleanup_status=ingest.storable(request.cleanup),
         )
-        _clean_worker(session, now, row, block, request)
-        fresh = blocks.get(session, block.id)
-        if fresh is not None:
-            settle(ctx, session, now, fresh)
+        _clean_worker(session, now, ending)
+        settle(ctx, session, now, block.id)
     ctx.bell.ring()
 
 
-def _stop_for_release(
-    ctx: Context, session: Session, now: float, row: Record, block: Record, request: ReleaseRequest
-) -> None:
+def _released(session: Session, assignment_id: str, token: str) -> bool:
+    """Return whether the holder of this token has released the assignment before."""
+    known = leases.get(session, assignment_id)
+    if known is None or known.state != AssignmentState.RELEASED:
+        return False
+    return bool(known.token == leases.token_hash(token))
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """A share that its worker releases, as it was before."""
+
+    assignment: Record
+    block: Record
+    worker: Record
+    request: ReleaseRequest
+
+
+def _stop_for_release(ctx: Context, session: Session, now: float, ending: _Ending) -> None:
     """A share that ends while its block goes on stops the block, with the cause as observed."""
+    row, block, worker, request = ending.assignment, ending.block, ending.worker, ending.request
     if block.status not in (BlockStatus.RESERVED, BlockStatus.RUNNING):
         return
-    mine = set(leases.run_ids(session, row.id))
-    if not mine & {run.id for run in blocks.live_runs(session, block.id)}:
+    if not blocks.share_trains(session, row.id):
         return  # its runs have ended; the peers of a gang go on
     cause = Cause(request.cause) if request.cause else Cause.PREEMPTED
-    worker = workers.get(session, row.worker_id)
-    counts = not (worker is not None and worker.fast_failures >= 1 and _is_fast(row, now, cause))
-    if cause is Cause.OOM and request.pinned_run in mine and _oom_before(block):
+    counts = not (worker.fast_failures >= 1 and _is_fast(row, now, cause))
+    if cause is Cause.OOM and _oom_before(block) and request.pinned_run in leases.run_ids(session, row.id):
         counts = False  # the repeat is an outcome of this arm; the others go on
         why = Why("worker", Cause.DIVERGED, "out of memory twice, pinned on this arm")
         moved = blocks.move_runs(session, now, block, RunStatus.FAILED, why, run_ids=[request.pinned_run])
         blocks.change(session, block.id, num_diverged=block.num_diverged + len(moved))
     detail = ingest.storable(request.detail).strip().splitlines()
     text = detail[-1][:500] if detail else ""
-    if cause is Cause.OOM and worker is not None:
+    if cause is Cause.OOM:
         blocks.change(session, block.id, min_memory_bytes=worker.memory_bytes)
     blocks.stop(
         session,
@@ -332,10 +341,13 @@ def _is_fast(row: Record, now: float, cause: Cause | None) -> bool:
     return failed and now - row.offered_at.timestamp() < FAST_FAILURE_SECONDS
 
 
-def _clean_worker(session: Session, now: float, row: Record, block: Record, request: ReleaseRequest) -> None:
-    leases.move_worker(session, now, row.worker_id, WorkerStatus.CLEANING, f"share of block {block.id} ended")
+def _clean_worker(session: Session, now: float, ending: _Ending) -> None:
+    row, request = ending.assignment, ending.request
+    leases.move_worker(session, now, row.worker_id, WorkerStatus.CLEANING, f"share of block {row.block_id} ended")
     cause = Cause(request.cause) if request.cause else None
     fast = request.outcome == "error" and _is_fast(row, now, cause)
+    if not fast and not ending.worker.fast_failures:
+        return
     failures = workers.count_fast_failure(session, row.worker_id, fast)
     if failures >= 2:
         text = f"{failures} failures in a row within {FAST_FAILURE_SECONDS:g} s of start; last: {request.detail[-300:]}"

@@ -17,7 +17,7 @@ from app.services.context import Context
 from app.services.fencing import grace
 from app.services.settling import end_assignment, finish_if_complete, settle
 from app.services.worker_calls import stop_for_loss
-from app.store import blocks, experiments, leases, results, scheduling, workers
+from app.store import blocks, experiments, facts, leases, results, scheduling, workers
 from app.store.blocks import Why
 from app.store.tables import Record
 
@@ -84,14 +84,14 @@ def _forgive_absence(ctx: Context, session: Session, now: float) -> None:
 
 def _settle(ctx: Context, session: Session, now: float, block_id: str) -> int:
     block = blocks.get(session, block_id, lock=True)
-    return int(block is not None and settle(ctx, session, now, block))
+    return int(block is not None and settle(ctx, session, now, block_id))
 
 
 def _expire(ctx: Context, session: Session, now: float, row: Record) -> int:
     block = blocks.get(session, row.block_id, lock=True)
     if block is None or not leases.is_overdue(session, row.id, now - ctx.settings.heartbeat_seconds):
         return 0
-    end_assignment(session, now, row, AssignmentState.EXPIRED)
+    end_assignment(session, now, block, row, AssignmentState.EXPIRED)
     text = f"the lease on {row.device_uid} expired"
     worker = workers.get(session, row.worker_id)
     heard = worker is not None and worker.seen_epoch > now - ctx.settings.lease_ttl_seconds
@@ -146,7 +146,7 @@ def _revoke(ctx: Context, session: Session, now: float, block: Record) -> int:
         heard = row.expires_epoch - ctx.settings.lease_ttl_seconds > asked
         if not (heard or not row.collected):
             continue
-        if end_assignment(session, now, row, AssignmentState.REVOKED, detail="stop deadline passed"):
+        if end_assignment(session, now, block, row, AssignmentState.REVOKED, detail="stop deadline passed"):
             leases.move_worker(session, now, row.worker_id, WorkerStatus.CLEANING, "its lease was revoked")
             revoked += 1
     return revoked
@@ -154,10 +154,9 @@ def _revoke(ctx: Context, session: Session, now: float, block: Record) -> int:
 
 def _late_runs(session: Session, now: float, block: Record) -> tuple[list[str], float]:
     """Return the runs that the barrier has waited for longer than the spec allows, and that limit."""
-    experiment = experiments.get(session, block.experiment_id)
-    if experiment is None or block.round_opened_epoch is None:
+    if block.round_opened_epoch is None:
         return [], 0.0
-    section = experiment.spec["lockstep"]
+    section = facts.of(session, block.experiment_id).lockstep
     limit = float(section["barrier_timeout_seconds"])
     if section["barrier"] == "none" or now - block.round_opened_epoch < limit:
         return [], limit

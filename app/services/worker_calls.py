@@ -114,9 +114,8 @@ def _supersede(ctx: Context, session: Session, now: float, holder: Record) -> No
 def lose_assignment(ctx: Context, session: Session, now: float, row: Record, text: str) -> None:
     """End a live assignment whose worker is gone and stop its block (cause worker_lost)."""
     block = blocks.get(session, row.block_id, lock=True)
-    if not end_assignment(session, now, row, AssignmentState.EXPIRED) or block is None:
-        return
-    stop_for_loss(ctx, session, now, block, text)
+    if block is not None and end_assignment(session, now, block, row, AssignmentState.EXPIRED):
+        stop_for_loss(ctx, session, now, block, text)
 
 
 def stop_for_loss(ctx: Context, session: Session, now: float, block: Record, text: str) -> None:
@@ -129,9 +128,7 @@ def stop_for_loss(ctx: Context, session: Session, now: float, block: Record, tex
         grace_seconds=grace(ctx, session, block),
         counts=block.status != BlockStatus.RESERVED,
     )
-    fresh = blocks.get(session, block.id)
-    if fresh is not None:
-        settle(ctx, session, now, fresh)
+    settle(ctx, session, now, block.id)
 
 
 def heartbeat(ctx: Context, worker_id: str, request: HeartbeatRequest) -> HeartbeatReply:
@@ -151,20 +148,20 @@ def heartbeat(ctx: Context, worker_id: str, request: HeartbeatRequest) -> Heartb
         now = ctx.store.now(session)
         states: list[LeaseState] = []
         if request.state == "leaving":
-            _leave(ctx, session, now, worker)
+            status = _leave(ctx, session, now, worker)
         else:
             states = [_renew(ctx, session, now, worker, item) for item in request.progress]
-            leases.keep_uncollected(session, worker, now + ctx.settings.lease_ttl_seconds)
-            workers.change(session, worker_id, seen_epoch=now, health=request.health.model_dump())
-            _follow(session, now, worker, request)
-        status = workers.status(session, worker_id)
+            if worker.status == WorkerStatus.RESERVED:
+                leases.keep_uncollected(session, worker, now + ctx.settings.lease_ttl_seconds)
+            status = workers.note_beat(session, now, worker_id, request.health.model_dump())
+            status = _follow(session, now, worker, WorkerStatus(status), request)
     if status != worker.status:
         ctx.bell.ring()
     return HeartbeatReply(leases=states, drain=worker.drain, status=status)
 
 
-def _leave(ctx: Context, session: Session, now: float, worker: Record) -> None:
-    """The supervisor ends: what it still holds goes back at once, and it is given nothing more.
+def _leave(ctx: Context, session: Session, now: float, worker: Record) -> str:
+    """The supervisor ends: what it still holds goes back at once, and it is given nothing more; return its status.
 
     A worker in quarantine stays there, because a restart does not clear a quarantine.
     """
@@ -178,6 +175,7 @@ def _leave(ctx: Context, session: Session, now: float, worker: Record) -> None:
         leases.move_worker(session, now, worker.id, WorkerStatus.LOST, text)
     if worker.status != WorkerStatus.QUARANTINED:
         leases.move_worker(session, now, worker.id, WorkerStatus.RETIRED, text)
+    return workers.status(session, worker.id)
 
 
 def _renew(ctx: Context, session: Session, now: float, worker: Record, item: Progress) -> LeaseState:
@@ -188,8 +186,8 @@ def _renew(ctx: Context, session: Session, now: float, worker: Record, item: Pro
         item.assignment_id,
         item.lease,
         now + ctx.settings.lease_ttl_seconds,
-        progress={"round": item.round, "step": item.step},
-        frame_age_seconds=item.frame_age_seconds,
+        {"round": item.round, "step": item.step},
+        item.frame_age_seconds,
     )
     block = blocks.get(session, renewed.block_id) if renewed is not None else None
     if renewed is None or block is None or renewed.attempt != block.attempt:
@@ -211,21 +209,24 @@ def _lock_block_of(session: Session, assignment_id: str) -> None:
         blocks.get(session, known.block_id, lock=True)
 
 
-def _follow(session: Session, now: float, worker: Record, request: HeartbeatRequest) -> None:
-    """Let the status follow what the supervisor reports of its device."""
-    status = WorkerStatus(worker.status)
+def _follow(
+    session: Session, now: float, worker: Record, status: WorkerStatus, request: HeartbeatRequest
+) -> WorkerStatus:
+    """Let the status, whose row is held, follow what the supervisor reports of its device; return it."""
     if status is WorkerStatus.LOST:
         leases.move_worker(session, now, worker.id, WorkerStatus.CLEANING, "answers again; it holds no lease")
         status = WorkerStatus.CLEANING
     if not request.health.ok and status in (WorkerStatus.STARTING, WorkerStatus.IDLE, WorkerStatus.CLEANING):
-        if leases.move_worker(session, now, worker.id, WorkerStatus.QUARANTINED, request.health.detail):
-            refund_device_fault(session, now, worker.id)
-        return
+        leases.move_worker(session, now, worker.id, WorkerStatus.QUARANTINED, request.health.detail)
+        refund_device_fault(session, now, worker.id)
+        return WorkerStatus.QUARANTINED
     if request.state == "idle" and status in (WorkerStatus.STARTING, WorkerStatus.CLEANING):
         leases.move_worker(session, now, worker.id, WorkerStatus.IDLE, "device check passed")
         status = WorkerStatus.IDLE
     if worker.drain and status in (WorkerStatus.IDLE, WorkerStatus.CLEANING, WorkerStatus.QUARANTINED):
         leases.move_worker(session, now, worker.id, WorkerStatus.RETIRED, "drained")
+        status = WorkerStatus.RETIRED
+    return status
 
 
 def desired_of(block: Record) -> Literal["run", "pause", "cancel", "drain", "abort"]:

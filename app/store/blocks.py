@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from sqlalchemy import bindparam, func, select, update
 from sqlalchemy.orm import Session
+from sqlalchemy.sql.dml import ReturningUpdate
 
 from app.domain.status import (
     CAUSE_SENTENCES,
@@ -23,6 +25,7 @@ from app.domain.status import (
     block_sources,
     run_sources,
 )
+from app.store import facts
 from app.store import tables as t
 from app.store.engine import utc
 from app.store.events import NewEvent, add_events
@@ -63,6 +66,18 @@ _OF_ASSIGNMENT = (
 def of_assignment(session: Session, assignment_id: str) -> Record | None:
     """Return the block of an assignment and hold its row to the end of the transaction."""
     return session.execute(_OF_ASSIGNMENT, {"assignment_id": assignment_id}).one_or_none()
+
+
+def with_experiment(session: Session, block_id: str) -> Record:
+    """Return a block that exists, with name and ``placement_resolved`` of its experiment."""
+    return session.execute(_WITH_EXPERIMENT, {"block_id": block_id}).one()
+
+
+_WITH_EXPERIMENT = (
+    select(t.block, t.experiment.c.name, t.experiment.c.placement_resolved)
+    .join(t.experiment, t.experiment.c.id == t.block.c.experiment_id)
+    .where(t.block.c.id == bindparam("block_id"))
+)
 
 
 def lock(session: Session, block_id: str) -> None:
@@ -118,13 +133,12 @@ def move_runs(
         values |= {"cause": why.cause, "cause_text": why.sentence()}
     if target in (RunStatus.SUCCEEDED, RunStatus.FAILED, RunStatus.CANCELLED):
         values["finished_at"] = utc(now)
-    query = update(t.run).where(t.run.c.block_id == block.id, t.run.c.status.in_(run_sources(target)))
-    if run_ids is not None:
-        query = query.where(t.run.c.id.in_(run_ids))
-    moved = session.execute(query.values(**values).returning(t.run.c.id, t.run.c.arm_index)).all()
+    given = {"of_block": block.id, **{f"new_{name}": value for name, value in values.items()}}
+    given |= {"only": list(run_ids)} if run_ids is not None else {}
+    moved = session.execute(_move_runs(target, tuple(values), run_ids is None), given).all()
     if not moved:
         return []
-    labels = _labels(session, block.experiment_id)
+    labels = {arm.arm_index: arm.label for arm in facts.of(session, block.experiment_id).arms}
     add_events(
         session,
         now,
@@ -147,11 +161,13 @@ def move_runs(
     return list(moved)
 
 
-def _labels(session: Session, experiment_id: str) -> dict[int, str]:
-    return {row.arm_index: row.label for row in session.execute(_LABELS, {"experiment_id": experiment_id})}
-
-
-_LABELS = select(t.arm.c.arm_index, t.arm.c.label).where(t.arm.c.experiment_id == bindparam("experiment_id"))
+@cache
+def _move_runs(target: RunStatus, names: tuple[str, ...], every: bool) -> ReturningUpdate[Any]:
+    query = update(t.run).where(t.run.c.block_id == bindparam("of_block"), t.run.c.status.in_(run_sources(target)))
+    if not every:
+        query = query.where(t.run.c.id.in_(bindparam("only", expanding=True)))
+    new: dict[str, Any] = {name: bindparam(f"new_{name}") for name in names}
+    return query.values(new).returning(t.run.c.id, t.run.c.arm_index)
 
 
 def stop(
@@ -211,28 +227,39 @@ def requeue(session: Session, now: float, block: Record, why: Why, **values: Any
     return moved
 
 
-def has_live_assignment(session: Session, block_id: str) -> bool:
-    """Return whether any assignment of a block still holds a device."""
-    return session.execute(_LIVE_ASSIGNMENTS, {"block_id": block_id}).first() is not None
-
-
-_LIVE_ASSIGNMENTS = (
-    select(t.assignment.c.id).where(t.assignment.c.block_id == bindparam("block_id"), t.IS_LIVE).limit(1)
-)
-
-
 def live_runs(session: Session, block_id: str) -> list[Record]:
     """Return the runs of a block that still train (not diverged, not ended), by arm."""
     return list(session.execute(_LIVE_RUNS, {"block_id": block_id}).all())
 
 
-_LIVE_RUNS = (
-    select(t.run)
-    .where(
-        t.run.c.block_id == bindparam("block_id"),
-        t.run.c.status.in_((RunStatus.PENDING, RunStatus.RUNNING, RunStatus.PAUSED)),
-    )
-    .order_by(t.run.c.arm_index)
+_TRAINS = t.run.c.status.in_((RunStatus.PENDING, RunStatus.RUNNING, RunStatus.PAUSED))
+_LIVE_RUNS = select(t.run).where(t.run.c.block_id == bindparam("block_id"), _TRAINS).order_by(t.run.c.arm_index)
+
+
+def share_trains(session: Session, assignment_id: str) -> bool:
+    """Return whether any run of an assignment still trains."""
+    return bool(session.execute(_SHARE_TRAINS, {"assignment_id": assignment_id}).scalar_one())
+
+
+_SHARE_TRAINS = select(
+    select(t.run.c.id)
+    .join(t.assignment_run, t.assignment_run.c.run_id == t.run.c.id)
+    .where(t.assignment_run.c.assignment_id == bindparam("assignment_id"), _TRAINS)
+    .exists()
+)
+
+
+def stopped(session: Session, block_id: str) -> Record | None:
+    """Return a stopping block that holds no device any more; ``trains`` says whether any of its runs still does."""
+    return session.execute(_STOPPED, {"block_id": block_id}).one_or_none()
+
+
+_STOPPED = select(
+    t.block, select(t.run.c.id).where(t.run.c.block_id == t.block.c.id, _TRAINS).exists().label("trains")
+).where(
+    t.block.c.id == bindparam("block_id"),
+    t.block.c.status == BlockStatus.STOPPING,
+    ~select(t.assignment.c.id).where(t.assignment.c.block_id == t.block.c.id, t.IS_LIVE).exists(),
 )
 
 

@@ -28,8 +28,12 @@ from sqlalchemy.orm import Session
 from app.errors import BusyError
 
 _WRITE = "lockstep_write"
-#: Key of ``session.info``: what a writing transaction does before it commits, by name.
+#: Key of ``session.info``: what a writing transaction does before it commits, by its place in the order of locks.
 AT_THE_END = "at_the_end"
+#: The order of locks among what is done at the end.
+END_USAGE, END_EVENTS = range(2)
+#: Key of ``session.info``: what the process keeps of this database from one session to the next, by name.
+KEPT = "kept"
 _CLOCK = {
     "postgresql": text("SELECT extract(epoch from clock_timestamp())"),
     # unixepoch('subsec') yields NULL before SQLite 3.42, and a NULL expiry never passes
@@ -107,13 +111,14 @@ class Store:
         self.engine = make_engine(url, is_sqlite=self.is_sqlite)
         self.new_id = new_id or (lambda prefix: f"{prefix}_{secrets.token_hex(10)}")
         self._skew = skew
+        self._kept: dict[str, Any] = {}
         self._writer = FairLock()
         self._write_engine = self.engine.execution_options(**{_WRITE: True})
 
     @contextmanager
     def read(self) -> Iterator[Session]:
         """A session for reading; it never writes and holds nothing after the block."""
-        with Session(self.engine) as session:
+        with Session(self.engine, info={KEPT: self._kept}) as session:
             yield session
 
     @contextmanager
@@ -123,9 +128,10 @@ class Store:
         Args:
             urgent: take the next turn of SQLite's one writer; for what is short and bounds a lease.
         """
-        with self._turn(urgent), Session(self._write_engine) as session, session.begin():
+        info: dict[str, Any] = {KEPT: self._kept, AT_THE_END: {}}
+        with self._turn(urgent), Session(self._write_engine, info=info) as session, session.begin():
             yield session
-            for act in session.info.get(AT_THE_END, {}).values():
+            for _, act in sorted(info[AT_THE_END].items()):
                 act(session)
 
     def _turn(self, urgent: bool) -> AbstractContextManager[None]:

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from app.domain.nonfinite import jsonable
 from app.store import tables as t
-from app.store.engine import AT_THE_END, utc
+from app.store.engine import AT_THE_END, END_EVENTS, utc
 from app.store.tables import Record
 
 
@@ -52,8 +52,7 @@ def add_events(session: Session, now: float, experiment_id: str, events: Sequenc
     """
     if not events:
         return
-    acts = session.info.setdefault(AT_THE_END, {})
-    pending = acts.setdefault("events", _Pending())
+    pending = session.info[AT_THE_END].setdefault(END_EVENTS, _Pending())
     pending.events.setdefault(experiment_id, []).extend((event, now) for event in events)
 
 

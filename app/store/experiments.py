@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from sqlalchemy import Select, Text, and_, bindparam, cast, func, insert, or_, select, update
+from sqlalchemy import Float, Integer, Select, Text, and_, bindparam, cast, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from app.domain.status import (
@@ -107,28 +107,6 @@ def get(session: Session, experiment_id: str, *, lock: bool = False) -> Record |
     return session.execute(query.with_for_update() if lock else query).one_or_none()
 
 
-def grace_seconds(session: Session, experiment_id: str) -> float:
-    """Return how long the spec lets a child take to stop, in seconds; 0 without the experiment."""
-    return float(session.execute(_GRACE, {"experiment_id": experiment_id}).scalar_one_or_none() or 0.0)
-
-
-_GRACE = select(t.experiment.c.spec["lockstep"]["grace_seconds"].as_float()).where(
-    t.experiment.c.id == bindparam("experiment_id"), t.experiment.c.deleted_at.is_(None)
-)
-
-
-def owner_of_block(session: Session, block_id: str) -> str | None:
-    """Return the owner of a block's experiment, None when it is deleted."""
-    return session.execute(_OWNER, {"block_id": block_id}).scalar_one_or_none()
-
-
-_OWNER = (
-    select(t.experiment.c.owner)
-    .join(t.block, t.block.c.experiment_id == t.experiment.c.id)
-    .where(t.block.c.id == bindparam("block_id"), t.experiment.c.deleted_at.is_(None))
-)
-
-
 def arms(session: Session, experiment_id: str) -> Sequence[Record]:
     """Return the arms in the order of the spec."""
     return session.execute(_ARMS, {"experiment_id": experiment_id}).all()
@@ -168,6 +146,16 @@ _RUNS = (
     .order_by(t.run.c.replicate, t.run.c.generation, t.run.c.arm_index)
 )
 _RUNS_OF_BLOCK = _RUNS.where(t.run.c.block_id == bindparam("block_id"))
+
+
+def runs_of_share(session: Session, assignment_id: str) -> Sequence[Record]:
+    """Return the runs of an assignment by arm, with the arm's label."""
+    return session.execute(_RUNS_OF_SHARE, {"assignment_id": assignment_id}).all()
+
+
+_RUNS_OF_SHARE = _RUNS.join(t.assignment_run, t.assignment_run.c.run_id == t.run.c.id).where(
+    t.assignment_run.c.assignment_id == bindparam("assignment_id")
+)
 
 
 def run(session: Session, run_id: str) -> Record | None:
@@ -291,16 +279,20 @@ def freeze_placement(session: Session, experiment_id: str, placement: str, needs
 
 def start_runs(session: Session, run_ids: Sequence[str], device_uid: str, *, resumed: bool, rounds: int) -> None:
     """Note on runs that a new attempt starts at ``rounds`` on a device."""
-    session.execute(
-        update(t.run)
-        .where(t.run.c.id.in_(run_ids))
-        .values(
-            device_uid=device_uid,
-            resumed=t.run.c.resumed + (1 if resumed else 0),
-            rounds_done=rounds,
-            stalled=False,
-        )
+    given = {"run_ids": list(run_ids), "device": device_uid, "more": int(resumed), "rounds": rounds}
+    session.execute(_START, given)
+
+
+_START = (
+    update(t.run)
+    .where(t.run.c.id.in_(bindparam("run_ids", expanding=True)))
+    .values(
+        device_uid=bindparam("device"),
+        resumed=t.run.c.resumed + bindparam("more", type_=Integer),
+        rounds_done=bindparam("rounds"),
+        stalled=False,
     )
+)
 
 
 def change_run(session: Session, run_id: str, **values: Any) -> None:
@@ -327,11 +319,18 @@ def may_be_due(session: Session) -> list[str]:
     return [row.id for row in rows if row.deleted_at is None]
 
 
-def add_device_seconds(session: Session, run_ids: Sequence[str], seconds: float) -> None:
-    """Add to the device time of some runs."""
-    session.execute(
-        update(t.run).where(t.run.c.id.in_(run_ids)).values(device_seconds=t.run.c.device_seconds + seconds)
-    )
+def add_device_seconds(session: Session, assignment_id: str, seconds: float) -> None:
+    """Share the device time of an assignment equally among its runs."""
+    session.execute(_ADD_SECONDS, {"assignment_id": assignment_id, "seconds": seconds})
+
+
+_MINE = t.assignment_run.c.assignment_id == bindparam("assignment_id")
+_PART = bindparam("seconds", type_=Float) / select(func.count()).where(_MINE).scalar_subquery()
+_ADD_SECONDS = (
+    update(t.run)
+    .where(t.run.c.id.in_(select(t.assignment_run.c.run_id).where(_MINE)))
+    .values(device_seconds=t.run.c.device_seconds + _PART)
+)
 
 
 def mark_stalled(session: Session, run_ids: Sequence[str], stalled: bool) -> int:

@@ -7,10 +7,10 @@ lease is lost and nothing is stored.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import bindparam, literal, select, update
+from sqlalchemy import and_, bindparam, literal, select, update
 from sqlalchemy.orm import Session
 
 from app.domain.status import (
@@ -41,12 +41,8 @@ def fence(session: Session, assignment_id: str, token: str) -> Record | None:
     return session.execute(_FENCE, {"assignment_id": assignment_id, "hashed": token_hash(token)}).one_or_none()
 
 
-_FENCE = (
-    update(t.assignment)
-    .where(t.assignment.c.id == bindparam("assignment_id"), t.assignment.c.token == bindparam("hashed"), t.IS_LIVE)
-    .values(state=t.assignment.c.state)
-    .returning(t.assignment)
-)
+_HELD = and_(t.assignment.c.id == bindparam("assignment_id"), t.assignment.c.token == bindparam("hashed"), t.IS_LIVE)
+_FENCE = select(t.assignment).where(_HELD).with_for_update()
 
 
 def failed_since(session: Session, worker_id: str, since: float) -> Sequence[Record]:
@@ -67,8 +63,14 @@ _ONE = select(t.assignment).where(t.assignment.c.id == bindparam("assignment_id"
 
 def of_block(session: Session, block_id: str, attempt: int) -> Sequence[Record]:
     """Return the assignments of one attempt, by device index."""
-    query = select(t.assignment).where(t.assignment.c.block_id == block_id, t.assignment.c.attempt == attempt)
-    return session.execute(query.order_by(t.assignment.c.device_index)).all()
+    return session.execute(_OF_BLOCK, {"block_id": block_id, "attempt": attempt}).all()
+
+
+_OF_BLOCK = (
+    select(t.assignment)
+    .where(t.assignment.c.block_id == bindparam("block_id"), t.assignment.c.attempt == bindparam("attempt"))
+    .order_by(t.assignment.c.device_index)
+)
 
 
 def run_ids(session: Session, assignment_id: str) -> list[str]:
@@ -84,17 +86,21 @@ def offered_to(session: Session, worker: Record) -> Record | None:
 
     Found by its device: a device has one live assignment, a worker any number of ended ones.
     """
-    given = {"device_uid": worker.device_uid, "worker_id": worker.id, "incarnation": worker.incarnation}
-    return session.execute(_OFFERED, given).one_or_none()
+    return session.execute(_OFFERED, _offer_to(worker)).one_or_none()
 
 
-_OFFERED = select(t.assignment).where(
+_OFFER = and_(
     t.IS_LIVE,
-    t.assignment.c.device_uid == bindparam("device_uid"),
-    t.assignment.c.worker_id == bindparam("worker_id"),
-    t.assignment.c.incarnation == bindparam("incarnation"),
+    t.assignment.c.device_uid == bindparam("of_device"),
+    t.assignment.c.worker_id == bindparam("of_worker"),
+    t.assignment.c.incarnation == bindparam("of_incarnation"),
     t.assignment.c.state == AssignmentState.OFFERED,
 )
+_OFFERED = select(t.assignment).where(_OFFER)
+
+
+def _offer_to(worker: Record) -> dict[str, str]:
+    return {"of_device": worker.device_uid, "of_worker": worker.id, "of_incarnation": worker.incarnation}
 
 
 def change(session: Session, assignment_id: str, **values: Any) -> None:
@@ -110,33 +116,28 @@ def move(session: Session, now: float, assignment_id: str, target: AssignmentSta
     return update_one(session, t.assignment, assignment_id, {"state": target, **values}, guard=guard) is not None
 
 
-def renew(session: Session, assignment_id: str, token: str, expires: float, **values: Any) -> Record | None:
-    """Extend a lease that still holds; None when it is lost."""
-    return session.execute(
-        update(t.assignment)
-        .where(
-            t.assignment.c.id == assignment_id,
-            t.assignment.c.token == token_hash(token),
-            t.IS_LIVE,
-        )
-        .values(expires_epoch=expires, **values)
-        .returning(t.assignment)
-    ).one_or_none()
+def renew(
+    session: Session, assignment_id: str, token: str, until: float, progress: Mapping[str, Any], frame_age: float
+) -> Record | None:
+    """Extend a lease that still holds, with what its worker told; return (block_id, attempt), None when it is lost."""
+    given = {"assignment_id": assignment_id, "hashed": token_hash(token), "until": until}
+    return session.execute(_RENEW, {**given, "told": progress, "frame_age": frame_age}).one_or_none()
+
+
+_RENEW = (
+    update(t.assignment)
+    .where(_HELD)
+    .values(expires_epoch=bindparam("until"), progress=bindparam("told"), frame_age_seconds=bindparam("frame_age"))
+    .returning(t.assignment.c.block_id, t.assignment.c.attempt)
+)
 
 
 def keep_uncollected(session: Session, worker: Record, until: float) -> None:
     """A worker that beats keeps what it has been offered; the reservation's deadline limits that."""
-    row = offered_to(session, worker)
-    if row is not None and not row.collected:
-        session.execute(
-            update(t.assignment)
-            .where(
-                t.assignment.c.id == row.id,
-                t.assignment.c.state == AssignmentState.OFFERED,
-                t.assignment.c.collected.is_(False),
-            )
-            .values(expires_epoch=until)
-        )
+    session.execute(_KEEP, {"until": until, **_offer_to(worker)})
+
+
+_KEEP = update(t.assignment).where(_OFFER, t.assignment.c.collected.is_(False)).values(expires_epoch=bindparam("until"))
 
 
 def overdue(session: Session, before: float) -> Sequence[Record]:

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from app.domain.status import AssignmentState, BlockStatus, Desired, WorkerStatus
 from app.store import tables as t
-from app.store.engine import Store, utc
+from app.store.engine import AT_THE_END, END_USAGE, Store, utc
 from app.store.logs import ignore_duplicates
 from app.store.tables import Record
 
@@ -75,7 +75,28 @@ _IN_USE = (
 
 
 def add_usage(session: Session, now: float, owner: str, device_seconds: float) -> None:
-    """Add to an owner's recent use, decayed to now; holds the owner's row, so that no other addition is lost."""
+    """Add to an owner's recent use, decayed to now, at the end of the transaction.
+
+    The owner's row is held then, so that no other addition is lost; several owners in the order of their names.
+    """
+    used = session.info[AT_THE_END].setdefault(END_USAGE, _Used({}))
+    used.seconds[owner] = used.seconds.get(owner, 0.0) + device_seconds
+    used.now = now
+
+
+@dataclass
+class _Used:
+    """Device-seconds of a transaction that are not added yet, by owner."""
+
+    seconds: dict[str, float]
+    now: float = 0.0
+
+    def __call__(self, session: Session) -> None:
+        for owner, seconds in sorted(self.seconds.items()):
+            _add_usage(session, self.now, owner, seconds)
+
+
+def _add_usage(session: Session, now: float, owner: str, device_seconds: float) -> None:
     row = session.execute(_USAGE, {"of_owner": owner}).one_or_none()
     if row is None:  # another transaction may be the first too: then this waits for it
         first = {"owner": owner, "device_seconds": 0.0, "updated_epoch": now}

@@ -31,6 +31,15 @@ def status(session: Session, worker_id: str) -> str:
 _STATUS = select(t.worker.c.status).where(t.worker.c.id == bindparam("worker_id"))
 
 
+def note_beat(session: Session, now: float, worker_id: str, health: Mapping[str, Any]) -> str:
+    """Note that a worker has beaten and hold its row; return the status it has."""
+    values = {"seen_epoch": now, "health": dict(health)}
+    beaten = update_one(session, t.worker, worker_id, values, returning="status")
+    if beaten is None:
+        raise LookupError(worker_id)
+    return str(beaten.status)
+
+
 def live_on_device(session: Session, device_uid: str) -> Record | None:
     """Return the worker that is live (not lost, not retired) on a device."""
     query = select(t.worker).where(

@@ -1,0 +1,89 @@
+"""What of an experiment never changes after its submission, read once by each process.
+
+Only columns that no statement updates may stand here: several processes share a database, and none
+hears of another's changes. What changes (name, priority, placement, states) is read each time.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from collections.abc import Mapping
+from dataclasses import dataclass
+from threading import Lock
+from typing import Any
+
+from sqlalchemy import bindparam, select
+from sqlalchemy.orm import Session
+
+from app.store import tables as t
+from app.store.engine import KEPT
+from app.store.tables import Record
+
+_KEPT_EXPERIMENTS = 256
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The unchanging part of an experiment; its values are shared by all threads and only read."""
+
+    owner: str
+    seed: int
+    rounds: int
+    num_arms: int
+    spec_hash: str
+    lockstep: Mapping[str, Any]
+    checkpoint: Mapping[str, Any]
+    arms: tuple[Record, ...]
+
+    @property
+    def grace_seconds(self) -> float:
+        """How long the specification lets a child take to stop."""
+        return float(self.lockstep["grace_seconds"])
+
+
+class _Recent:
+    """The experiments used last; the one not used for longest makes room."""
+
+    def __init__(self) -> None:
+        self._lock = Lock()
+        self._facts: OrderedDict[str, Facts] = OrderedDict()
+
+    def get(self, experiment_id: str) -> Facts | None:
+        with self._lock:
+            if experiment_id in self._facts:
+                self._facts.move_to_end(experiment_id)
+            return self._facts.get(experiment_id)
+
+    def keep(self, experiment_id: str, found: Facts) -> None:
+        with self._lock:
+            self._facts[experiment_id] = found
+            if len(self._facts) > _KEPT_EXPERIMENTS:
+                self._facts.popitem(last=False)
+
+
+def of(session: Session, experiment_id: str) -> Facts:
+    """Return the facts of an experiment that exists, deleted or not."""
+    recent: _Recent = session.info[KEPT].setdefault("facts", _Recent())
+    found = recent.get(experiment_id)
+    if found is None:
+        found = _read(session, experiment_id)
+        recent.keep(experiment_id, found)
+    return found
+
+
+def _read(session: Session, experiment_id: str) -> Facts:
+    row = session.execute(_EXPERIMENT, {"experiment_id": experiment_id}).one()
+    arms = tuple(session.execute(_ARMS, {"experiment_id": experiment_id}))
+    return Facts(row.owner, int(row.seed), row.rounds, row.num_arms, row.spec_hash, row.lockstep, row.checkpoint, arms)
+
+
+_EXPERIMENT = select(
+    t.experiment.c.owner,
+    t.experiment.c.seed,
+    t.experiment.c.rounds,
+    t.experiment.c.num_arms,
+    t.experiment.c.spec_hash,
+    t.experiment.c.spec["lockstep"].label("lockstep"),
+    t.experiment.c.spec["checkpoint"].label("checkpoint"),
+).where(t.experiment.c.id == bindparam("experiment_id"))
+_ARMS = select(t.arm).where(t.arm.c.experiment_id == bindparam("experiment_id")).order_by(t.arm.c.arm_index)
