@@ -42,7 +42,8 @@ def create_app(settings: Settings) -> FastAPI:
         redoc_url=None,
     )
     app.state.settings = settings
-    for module in (experiments, workers, live, reports, exports, artifacts, ops):
+    # the calls of workers are the most frequent ones, and routes are tried in order
+    for module in (workers, experiments, live, reports, exports, artifacts, ops):
         app.include_router(module.router)
     app.include_router(ops.health)
     pages.mount(app)

@@ -16,12 +16,13 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
+from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import psycopg
-from sqlalchemy import Engine, create_engine, event, make_url, text
+from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import DisconnectionError
 from sqlalchemy.orm import Session
 
@@ -90,6 +91,18 @@ class FairLock:
                 self._held = False
 
 
+class _CoreSession(Session):
+    """A session of Core statements: they go to its one connection without what the ORM prepares for each."""
+
+    @cached_property
+    def _core(self) -> Connection:
+        return self.connection()
+
+    def execute(self, statement: Any, params: Any = None, **options: Any) -> Any:
+        """Execute a Core statement in the session's transaction."""
+        return self._core.execute(statement, params, **options)
+
+
 class Store:
     """Sessions on one database.
 
@@ -118,7 +131,7 @@ class Store:
     @contextmanager
     def read(self) -> Iterator[Session]:
         """A session for reading; it never writes and holds nothing after the block."""
-        with Session(self.engine, info={KEPT: self._kept}) as session:
+        with _CoreSession(self.engine, info={KEPT: self._kept}) as session:
             yield session
 
     @contextmanager
@@ -129,7 +142,7 @@ class Store:
             urgent: take the next turn of SQLite's one writer; for what is short and bounds a lease.
         """
         info: dict[str, Any] = {KEPT: self._kept, AT_THE_END: {}}
-        with self._turn(urgent), Session(self._write_engine, info=info) as session, session.begin():
+        with self._turn(urgent), _CoreSession(self._write_engine, info=info) as session, session.begin():
             yield session
             for _, act in sorted(info[AT_THE_END].items()):
                 act(session)

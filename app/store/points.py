@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from sqlalchemy import and_, func, or_, select, text, update
+from sqlalchemy import and_, bindparam, func, or_, select, text, update
 from sqlalchemy.orm import Session
 
 from app.store import tables as t
@@ -96,25 +96,21 @@ def insert_points(session: Session, run_no: int, attempt: int, rows: Sequence[Po
     session.connection().exec_driver_sql(_ONE_BY_ONE, [(run_no, attempt, *row) for row in rows])
 
 
-def advance(session: Session, run_no: int, attempt: int, first_seq: int, count: int) -> None:
-    """Move the highest contiguous seq past a batch that follows it."""
-    last = first_seq + count - 1
-    session.execute(
-        update(t.run_attempt)
-        .where(
-            t.run_attempt.c.run_no == run_no,
-            t.run_attempt.c.attempt == attempt,
-            t.run_attempt.c.last_seq >= first_seq - 1,
-            t.run_attempt.c.last_seq < last,
-        )
-        .values(last_seq=last)
-    )
+def advance(session: Session, run_no: int, attempt: int, first_seq: int, count: int) -> int:
+    """Move the highest contiguous seq past a batch that follows it; return the seq up to which no point is missing."""
+    given = {"of_run": run_no, "of_attempt": attempt, "before": first_seq - 1, "last": first_seq + count - 1}
+    moved = session.execute(_ADVANCE, given).scalar_one_or_none()
+    return int(session.execute(_ACKNOWLEDGED, given).scalar_one() if moved is None else moved)
 
 
-def acknowledged(session: Session, run_no: int, attempt: int) -> int:
-    """Return the highest seq of an attempt up to which no point is missing."""
-    query = select(t.run_attempt.c.last_seq).where(t.run_attempt.c.run_no == run_no, t.run_attempt.c.attempt == attempt)
-    return int(session.execute(query).scalar_one())
+_OF_ATTEMPT = and_(t.run_attempt.c.run_no == bindparam("of_run"), t.run_attempt.c.attempt == bindparam("of_attempt"))
+_ADVANCE = (
+    update(t.run_attempt)
+    .where(_OF_ATTEMPT, t.run_attempt.c.last_seq.between(bindparam("before"), bindparam("last") - 1))
+    .values(last_seq=bindparam("last"))
+    .returning(t.run_attempt.c.last_seq)
+)
+_ACKNOWLEDGED = select(t.run_attempt.c.last_seq).where(_OF_ATTEMPT)
 
 
 def names_of_run(session: Session, run_no: int) -> list[str]:
