@@ -125,7 +125,7 @@ def post_points(ctx: Context, assignment_id: str, token: str, request: PointsReq
     total = sum(len(series.value) for series in request.series)
     if total > MAX_POINTS:
         raise InvalidError(f"{total} points exceed the limit of {MAX_POINTS} a request", code="too_many_points")
-    with ctx.store.write() as session:
+    with ctx.store.write(bulk=True) as session:
         row, _ = fenced(session, assignment_id, token)
         numbers = {run.id: run.no for run in experiments.runs_of_share(session, row.id)}
         highest: dict[str, int] = {}

@@ -135,21 +135,25 @@ class Store:
             yield session
 
     @contextmanager
-    def write(self, *, urgent: bool = False) -> Iterator[Session]:
+    def write(self, *, urgent: bool = False, bulk: bool = False) -> Iterator[Session]:
         """One writing transaction: commits at the end of the block, rolls back on an exception.
 
         Args:
             urgent: take the next turn of SQLite's one writer; for what is short and bounds a lease.
+            bulk: take turns with other bulk writers of this process, on PostgreSQL too, so that what is short need
+                not compete with all of them.
         """
         info: dict[str, Any] = {KEPT: self._kept, AT_THE_END: {}}
-        with self._turn(urgent), _CoreSession(self._write_engine, info=info) as session, session.begin():
+        with self._turn(urgent, bulk), _CoreSession(self._write_engine, info=info) as session, session.begin():
             yield session
             for _, act in sorted(info[AT_THE_END].items()):
                 act(session)
 
-    def _turn(self, urgent: bool) -> AbstractContextManager[None]:
-        """SQLite has one writer at a time; PostgreSQL needs no turns."""
-        return self._writer.hold(_WRITER_WAIT_SECONDS, urgent=urgent) if self.is_sqlite else nullcontext()
+    def _turn(self, urgent: bool, bulk: bool) -> AbstractContextManager[None]:
+        """SQLite has one writer at a time; on PostgreSQL only bulk takes turns."""
+        if self.is_sqlite or bulk:
+            return self._writer.hold(_WRITER_WAIT_SECONDS, urgent=urgent)
+        return nullcontext()
 
     def now(self, session: Session) -> float:
         """The database clock, seconds since 1970 UTC; the only clock that decides anything."""
