@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import threading
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
 
 import pytest
 
 from app.services.context import Context
-from app.store import events, scheduling
+from app.store import events, experiments, facts, scheduling
 from app.store.engine import FairLock
 from app.store.events import NewEvent
 from tests.conftest import wait_until
-from tests.factories import submit
+from tests.factories import submit, tiny_spec
 
 SENDERS = 8
 
@@ -83,3 +84,64 @@ def test_urgent_writer_goes_first_and_the_others_in_order_of_arrival() -> None:
     for thread in threads:
         thread.join(20)
     assert served == ["beat", "beat 2", "a", "b", "c"]
+
+
+ORDERS = {  # the same owner or another, equal ranks and priorities, and a page that one experiment cannot fill
+    "alone": [("local", 50, 1.0), ("local", 50, 2.0), ("local", 50, 3.0)],
+    "equal ranks": [("local", 50, 1.0), ("local", 50, 1.0), ("local", 50, 2.0)],
+    "equal shares": [("anna", 50, 1.0), ("bert", 50, 1.0), ("local", 50, 0.0)],
+    "shares first": [("heavy", 50, 1.0), ("light", 50, 2.0), ("local", 40, 0.0)],
+    "priority first": [("heavy", 60, 9.0), ("light", 50, 2.0), ("local", 60, 9.0)],
+}
+SHARES = {"heavy": 9.0, "light": 1.0, "local": 3.0}
+
+
+@pytest.mark.parametrize("size", [1, 2, 3, 5, 9])
+@pytest.mark.parametrize("case", list(ORDERS))
+def test_page_of_the_queue_begins_as_the_whole_queue_does(ctx: Context, case: str, size: int) -> None:
+    ids = [submit(ctx, tiny_spec(experiment={"replicates": 3})) for _ in ORDERS[case]]
+    keys = dict(zip(ids, ORDERS[case], strict=True))
+    with ctx.store.write() as session:
+        for experiment_id, (owner, priority, rank) in keys.items():
+            experiments.change(session, experiment_id, owner=owner, priority=priority, rank=rank)
+        now = ctx.store.now(session)
+    with ctx.store.read() as session:
+        every = [row for experiment_id in ids for row in experiments.blocks(session, experiment_id)]
+        page = scheduling.eligible_blocks(session, now, SHARES, limit=size)
+
+    def place(row: Any) -> tuple[Any, ...]:
+        owner, priority, rank = keys[row.experiment_id]
+        return -priority, SHARES.get(owner, 0.0), rank, row.replicate, row.id
+
+    assert [row.id for row in page] == [row.id for row in sorted(every, key=place)][:size]
+
+
+def test_facts_are_read_once_and_hold_nothing_that_changes(ctx: Context) -> None:
+    experiment_id = submit(ctx)
+    with ctx.store.read() as session:
+        known = facts.of(session, experiment_id)
+    with ctx.store.read() as session:
+        assert facts.of(session, experiment_id) is known
+    changing = {"name", "notes", "tags", "priority", "rank", "desired", "needs", "placement_resolved", "finished_at"}
+    assert not changing & set(facts.Facts.__dataclass_fields__)
+
+
+def test_bulk_writers_take_turns_and_a_heartbeat_does_not_wait_for_them(ctx: Context) -> None:
+    if ctx.store.is_sqlite:
+        return  # one writer at all: the turns of SQLite are tested with its lock
+    order: list[str] = []
+    first = threading.Event()
+
+    def bulk() -> None:
+        with ctx.store.write(bulk=True):
+            order.append("bulk")
+
+    with ThreadPoolExecutor(1) as pool:
+        with ctx.store.write(bulk=True):
+            waiting = pool.submit(bulk)
+            with ctx.store.write(urgent=True):
+                order.append("beat")
+            first.wait(0.05)
+            order.append("first")
+        waiting.result(10)
+    assert order == ["beat", "first", "bulk"]
