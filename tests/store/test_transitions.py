@@ -73,7 +73,7 @@ def test_every_move_has_one_event_with_its_actor(ctx: Context) -> None:
     worker.claim()
     worker.train(rounds=2)
     with ctx.store.read() as session:
-        rows = session.execute(select(t.event)).all()
+        rows = session.execute(select(t.event).order_by(t.event.c.experiment_id, t.event.c.seq)).all()
         of_worker = session.execute(select(t.worker_event).order_by(t.worker_event.c.id)).all()
         count = session.execute(select(func.count()).select_from(t.event).where(t.event.c.actor == "")).scalar_one()
     assert count == 0
