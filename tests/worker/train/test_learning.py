@@ -8,8 +8,9 @@ import sys
 
 import pytest
 
-#: How far a fifth of the training leads depends on rounding, and rounding on the processor's widest instructions; the
-#: least that every processor has narrows that down, but makers still differ (seed 3: 273 steps on one, over 300 on another).
+#: How far a fifth of the training leads depends on rounding, and rounding on the processor's widest instructions.
+#: The least that every processor has narrows that down, but makers still differ: seed 3 came to 273 steps on one
+#: processor and to more than 300 on another.
 _SAME_EVERYWHERE = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"}
 
 
