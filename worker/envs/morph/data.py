@@ -21,7 +21,7 @@ from torch import Tensor
 
 from worker import keys
 from worker.envs.morph import cifar, synth
-from worker.envs.morph.config import EnvConfig, check_batches
+from worker.envs.morph.config import EnvConfig, check_batches, resolve_path
 from worker.envs.morph.tasks import LmShape
 
 Array = NDArray[np.generic]
@@ -304,7 +304,7 @@ def split_items(config: EnvConfig, arrays: Arrays, split: str, device: torch.dev
     images = torch.from_numpy(np.ascontiguousarray(arrays.images[chosen])).to(device)
     labels = torch.from_numpy(arrays.labels[chosen].astype(np.int64)).to(device)
     items = _Normaliser(arrays, device, config.dtype)(images)
-    if config.path == "fused":
+    if resolve_path(config, device) == "fused":
         from worker.envs.morph import fused
 
         items = fused.padded(items)

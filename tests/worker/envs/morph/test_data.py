@@ -20,6 +20,7 @@ from tests.worker.envs.morph.factories import CPU, SEED, rng, tiny
 from worker.envs.morph import cifar, data, synth
 from worker.envs.morph.config import EnvConfig
 from worker.envs.morph.data import Arrays, TrainingData, load, split_items
+from worker.envs.morph.stock import Setup, Stock
 from worker.train.abilities import datasets
 
 
@@ -363,3 +364,9 @@ def test_crops_are_those_of_bounded_integers() -> None:
             [*range(9)],
             [0, 1],
         ]
+
+
+def test_the_fused_path_without_a_gpu_is_refused_by_name() -> None:
+    config = EnvConfig.for_task("digits_tiny", path="fused", batch_size=64, batches_per_step=1)
+    with pytest.raises(ValueError, match="engine.path 'fused' needs a CUDA device"):
+        Stock.load(Setup(config, SEED, CPU, 1, "train"))
