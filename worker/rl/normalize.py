@@ -33,7 +33,7 @@ class ObsNormalizer:
 
     def __init__(self, continuous: Tensor, sentinel: Tensor, clip: float) -> None:
         self.continuous, self.clip = continuous, clip
-        #: What stands for "unknown"; a feature that has no such value equals NaN never.
+        #: What stands for "unknown"; a feature that has no such value is compared with NaN, which equals nothing.
         self._unknown = torch.where(sentinel, _UNKNOWN, torch.nan)
         self.count = torch.zeros_like(continuous, dtype=torch.float64)
         self.mean = torch.zeros_like(self.count)

@@ -38,7 +38,7 @@ LINEAR_ADD, SIGMOID_ADD = 0, 2
 FULL_TARGET = 2
 _NUM_OPS = len(Op)
 _TARGETS = np.array(ALPHA_TARGETS)
-# an attribute of an enum is looked up in Python
+# an attribute of an enum is looked up in Python, which is slow
 _WAIT, _GERMINATE, _SET_ALPHA_TARGET = int(Op.WAIT), int(Op.GERMINATE), int(Op.SET_ALPHA_TARGET)
 _PRUNE, _FOSSILIZE, _ADVANCE = int(Op.PRUNE), int(Op.FOSSILIZE), int(Op.ADVANCE)
 _DORMANT, _HOLD = Stage.DORMANT, Ramp.HOLD

@@ -2,6 +2,7 @@
 
 One row of the product is ``PX`` neighbouring pixels of an image row: they share a window of KS x WN pixels, WN at
 least PX + KS - 1, so each pixel is gathered fewer times and the narrow side of the product is PX times as wide.
+A pixel that is not finite reaches all PX pixels of a row through taps of zero: one column more than the kernel's edge.
 Axes: q rows of the product, k elements (r, t, c) of a window, n columns (j, o) of the product; C channels of the
 window's tensor, of which CI are real, O of the other one. Activations lie channels-last.
 """
@@ -185,6 +186,7 @@ def conv_back(
                 out = tl.dot(a2, b2, out, input_precision=PREC)
             tl.store(dx + at, out.to(dx.dtype.element_ty), mask=ok)
     to = parts + (pid * PX * O + n[:, None]) * (tl.num_programs(1) * NK * BK) + k[None, :]
+    # k is never negative: this widens the mask to the tile
     wide = known[:, None] & (k >= 0)[None, :]
     tl.store(to, acc0, mask=wide)
     if NK > 1:

@@ -18,9 +18,8 @@ import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
 
 from worker.envs.morph import kernels, launch
-from worker.envs.morph.launch import Norm, add_rows, last
+from worker.envs.morph.launch import EPS, Norm, add_rows, last
 
-_EPS = 1e-5
 #: Elements of the tile of one program of a pointwise pass.
 _TILE = 2048
 #: Largest number of elements of one image and group that a program holds.
@@ -36,14 +35,19 @@ def block(x: Tensor, weight: Tensor, norm: Any, *, update: bool, pool: bool) -> 
         norm: ``hosts.BatchStats``.
         update: whether running statistics move.
         pool: whether 2x2 maxima follow.
+
+    Raises:
+        ValueError: an odd edge to be pooled.
     """
+    _check_even(x, pool)
     given = (norm.weight, norm.bias, norm.running_mean, norm.running_var, update, pool)
     found: Tensor = _Block.apply(x, weight, *given)  # type: ignore[no-untyped-call]
     return found
 
 
 def block_eval(x: Tensor, weight: Tensor, norm: Any, *, pool: bool) -> Tensor:
-    """Return pool(ReLU(BN(conv(x)))) with running statistics; takes no gradient."""
+    """Return pool(ReLU(BN(conv(x)))) with running statistics; takes no gradient. Raises as ``block``."""
+    _check_even(x, pool)
     y = launch.conv(last(x), weight)
     return _activate(y, norm.running_mean, norm.running_var, norm.weight, norm.bias, pool=pool, variance=True)
 
@@ -55,7 +59,8 @@ def conv2d(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def pool(x: Tensor) -> Tensor:
-    """Return 2x2 maxima; the first of equal ones takes the gradient."""
+    """Return 2x2 maxima; the first of equal ones takes the gradient. An odd edge raises ValueError."""
+    _check_even(x, True)
     found: Tensor = _Pool.apply(x)  # type: ignore[no-untyped-call]
     return found
 
@@ -258,6 +263,11 @@ class _Head(torch.autograd.Function):
         return dx * grads[0].to(dx.dtype), dw, db, None
 
 
+def _check_even(x: Tensor, pools: bool) -> None:
+    if pools and (x.shape[2] % 2 or x.shape[3] % 2):
+        raise ValueError(f"a map of {x.shape[2]} x {x.shape[3]} cannot be pooled by engine.path fused; use captured")
+
+
 def _activate(
     y: Tensor, mean: Tensor, rstd: Tensor, gain: Tensor, bias: Tensor, *, pool: bool, variance: bool
 ) -> Tensor:
@@ -266,7 +276,7 @@ def _activate(
     z = torch.empty(shape, device=y.device, dtype=y.dtype, memory_format=torch.channels_last)
     kernels.activate[(triton.cdiv(z.numel(), 1024),)](
         y, z, mean, rstd, gain, bias, z.numel(),
-        H=height, W=width, O=out, POOL=pool, VARIANCE=variance, EPS=_EPS, BLOCK=1024,
+        H=height, W=width, O=out, POOL=pool, VARIANCE=variance, EPS=EPS, BLOCK=1024,
     )  # fmt: skip
     return z
 
@@ -276,7 +286,7 @@ def _group(x: Tensor, base: Tensor, given: Sequence[Tensor], groups: int, *, ble
     out = torch.empty_like(base)
     moments = torch.empty(x.shape[0], groups, 2, device=x.device)
     shape = _group_shape(x, moments, blends)
-    kernels.group[(x.shape[0], groups)](x, base, out, *given, moments, EPS=_EPS, num_warps=4, **shape)
+    kernels.group[(x.shape[0], groups)](x, base, out, *given, moments, EPS=EPS, num_warps=4, **shape)
     return out, moments
 
 

@@ -19,7 +19,7 @@ from worker.envs.morph.tracker import Tracker
 
 BoolArray = NDArray[np.bool_]
 _HEALTH, _ACCURACY_PP = 0.7, 1.0
-# an attribute of an enum is looked up in Python
+# an attribute of an enum is looked up in Python, which is slow
 _GERMINATED, _TRAINING, _BLENDING, _HOLDING = Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING
 _HOLD = Ramp.HOLD
 

@@ -13,10 +13,16 @@ import triton.language as tl  # type: ignore[import-not-found,import-untyped,unu
 
 
 @triton.jit
+def larger(a, b):
+    """Return the larger element, NaN where either is NaN, as PyTorch's ReLU and pooling do."""
+    return tl.maximum(a, b, propagate_nan=tl.PropagateNan.ALL)
+
+
+@triton.jit
 def normal(y, at, ok, mean, rstd, gain, bias):
     """Return xhat and max(0, gain xhat + bias) at pointers."""
     xhat = (tl.load(y + at, mask=ok, other=0.0).to(tl.float32) - mean) * rstd
-    return xhat, tl.maximum(xhat * gain + bias, 0.0)
+    return xhat, larger(xhat * gain + bias, 0.0)
 
 
 @triton.jit
@@ -40,7 +46,7 @@ def activate(
         _, z1 = normal(y, at + O, ok, m, r, g, b)
         _, z2 = normal(y, at + W * O, ok, m, r, g, b)
         _, z3 = normal(y, at + W * O + O, ok, m, r, g, b)
-        z = tl.maximum(tl.maximum(z, z1), tl.maximum(z2, z3))
+        z = larger(larger(z, z1), larger(z2, z3))
     else:
         _, z = normal(y, i, ok, m, r, g, b)
     tl.store(out + i, z.to(out.dtype.element_ty), mask=ok)
@@ -77,7 +83,7 @@ def activate_back(
             h1, z1 = normal(y, at + O, ok, m, r, g, b)
             h2, z2 = normal(y, down, ok, m, r, g, b)
             h3, z3 = normal(y, down + O, ok, m, r, g, b)
-            top = tl.maximum(tl.maximum(z0, z1), tl.maximum(z2, z3))
+            top = larger(larger(z0, z1), larger(z2, z3))
             # the first of equal maxima takes the gradient
             d = tl.where(top > 0.0, d, 0.0)
             is0 = z0 == top
@@ -198,7 +204,7 @@ def group(
     to = moments + (tl.program_id(0) * G + tl.program_id(1)) * 2
     tl.store(to, mean)
     tl.store(to + 1, rstd)
-    z = tl.maximum(d * rstd * tl.load(weight + c)[None, :] + tl.load(bias + c)[None, :], 0.0)
+    z = larger(d * rstd * tl.load(weight + c)[None, :] + tl.load(bias + c)[None, :], 0.0)
     if BLEND:
         z = tl.load(h + at).to(tl.float32) + tl.load(alpha) * tl.load(gamma + c)[None, :] * z
     tl.store(out + at, z.to(out.dtype.element_ty))
@@ -241,10 +247,10 @@ def pool(x, out, total, H: tl.constexpr, W: tl.constexpr, O: tl.constexpr, BLOCK
     ok = i < total
     q = i // O
     at = (((q // ((W // 2) * (H // 2))) * H + 2 * ((q // (W // 2)) % (H // 2))) * W + 2 * (q % (W // 2))) * O + i % O
-    a = tl.maximum(tl.load(x + at, mask=ok, other=0.0), tl.load(x + at + O, mask=ok, other=0.0))
+    a = larger(tl.load(x + at, mask=ok, other=0.0), tl.load(x + at + O, mask=ok, other=0.0))
     at += W * O
-    b = tl.maximum(tl.load(x + at, mask=ok, other=0.0), tl.load(x + at + O, mask=ok, other=0.0))
-    tl.store(out + i, tl.maximum(a, b), mask=ok)
+    b = larger(tl.load(x + at, mask=ok, other=0.0), tl.load(x + at + O, mask=ok, other=0.0))
+    tl.store(out + i, larger(a, b), mask=ok)
 
 
 @triton.jit
@@ -257,7 +263,7 @@ def pool_back(x, grad, dx, total, H: tl.constexpr, W: tl.constexpr, O: tl.conste
     a0, a1 = tl.load(x + at, mask=ok, other=0.0), tl.load(x + at + O, mask=ok, other=0.0)
     low = at + W * O
     a2, a3 = tl.load(x + low, mask=ok, other=0.0), tl.load(x + low + O, mask=ok, other=0.0)
-    top = tl.maximum(tl.maximum(a0, a1), tl.maximum(a2, a3))
+    top = larger(larger(a0, a1), larger(a2, a3))
     g = tl.load(grad + i, mask=ok, other=0.0)
     zero = tl.zeros_like(g)
     is0 = a0 == top

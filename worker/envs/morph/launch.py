@@ -14,7 +14,8 @@ from torch import Tensor
 
 from worker.envs.morph import conv_kernels, kernels
 
-_EPS, _MOMENTUM = 1e-5, 0.1
+#: Of BatchNorm and GroupNorm, as PyTorch has them; momentum as ``hosts`` has it.
+EPS, _MOMENTUM = 1e-5, 0.1
 #: Columns up to which a product takes two pixels a row.
 _WIDE = 64
 #: Programs of ``conv_back`` that run at once on 132 multiprocessors, without and with dx; each leaves partial sums.
@@ -59,8 +60,14 @@ class Product:
 
 
 def product(x: Tensor, channels: int, kernel: int) -> Product:
-    """Return how windows of x [B, C, H, W] meet rows of ``channels`` channels of the same map."""
+    """Return how windows of x [B, C, H, W] meet rows of ``channels`` channels of the same map.
+
+    Raises:
+        ValueError: more elements than 32-bit offsets of the kernels reach.
+    """
     batch, inner, height, width = x.shape
+    if batch * height * width * max(inner, channels) >= 1 << 31:
+        raise ValueError(f"maps of {tuple(x.shape)} are too large for engine.path fused; use captured")
     pixels = 2 if width % 2 == 0 and 2 * channels <= _WIDE else 1
     window = triton.next_power_of_2(kernel + pixels - 1)
     columns = max(16, triton.next_power_of_2(pixels * channels))
@@ -86,7 +93,7 @@ def conv_moments(x: Tensor, weight: Tensor, running: tuple[Tensor, Tensor], *, u
     moments = torch.empty(2, out, device=x.device)
     conv_kernels.combine[(out,)](
         sums, squares, moments[0], moments[1], *running, shape.rows, tiles,
-        O=out, PX=shape.pixels, BM=shape.tile, NB=wide, UPDATE=update, EPS=_EPS, MOMENTUM=_MOMENTUM, num_warps=8,
+        O=out, PX=shape.pixels, BM=shape.tile, NB=wide, UPDATE=update, EPS=EPS, MOMENTUM=_MOMENTUM, num_warps=8,
     )  # fmt: skip
     return y, moments
 
@@ -99,7 +106,12 @@ def conv_back(x: Tensor, weight: Tensor, dy: Tensor, base: Tensor | None = None)
         weight: [O, C, k, k].
         dy: [B, O, H, W] gradient of the output.
         base: [B, C, H, W] what is added to the gradient of the input.
+
+    Raises:
+        ValueError: x has channels that the weight has not, as ``padded`` images do; they take no gradient.
     """
+    if x.shape[1] != weight.shape[1]:
+        raise ValueError(f"no gradient for {x.shape[1]} channels of an input to a weight of {weight.shape[1]}")
     shape = product(dy, x.shape[1], weight.shape[2])
     step = max(16, triton.next_power_of_2(shape.constants["WN"] * dy.shape[1]))
     if shape.columns > _WIDE or step > 64 or triton.cdiv(shape.elements, step) > _TILES:
@@ -159,6 +171,7 @@ def _back(
     programs = triton.cdiv(shape.rows, chunk)
     width = groups * tiles * step
     parts = torch.empty(programs, shape.pixels * shape.constants["O"], width, device=x.device)
+    # a pointer that the constants switch off may be any
     behind = (e, weight, weight, weight, weight, weight) if norm is None else (norm.y, *norm.moments, *norm[2:])
     conv_kernels.conv_back[(programs, groups)](
         x, e, weight, e if dx is None else dx, e if base is None else base, parts, shape.rows,

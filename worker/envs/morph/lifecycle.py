@@ -40,7 +40,7 @@ WITH_GRAFT = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, S
 DEVELOPING = (Stage.GERMINATED, Stage.TRAINING, Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING)
 
 
-# an attribute of an enum is looked up in Python
+# an attribute of an enum is looked up in Python, which is slow
 _DORMANT, _PRUNED, _EMBARGOED, _RESETTING = Stage.DORMANT, Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING
 _DOWN, _HOLD = Ramp.DOWN, Ramp.HOLD
 

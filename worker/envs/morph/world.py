@@ -42,7 +42,7 @@ _PASSED = {
     (Stage.BLENDING, Stage.HOLDING): "g3",
 }
 _BLENDED = frozenset(int(stage) for stage in (Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED))
-# an attribute of an enum is looked up in Python
+# an attribute of an enum is looked up in Python, which is slow
 _TRAINING, _BLENDING, _FOSSILIZED, _DOWN = Stage.TRAINING, Stage.BLENDING, Stage.FOSSILIZED, Ramp.DOWN
 #: Stages that a gate lets pass.
 _GATED = members(Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING)

@@ -368,5 +368,5 @@ def test_crops_are_those_of_bounded_integers() -> None:
 
 def test_the_fused_path_without_a_gpu_is_refused_by_name() -> None:
     config = EnvConfig.for_task("digits_tiny", path="fused", batch_size=64, batches_per_step=1)
-    with pytest.raises(ValueError, match="engine.path 'fused' needs a CUDA device"):
+    with pytest.raises(ValueError, match=r"engine\.path 'fused' needs a CUDA device"):
         Stock.load(Setup(config, SEED, CPU, 1, "train"))
