@@ -273,9 +273,9 @@ def claim(ctx: Context, worker_id: str) -> Claimed:
         if worker is None:
             raise NotFoundError(f"no worker {worker_id}", code="unknown_worker")
         refuse_gone(worker, WorkerStatus.RETIRED, WorkerStatus.LOST)
-        offered = leases.offered_to(session, worker) if worker.status != WorkerStatus.IDLE else None
+        offered = leases.offered_to(session, worker)
         assigned = 0
-        if worker.status == WorkerStatus.IDLE:
+        if offered is None and worker.status == WorkerStatus.IDLE:
             assigned = _tick(ctx, session)
             offered = leases.offered_to(session, worker)
         collected = _collect(ctx, session, offered) if offered is not None else None

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Float, Select, String, and_, bindparam, case, func, insert, literal, select, text, update
+from sqlalchemy import Float, Select, String, and_, bindparam, case, exists, func, insert, literal, select, text, update
 from sqlalchemy.orm import Session
 
 from app.domain.status import AssignmentState, BlockStatus, Desired, WorkerStatus
@@ -193,7 +193,10 @@ def _order(num_owners: int) -> tuple[Any, ...]:
 
 
 def idle_workers(session: Session, now: float, ttl: float) -> Sequence[Record]:
-    """Return (id, incarnation, device_uid) of the workers that may be given work, in id order, locked."""
+    """Return (id, incarnation, device_uid) of the workers that may be given work, in id order, locked.
+
+    A worker that was lost and reports idle again may still hold an offer: its device is not free before that ends.
+    """
     return session.execute(_IDLE, {"since": now - ttl}).all()
 
 
@@ -203,6 +206,7 @@ _IDLE = (
         t.worker.c.status == WorkerStatus.IDLE,
         t.worker.c.drain.is_(False),
         t.worker.c.seen_epoch > bindparam("since"),
+        ~exists().where(t.assignment.c.device_uid == t.worker.c.device_uid, t.IS_LIVE),
     )
     .order_by(t.worker.c.id)
     .with_for_update(skip_locked=True)

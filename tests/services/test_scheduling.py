@@ -521,3 +521,21 @@ def test_pause_is_undone_before_it_took_effect(ctx: Context) -> None:
     worker.checkpoint(1)
     worker.release("stopped", "user")
     assert block(ctx, experiment_id)["status"] == "queued"
+
+
+def test_a_worker_that_was_lost_with_an_offer_gets_that_one_and_no_second(ctx: Context, clock: Clock) -> None:
+    lost, other = fleet(ctx, 2)
+    ttl = ctx.settings.lease_ttl_seconds
+    clock.advance(0.7 * ttl)
+    other.beat("idle")
+    submit(ctx, tiny_spec(experiment={"replicates": 3}))
+    assert scheduling.tick(ctx) == 2
+    # silent since it registered: lost before its offer is overdue
+    clock.advance(0.5 * ttl)
+    other.beat("idle")
+    sweeping.sweep(ctx)
+    assert lost.beat("idle").status == "idle"
+    assert scheduling.tick(ctx) == 0
+    assert lost.claim() is not None
+    assert other.claim() is not None
+    assert lost.held.block_id != other.held.block_id
