@@ -284,12 +284,13 @@ def claim(ctx: Context, worker_id: str) -> Claimed:
     return Claimed(collected)
 
 
-def _collect(ctx: Context, session: Session, offered: Record) -> Assignment:
+def _collect(ctx: Context, session: Session, offered: Record) -> Assignment | None:
     token = secrets.token_hex(16)
     expires = ctx.store.now(session) + ctx.settings.lease_ttl_seconds
     values = {"token": leases.token_hash(token), "collected": True, "expires_epoch": expires}
-    leases.change(session, offered.id, **values)
-    return assignment_document(session, offered, token)
+    # a claim sent twice must not replace the token of what has been accepted meanwhile
+    held = leases.collect(session, offered.id, **values)
+    return assignment_document(session, offered, token) if held else None
 
 
 def assignment_document(session: Session, row: Record, token: str) -> Assignment:

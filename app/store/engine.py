@@ -23,7 +23,7 @@ from typing import Any
 
 import psycopg
 from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
-from sqlalchemy.exc import DisconnectionError
+from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.orm import Session
 
 from app.errors import BusyError
@@ -257,7 +257,7 @@ def _ping_after_idling(connection: Any, record: Any, _proxy: Any) -> None:
     """Replace a connection that the server has closed while it lay in the pool; one just used needs no ping.
 
     Raises:
-        DisconnectionError: the pool drops it and takes another.
+        InvalidatePoolError: the pool drops it and its idle neighbours, which the server has closed with it.
     """
     if time.monotonic() - record.info.get("idle_since", float("inf")) < _PING_AFTER_SECONDS:
         return
@@ -265,7 +265,7 @@ def _ping_after_idling(connection: Any, record: Any, _proxy: Any) -> None:
         connection.execute("SELECT 1")
         connection.rollback()
     except psycopg.Error as error:
-        raise DisconnectionError from error
+        raise InvalidatePoolError from error
 
 
 def _create_file(path: Path) -> None:

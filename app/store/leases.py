@@ -108,6 +108,12 @@ def change(session: Session, assignment_id: str, **values: Any) -> None:
     update_one(session, t.assignment, assignment_id, values)
 
 
+def collect(session: Session, assignment_id: str, **values: Any) -> bool:
+    """Change fields of an offer; False where it has been accepted or has ended since it was read."""
+    guard = ("state", frozenset({AssignmentState.OFFERED}))
+    return update_one(session, t.assignment, assignment_id, values, guard=guard) is not None
+
+
 def move(session: Session, now: float, assignment_id: str, target: AssignmentState, **values: Any) -> bool:
     """Move an assignment if the table allows it."""
     if target not in LIVE_ASSIGNMENT:

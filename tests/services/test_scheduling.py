@@ -14,6 +14,7 @@ from app.services import reading, scheduling, shares, steering, submitting, swee
 from app.services.context import Actor, Context
 from app.services.explaining import queue_document
 from app.services.finishing import finish_due
+from app.store import leases
 from tests.conftest import Clock
 from tests.factories import LOCAL, SimulatedWorker, submit, tiny_spec
 
@@ -539,3 +540,13 @@ def test_a_worker_that_was_lost_with_an_offer_gets_that_one_and_no_second(ctx: C
     assert lost.claim() is not None
     assert other.claim() is not None
     assert lost.held.block_id != other.held.block_id
+
+
+def test_a_claim_that_read_an_offer_before_its_acceptance_leaves_the_token(ctx: Context) -> None:
+    worker = fleet(ctx, 1)[0]
+    submit(ctx, tiny_spec())
+    assert worker.claim() is not None
+    worker.ready()
+    with ctx.store.write() as session:
+        assert not leases.collect(session, worker.held.assignment_id, token=leases.token_hash("another"))
+    assert worker.hand_in(worker.held.resume_round) is not None
