@@ -168,3 +168,24 @@ def test_a_batch_is_cropped_flipped_and_normalised(fused: ModuleType) -> None:
     assert x.shape[1] == 4
     assert not x[:, 3].any()
     assert y.tolist() == [0, 8, 4, 5]
+
+
+@pytest.mark.parametrize("pools", [False, True])
+def test_nan_passes_through_relu_and_pooling_as_in_the_plain_path(fused: ModuleType, pools: bool) -> None:
+    nan, one, zero = (torch.full((8,), value, device=CUDA) for value in (float("nan"), 1.0, 0.0))
+    norm = SimpleNamespace(weight=one, bias=zero, running_mean=nan, running_var=one)
+    assert fused.block_eval(draws(2, 8, 4, 4), draws(8, 8, 3, 3, seed=1), norm, pool=pools).isnan().all()
+    x = draws(2, 8, 4, 4)
+    x[0, 0, 0, 0] = float("nan")
+    assert torch.equal(fused.pool(x).isnan(), F.max_pool2d(x, 2).isnan())
+    grown = fused.group_relu(x, SimpleNamespace(weight=one, bias=zero), 1)
+    assert grown[0].isnan().all()
+    assert grown[1].isfinite().all()
+
+
+def test_an_odd_map_is_not_pooled_and_padded_images_take_no_gradient(fused: ModuleType) -> None:
+    with pytest.raises(ValueError, match="3 x 3"):
+        fused.pool(draws(1, 8, 3, 3))
+    images, weight = fused.padded(draws(1, 3, 8, 8)).requires_grad_(), draws(8, 3, 3, 3)
+    with pytest.raises(ValueError, match="4 channels"):
+        fused.conv2d(images, weight).sum().backward()
