@@ -135,9 +135,10 @@ class Legality:
 
     def equals(self, other: Legality) -> bool:
         """Say whether the same may be done."""
-        return all(mine.tobytes() == own.tobytes() for mine, own in zip(self._arrays(), other._arrays(), strict=True))
+        return all(mine.tobytes() == own.tobytes() for mine, own in zip(self.arrays(), other.arrays(), strict=True))
 
-    def _arrays(self) -> tuple[BoolArray, ...]:
+    def arrays(self) -> tuple[BoolArray, ...]:
+        """Return all of it."""
         return self.op, self.slot, self.blueprint, self.alpha_target
 
 
