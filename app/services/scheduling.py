@@ -262,7 +262,7 @@ class Claimed:
 
 
 def claim(ctx: Context, worker_id: str) -> Claimed:
-    """Tick, then hand the worker what it was offered; repeating it hands the same assignment again.
+    """Hand the worker what it was offered, after a tick where that is nothing; repeating it hands the same again.
 
     Raises:
         NotFoundError: for an unknown worker.

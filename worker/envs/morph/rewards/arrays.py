@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from worker.envs.morph.context import RewardContext, SlotState
+from worker.envs.morph.lifecycle import members
 from worker.envs.morph.stages import Stage
 
 Array = NDArray[Any]
@@ -22,12 +23,9 @@ Bools = NDArray[np.bool_]
 
 _GERMINATED, _TRAINING, _BLENDING = Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING
 _HOLDING, _FOSSILIZED = Stage.HOLDING, Stage.FOSSILIZED
-_SIZE = max(Stage) + 1
 #: Up to so many addends are summed one after the other by numpy and by torch.
 _IN_TURN = 4
-_LIVE, _BLENDED = (np.zeros(_SIZE, dtype=bool) for _ in range(2))
-_LIVE[[_GERMINATED, _TRAINING, _BLENDING, _HOLDING]] = True
-_BLENDED[[_BLENDING, _HOLDING, _FOSSILIZED]] = True
+_LIVE, _BLENDED = members(_GERMINATED, _TRAINING, _BLENDING, _HOLDING), members(_BLENDING, _HOLDING, _FOSSILIZED)
 
 
 class Moment:
