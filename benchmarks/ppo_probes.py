@@ -265,17 +265,18 @@ def action_by_observation(seed: int) -> tuple[bool, str]:
     return ok and ok_value, f"{told}, V {told_value}"
 
 
-def _memory(body: str, seed: int, rounds: int) -> float:
+def _memory(body: str, seed: int, rounds: int, lr: float) -> float:
     pay = Probe(MEMORY, _cue_first, lambda e, a: (e.step == MEMORY - 1) * _matches(e, a))
-    return success(train(pay, seed, rounds, body=body, gamma=0.95, lr=8e-3), pay, seed + 100)
+    return success(train(pay, seed, rounds, body=body, gamma=0.95, lr=lr), pay, seed + 100)
 
 
 def memory_lstm(seed: int) -> tuple[bool, str]:
-    return above(_memory("lstm", seed, 70), 0.95)
+    # at 8e-3 whether a seed gets there hangs on rounding, and that on the processor
+    return above(_memory("lstm", seed, 120, 3e-3), 0.95)
 
 
 def memory_mlp(seed: int) -> tuple[bool, str]:
-    return near(_memory("mlp", seed, 20), 0.5, 0.1)
+    return near(_memory("mlp", seed, 20, 8e-3), 0.5, 0.1)
 
 
 def truncated(seed: int) -> tuple[bool, str]:
