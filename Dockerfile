@@ -4,6 +4,7 @@ ENV PYTHONUNBUFFERED=1 PIP_NO_CACHE_DIR=1 PIP_DISABLE_PIP_VERSION_CHECK=1
 RUN useradd --create-home --uid 10001 lockstep && mkdir -p /data && chown lockstep /data
 WORKDIR /srv/lockstep
 COPY pyproject.toml README.md alembic.ini ./
+COPY lockstep ./lockstep
 COPY app ./app
 COPY migrations ./migrations
 COPY worker ./worker

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from app.domain.problems import Problem
+from lockstep.spec.problems import Problem
 
 MEDIA_TYPE = "application/problem+json"
 

@@ -16,9 +16,9 @@ from typing import Any
 from starlette.concurrency import run_in_threadpool
 
 from app.logs import get_logger
-from app.services import frames
+from app.services import live
 from app.services.context import Context
-from app.services.frames import Batch, Interest, Position
+from app.services.live import Batch, Interest, Position
 from app.services.operations import METRICS, server_epoch
 
 MAX_BUFFER_BYTES = 256 * 1024
@@ -107,7 +107,7 @@ class Hub:
         position = Position.parse(after) if after is not None else Position()
         reader = Reader(experiment_id, interest, position)
         if after is None:
-            frame, reader.position = await run_in_threadpool(frames.snapshot, self._ctx, experiment_id, interest)
+            frame, reader.position = await run_in_threadpool(live.snapshot, self._ctx, experiment_id, interest)
             reader.push("snapshot", dump(frame))
         await self._catch_up(reader)
         self._readers.setdefault(experiment_id, set()).add(reader)
@@ -144,13 +144,13 @@ class Hub:
     async def _catch_up(self, reader: Reader) -> None:
         more = True
         while more and not reader.closed:
-            batch = await run_in_threadpool(frames.read_batch, self._ctx, reader.experiment_id, reader.position)
+            batch = await run_in_threadpool(live.read_batch, self._ctx, reader.experiment_id, reader.position)
             _deliver(reader, batch)
             more = batch.more
 
     async def _end_if_over(self, reader: Reader) -> None:
         """A reader that comes after the end is told so, also when its cursor lies behind the event."""
-        frame = await run_in_threadpool(frames.last_end, self._ctx, reader.experiment_id)
+        frame = await run_in_threadpool(live.last_end, self._ctx, reader.experiment_id)
         if frame is not None and not any(kind == "end" for kind, _ in reader.outbox):
             reader.push("end", dump({**frame, "cursor": reader.position.cursor()}))
 
@@ -184,13 +184,13 @@ class Hub:
         for reader in [item for item in self._readers.get(experiment_id, ()) if item.ready]:
             key = (reader.interest, reader.position.cursor())
             if key in shared:
-                frames.advance(reader.position, batch)
+                live.advance(reader.position, batch)
             else:
-                made = frames.frames_of(batch, reader.position, reader.interest)
+                made = live.frames_of(batch, reader.position, reader.interest)
                 shared[key] = [(frame["type"], dump(frame)) for frame in made]
             for kind, text in shared[key]:
                 reader.push(kind, text)
-        frames.advance(hub_position, batch)
+        live.advance(hub_position, batch)
 
     def _resync(self) -> None:
         for readers in self._readers.values():
@@ -200,14 +200,14 @@ class Hub:
 
 
 def _deliver(reader: Reader, batch: Batch) -> None:
-    for frame in frames.frames_of(batch, reader.position, reader.interest, live=False):
+    for frame in live.frames_of(batch, reader.position, reader.interest, live=False):
         reader.push("catch_up" if frame["type"] == "delta" else frame["type"], dump(frame))
 
 
 def _read_all(ctx: Context, positions: dict[str, Position]) -> tuple[dict[str, Batch], str]:
     found = {}
     for experiment_id, position in positions.items():
-        batch = frames.read_batch(ctx, experiment_id, position)
+        batch = live.read_batch(ctx, experiment_id, position)
         if batch.events or batch.points:
             found[experiment_id] = batch
     return found, server_epoch(ctx)

@@ -8,13 +8,13 @@ from pathlib import Path
 
 from fastapi import FastAPI
 
-from app import guards, problems
-from app.duties import Duties
+from app import middleware, problems
+from app.background import Duties
 from app.live import Hub
 from app.logs import configure, get_logger
-from app.routes import artifacts, experiments, exports, live, ops, pages, reports, workers
+from app.routes import artifacts, experiments, exports, live, operations, pages, reports, workers
+from app.services.artifacts import FileStore
 from app.services.context import Bell, Context
-from app.services.files import FileStore
 from app.services.operations import ensure_epoch
 from app.settings import Settings
 from app.store import migrate
@@ -43,12 +43,12 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.settings = settings
     # the calls of workers are the most frequent ones, and routes are tried in order
-    for module in (workers, experiments, live, reports, exports, artifacts, ops):
+    for module in (workers, experiments, live, reports, exports, artifacts, operations):
         app.include_router(module.router)
-    app.include_router(ops.health)
+    app.include_router(operations.health)
     pages.mount(app)
     problems.install(app)
-    guards.install(app, settings)
+    middleware.install(app, settings)
     return app
 
 

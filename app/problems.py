@@ -10,11 +10,11 @@ from sqlalchemy.exc import OperationalError, SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
-from app.domain.problems import Problem, pointer
 from app.errors import MEDIA_TYPE, AppError, BusyError, InvalidError, problem_document
 from app.logs import get_logger
 from app.routes.documents import ProblemDocument
 from app.services.operations import METRICS
+from lockstep.spec.problems import Problem, pointer
 
 _log = get_logger("errors")
 _CODES = {400: "malformed", 404: "not_found", 405: "method_not_allowed", 413: "too_large", 415: "media_type"}

@@ -17,7 +17,7 @@ from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
 
-from app.domain.stats.calibrate import Calibration, rerandomised_suite, simulated_suite
+from lockstep.stats.calibrate import Calibration, rerandomised_suite, simulated_suite
 
 RESULT = Path(__file__).parent / "results" / "calibration.json"
 RERANDOMISED = 1_000

@@ -26,10 +26,10 @@ from typing import Any
 import httpx
 import psycopg
 
-from app.client import ApiError, Client
 from app.store import migrate
 from app.store.engine import Store
 from benchmarks.chaos_cast import NUM_WORKERS, ROOT, Cast, Cluster, NoPostgresError, strike
+from lockstep.client import ApiError, Client
 from tests.factories import tiny_spec
 
 _KINDS = ("worker", "child", "child", "api", "database")

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import httpx
 
-from worker.spare import is_idle_spare
+from worker.standby import is_idle_spare
 from worker.supervisor import descendants
 
 ROOT = Path(__file__).resolve().parents[1]

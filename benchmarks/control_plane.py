@@ -27,10 +27,10 @@ from typing import Any
 
 import httpx
 
-from app.domain import protocol as p
 from app.settings import Settings
 from app.store import migrate
 from app.store.engine import Store, sqlite_module, utc
+from lockstep import protocol as p
 from tests import postgres
 from tests.conftest import LiveServer, start_server
 from tests.factories import tiny_spec

@@ -20,11 +20,10 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from app.domain.stats.calibrate import SEVERAL_EQUAL_RATE, binomial_band
-from app.domain.stats.design import Design
-from app.domain.stats.failures import analyse_with_sensitivity
-from app.domain.stats.pair import SUPERIOR_VERDICTS
-from app.domain.stats.scores import arm_scores
+from lockstep.stats.calibrate import SEVERAL_EQUAL_RATE, binomial_band
+from lockstep.stats.failures import analyse_with_sensitivity
+from lockstep.stats.scores import arm_scores
+from lockstep.stats.verdict import SUPERIOR_VERDICTS, Design
 
 RESULT = Path(__file__).parent / "results" / "coverage.json"
 N, FLOOR = 10, -10.0

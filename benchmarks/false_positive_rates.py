@@ -27,12 +27,11 @@ import scipy
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
-from app.domain.stats.curve import curve_max_t
-from app.domain.stats.evalue import sign_path
-from app.domain.stats.looks import look_levels
-from app.domain.stats.nulls import rank_sum_null
-from app.domain.stats.ranks import mann_whitney
-from app.domain.stats.sign_flip import sign_flip
+from lockstep.stats.curves import curve_max_t
+from lockstep.stats.exact import rank_sum_null
+from lockstep.stats.paired import sign_flip
+from lockstep.stats.sequential import look_levels, sign_path
+from lockstep.stats.unpaired import mann_whitney
 
 Floats = NDArray[np.float64]
 ALPHA = 0.05

@@ -24,8 +24,8 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from worker.envs.morph import cifar
-from worker.keys import generator
+from lockstep.keys import generator
+from worker.envs.morph.task import cifar
 
 FAR, PAIR_NOISE = 0.7, 0.1
 _CELLS, _EDGE, _BLANK = 4, 8, -1

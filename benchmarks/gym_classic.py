@@ -25,9 +25,9 @@ import torch
 import yaml
 from scipy import stats
 
-from app.domain.presets import merge
-from app.domain.spec import parse
-from worker.keys import replicate_seed
+from lockstep.keys import replicate_seed
+from lockstep.spec.presets import merge
+from lockstep.spec.resolve import parse
 from worker.train.block import BlockPlan, BlockTrainer, RunPlan
 
 ROOT_SEED = 42

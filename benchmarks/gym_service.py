@@ -20,12 +20,12 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any
 
-from app.client import Client
-from app.domain.presets import merge
-from app.domain.spec import load_text, parse
 from benchmarks.gym_classic import LAST, interval
 from benchmarks.run_experiments import save
 from benchmarks.served import service, wait
+from lockstep.client import Client
+from lockstep.spec.presets import merge
+from lockstep.spec.resolve import load_text, parse
 
 ANCHORS = {
     "CartPole-v1": "CleanRL 490.0 +- 6.1, baselines 497.5 +- 4.0, SB3 zoo 500 +- 0",

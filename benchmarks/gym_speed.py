@@ -28,10 +28,10 @@ import torch
 from stable_baselines3 import PPO
 from stable_baselines3.common.env_util import make_vec_env
 
-from app.domain.presets import merge
-from app.domain.spec import parse
 from benchmarks.gym_classic import ROOT_SEED
-from worker.keys import replicate_seed
+from lockstep.keys import replicate_seed
+from lockstep.spec.presets import merge
+from lockstep.spec.resolve import parse
 from worker.train.block import BlockPlan, BlockTrainer, RunPlan
 
 ENVS, ROLLOUT = 4, 128

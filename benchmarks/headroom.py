@@ -22,12 +22,12 @@ from typing import Any
 
 import torch
 
-from app.domain import rules
-from app.domain.presets import merge
-from app.domain.spec import ResolvedSpec, parse
 from benchmarks.gratings import FAR, PAIR_NOISE, write_pairs
 from benchmarks.machine import set_up, versions
-from worker.keys import replicate_seed
+from lockstep.keys import replicate_seed
+from lockstep.spec import rules
+from lockstep.spec.presets import merge
+from lockstep.spec.resolve import ResolvedSpec, parse
 from worker.train.environments import make_control, make_environments, ordered_runs
 from worker.train.evaluate import play
 from worker.train.plan import BlockPlan, RunPlan

@@ -22,15 +22,16 @@ import torch
 from torch import Tensor
 
 from benchmarks.machine import EDGE, facts, floor_seconds, save, set_up
-from worker.envs.morph.blend import Operator
-from worker.envs.morph.blueprints import blueprint_id
-from worker.envs.morph.config import EnvConfig
-from worker.envs.morph.data import Arrays, TrainingData
-from worker.envs.morph.engine import Job, StepEngine, make_engine, run_jobs
-from worker.envs.morph.hosts import Pass
-from worker.envs.morph.network import Network, SlotPlan
-from worker.envs.morph.tasks import CnnShape, action_order
-from worker.envs.morph.validate import Validator, ValPlan
+from worker.envs.morph.engine import make_engine
+from worker.envs.morph.engine.eager import Job, StepEngine, run_jobs
+from worker.envs.morph.engine.validate import Validator, ValPlan
+from worker.envs.morph.network.blend import Operator
+from worker.envs.morph.network.blueprints import blueprint_id
+from worker.envs.morph.network.hosts import Pass
+from worker.envs.morph.network.network import Network, SlotPlan
+from worker.envs.morph.task.config import EnvConfig, resolve_path, resolve_precision
+from worker.envs.morph.task.data import Arrays, TrainingData
+from worker.envs.morph.task.tasks import CnnShape, action_order
 
 _BATCHES = 24
 
@@ -58,7 +59,9 @@ class Bench:
         base = EnvConfig.for_task("cifar_baseline", batch_size=cell.batch, batches_per_step=_BATCHES)
         self.config = replace(base, task=task, precision=cell.precision, path=cell.variant)
         self.data = TrainingData(self.config, _arrays(cell.images), device, 0)
-        self.engine: StepEngine = make_engine(self.config, self.data, device)
+        self.engine: StepEngine = make_engine(
+            resolve_path(self.config, device), resolve_precision(self.config, device), self.data, device
+        )
         slots = action_order(task.host.slots())
         self.networks = [Network(self.config, slots, device) for _ in range(cell.hosts)]
         self.plan: tuple[SlotPlan, ...] = ()

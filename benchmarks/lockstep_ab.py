@@ -21,15 +21,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from app.domain.presets import merge
-from app.domain.spec import ResolvedSpec, parse
 from benchmarks.machine import MATCHES, Sampler, facts, floor_seconds, images, save, set_up, work_unit
+from lockstep.spec.presets import merge
+from lockstep.spec.resolve import ResolvedSpec, parse
+from worker.envs.base import Cohort, Masks, Observation, Seen
 from worker.envs.cohorts import Cohorts
-from worker.envs.morph.actions import FULL_TARGET, canonical_action
-from worker.envs.morph.blueprints import blueprint_id
-from worker.envs.morph.env import MorphEnvs
-from worker.envs.morph.stages import Op
-from worker.envs.protocol import Cohort, Masks, Observation, Seen
+from worker.envs.morph.episode.env import MorphEnvs
+from worker.envs.morph.life.actions import FULL_TARGET, canonical_action
+from worker.envs.morph.life.stages import Op
+from worker.envs.morph.network.blueprints import blueprint_id
 from worker.train.block import BlockPlan, BlockTrainer, RunPlan
 from worker.train.runs import TrainedRun
 

@@ -20,9 +20,9 @@ import numpy as np
 import pynvml
 import torch
 
-from app.domain.presets import merge
+from lockstep.spec.presets import merge
 from worker import numerics
-from worker.envs.morph import cifar
+from worker.envs.morph.task import cifar
 
 #: Bytes per second of a large device-to-device copy on an H100, counting reads and writes.
 COPY_RATE = 3.0e12

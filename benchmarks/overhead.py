@@ -26,12 +26,12 @@ from typing import Any
 
 import torch
 
-from app.domain.presets import merge
-from app.domain.spec import parse
 from benchmarks.lockstep_ab import runs_of
 from benchmarks.machine import facts_alone, images, save, set_up, work_unit
 from benchmarks.served import config_of, end_after, parser, train
-from worker.keys import replicate_seed
+from lockstep.keys import replicate_seed
+from lockstep.spec.presets import merge
+from lockstep.spec.resolve import parse
 from worker.train.block import BlockTrainer
 from worker.train.plan import BlockPlan
 

@@ -23,11 +23,11 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from app.domain.presets import merge
-from app.domain.spec import parse
 from benchmarks.machine import facts_alone, images, save
 from benchmarks.overhead import spec_of
 from benchmarks.served import config_of, end_after, parser, train
+from lockstep.spec.presets import merge
+from lockstep.spec.resolve import parse
 
 PLACEMENTS = {"shared": "shared_device", "split": "one_per_device"}
 

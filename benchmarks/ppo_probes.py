@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.envs.protocol import HeadSpec, Masks, Observation, StepResult
+from worker.envs.base import HeadSpec, Masks, Observation, StepResult
+from worker.rl.algorithms.ppo import prepare, update
 from worker.rl.config import LearnerConfig, NetConfig, ObsNormConfig, PPOConfig
 from worker.rl.heads import log_probabilities
 from worker.rl.learner import Learner, ObsLayout, Streams, build_learner
 from worker.rl.nets import InputLayout
-from worker.rl.ppo import prepare, update
 from worker.rl.rollout import Rollout
 
 #: Environments of every probe.

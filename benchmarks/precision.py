@@ -17,10 +17,10 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from app.domain.presets import merge
 from benchmarks.gratings import write_gratings
 from benchmarks.headroom import CASES, Case, scores, spec_of
 from benchmarks.machine import facts, save, set_up
+from lockstep.spec.presets import merge
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "fp32": {"precision": {"host": "fp32", "tf32": False}},

@@ -20,11 +20,11 @@ from statistics import median
 
 import numpy as np
 
-from app.domain.analysis import AnalysisSpec, canonical_hash, complete_analysis, validate_analysis
-from app.domain.metrics import METRICS, Metric
-from app.domain.report import build_report, render_html, report_json
-from app.domain.report.inputs import ArmFacts, ReportInputs, RunFacts, ScoreRow
-from app.domain.stats.curve import curve_max_t
+from lockstep.report import build_report, render_html, report_json
+from lockstep.report.inputs import ArmFacts, ReportInputs, RunFacts, ScoreRow
+from lockstep.spec.analysis_rules import AnalysisSpec, canonical_hash, complete_analysis, validate_analysis
+from lockstep.spec.metrics import METRICS, Metric
+from lockstep.stats.curves import curve_max_t
 
 RESULT = Path(__file__).parent / "results" / "report_speed.json"
 ARMS, REPLICATES, NUM_METRICS = ("a", "b", "c", "d"), 20, 50

@@ -25,8 +25,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from app.domain.presets import merge
-from app.domain.spec import parse
+from lockstep.spec.presets import merge
+from lockstep.spec.resolve import parse
 from worker.checkpoint import NoCheckpoint
 from worker.train.block import BlockPlan, BlockTrainer, RoundRecord, RunPlan
 

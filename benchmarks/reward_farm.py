@@ -20,9 +20,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.envs.morph.context import RewardContext, SlotState
+from worker.envs.morph.life.stages import Op, Stage
 from worker.envs.morph.rewards import RewardFunction, make_reward, registered_modes
-from worker.envs.morph.stages import Op, Stage
+from worker.envs.morph.rewards.context import RewardContext, SlotState
 
 T, S, GENERATION = 24, 2, 500
 HOST, PARAMS = 6418.0, 592.0

@@ -14,8 +14,8 @@ import time
 from pathlib import Path
 from statistics import fmean
 
-from app.client import ApiError, Client
 from benchmarks.served import service, wait
+from lockstep.client import ApiError, Client
 
 FORMS = ("json", "md", "html", "csv")
 

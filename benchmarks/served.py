@@ -22,7 +22,7 @@ from typing import Any
 
 import httpx
 
-from app.client import ApiError, Client
+from lockstep.client import ApiError, Client
 
 _LOG_LINES = 20
 

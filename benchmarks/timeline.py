@@ -13,8 +13,8 @@ from datetime import datetime
 from statistics import median
 from typing import Any
 
-from app.client import Client
-from app.domain.status import TERMINAL_BLOCK, BlockStatus, WorkerStatus
+from lockstep.client import Client
+from lockstep.status import TERMINAL_BLOCK, BlockStatus, WorkerStatus
 
 METRICS = ("sys/round_seconds", "sys/rollout_seconds")
 #: Parts of a block in their order.

@@ -19,11 +19,11 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from app.client import Client
-from app.domain.presets import merge
 from benchmarks.machine import MATCHES, facts_alone, images, save, work_unit
 from benchmarks.served import Service, config_of, end_after, parser, service
 from benchmarks.timeline import METRICS, Timeline
+from lockstep.client import Client
+from lockstep.spec.presets import merge
 
 #: Seconds of the reference on an H100: a round of one arm with 4 environments, and set-up.
 REFERENCE_ROUND_S, REFERENCE_SETUP_S = 29.4, 27.0

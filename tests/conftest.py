@@ -22,16 +22,16 @@ import pytest
 import uvicorn
 from sqlalchemy import delete, text
 
-from app.client import Client
 from app.main import create_app
+from app.services.artifacts import FileStore
 from app.services.context import Bell, Context
-from app.services.files import FileStore
 from app.services.operations import ensure_epoch
 from app.settings import Settings
 from app.store import migrate
 from app.store.engine import Store
 from app.store.points import MetricNames
 from app.store.tables import metadata
+from lockstep.client import Client
 from tests import postgres
 
 FAST = {
@@ -166,7 +166,7 @@ class LiveServer:
 
 def start_server(settings: Settings) -> LiveServer:
     """Run uvicorn in a thread on a free port and wait until it answers."""
-    listener = socket.socket(proto=socket.IPPROTO_TCP)  # as in app.cli_admin
+    listener = socket.socket(proto=socket.IPPROTO_TCP)  # as in app.cli.admin
     listener.bind(("127.0.0.1", 0))
     app = create_app(settings)
     config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=5, lifespan="on")

@@ -7,11 +7,11 @@ import json
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.domain import protocol as p
-from app.domain.presets import merge
-from app.services import ingest, scheduling, shares, submitting, worker_calls
+from app.services import assignments, ingest, scheduling, submission, workers
 from app.services.context import Actor, Context
 from app.services.ingest import Upload
+from lockstep import protocol as p
+from lockstep.spec.presets import merge
 
 LOCAL = Actor("alice", "local")
 
@@ -34,7 +34,7 @@ def tiny_spec(**changes: Any) -> dict[str, Any]:
 
 def submit(ctx: Context, spec: Mapping[str, Any] | None = None, actor: Actor = LOCAL) -> str:
     """Submit a spec and return the id."""
-    return submitting.submit(ctx, spec or tiny_spec(), actor)
+    return submission.submit(ctx, spec or tiny_spec(), actor)
 
 
 class SimulatedWorker:
@@ -62,7 +62,7 @@ class SimulatedWorker:
         request = p.RegisterRequest(
             name=self.name, host="host", incarnation=self.incarnation, device=self.device, **self.given
         )
-        self.worker_id = worker_calls.register(self.ctx, request).worker_id
+        self.worker_id = workers.register(self.ctx, request).worker_id
         self.beat("idle")
         return self
 
@@ -72,7 +72,7 @@ class SimulatedWorker:
         if self.assignment is not None:
             reports = [p.Progress(assignment_id=self.assignment.assignment_id, lease=self.assignment.lease, **progress)]
         beat = p.HeartbeatRequest(incarnation=self.incarnation, state=state, progress=reports)
-        return worker_calls.heartbeat(self.ctx, self.worker_id, beat)
+        return workers.heartbeat(self.ctx, self.worker_id, beat)
 
     def claim(self) -> p.Assignment | None:
         """Claim once."""
@@ -89,14 +89,14 @@ class SimulatedWorker:
         """Say that the child is ready; return whether the start barrier is open."""
         held = self.held
         request = p.ReadyRequest(device_uid=self.device.uid, resume_round=held.resume_round)
-        return shares.ready(self.ctx, held.assignment_id, held.lease, request).start
+        return assignments.ready(self.ctx, held.assignment_id, held.lease, request).start
 
     def hand_in(self, index: int, *, flavour: str = "", diverged: Sequence[str] = (), **given: Any) -> p.RoundReply:
         """Hand in a round of every run of the share, with made-up but reproducible numbers."""
         held = self.held
         runs = [self._round(run, index, flavour, diverged, **given) for run in held.runs if not run.diverged]
         request = p.RoundRequest(runs=runs, update_order=[0, 1], seconds=0.1)
-        return shares.put_round(self.ctx, held.assignment_id, held.lease, index, request)
+        return assignments.put_round(self.ctx, held.assignment_id, held.lease, index, request)
 
     def _round(self, run: p.AssignedRun, index: int, flavour: str, diverged: Sequence[str], **given: Any) -> p.RunRound:
         value = float(int(hashlib.sha256(f"{run.arm}{self.held.replicate}{index}".encode()).hexdigest()[:4], 16))
@@ -132,7 +132,7 @@ class SimulatedWorker:
         """End the share and pass the device check."""
         held = self.held
         request = p.ReleaseRequest(outcome=outcome, cause=cause, detail=detail)
-        shares.release(self.ctx, held.assignment_id, held.lease, request)
+        assignments.release(self.ctx, held.assignment_id, held.lease, request)
         self.assignment = None
         self.beat("idle")
 

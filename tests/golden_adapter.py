@@ -7,22 +7,25 @@ from typing import Any
 
 import numpy as np
 
-from app.domain.report.numbers import ends
-from app.domain.stats import attain, bca, descriptive, evalue, looks, multiplicity, planning, tolerance
-from app.domain.stats.bayes import reference_posterior
-from app.domain.stats.brunner_munzel import brunner_munzel
-from app.domain.stats.curve import curve_max_t
-from app.domain.stats.effect import effect_sizes
-from app.domain.stats.failures import clopper_pearson, fisher
-from app.domain.stats.leave_one_out import leave_one_out
-from app.domain.stats.permutation import permutation_mean
-from app.domain.stats.ranks import hodges_lehmann, mann_whitney, shift_interval
-from app.domain.stats.robust import interquartile_mean, probability_of_improvement
-from app.domain.stats.sign_flip import sign_flip
-from app.domain.stats.signed_rank import pseudo_median, signed_rank, walsh_interval
-from app.domain.stats.survival import logrank
-from app.domain.stats.t_tests import equivalence, equivalence_bound, paired_t, welch, welch_from_summary
-from app.domain.stats.ties import differences
+from lockstep.report.numbers import ends
+from lockstep.stats import companions, exact, multiplicity, planning, sequential
+from lockstep.stats.companions import (
+    effect_sizes,
+    equivalence,
+    equivalence_bound,
+    interquartile_mean,
+    leave_one_out,
+    paired_t,
+    probability_of_improvement,
+    reference_posterior,
+    welch,
+    welch_from_summary,
+)
+from lockstep.stats.curves import curve_max_t, logrank
+from lockstep.stats.failures import clopper_pearson, fisher
+from lockstep.stats.paired import pseudo_median, sign_flip, signed_rank, walsh_interval
+from lockstep.stats.results import differences
+from lockstep.stats.unpaired import brunner_munzel, hodges_lehmann, mann_whitney, permutation_mean, shift_interval
 from tests.golden_verdicts import compare, experiment, pair_verdicts
 
 Inputs = Mapping[str, Any]
@@ -162,20 +165,20 @@ def _tost_paired(i: Inputs) -> Outputs:
     return _tost(equivalence(paired_t(_differences(i)), i["bound"], i.get("alpha", 0.05)))
 
 
-_ROW_STATISTICS: dict[str, bca.RowStatistic] = {
-    "mean": bca.row_mean,
-    "plug_in_variance": bca.row_plug_in_variance,
-    "sd": bca.row_sd,
-    "median": bca.row_median,
-    "iqm": bca.row_interquartile_mean,
+_ROW_STATISTICS: dict[str, companions.RowStatistic] = {
+    "mean": companions.row_mean,
+    "plug_in_variance": companions.row_plug_in_variance,
+    "sd": companions.row_sd,
+    "median": companions.row_median,
+    "iqm": companions.row_interquartile_mean,
 }
 
 
 def _bca(i: Inputs) -> Outputs:
     sample = np.asarray(i["x"], dtype=np.float64)
     every = i["resamples"] == "all"
-    rows = bca.all_rows(sample) if every else bca.bootstrap_rows(sample, i["resamples"], _rng())
-    result = bca.bca_from_rows(sample, _ROW_STATISTICS[i["statistic"]], i["level"], rows)
+    rows = companions.all_rows(sample) if every else companions.bootstrap_rows(sample, i["resamples"], _rng())
+    result = companions.bca_from_rows(sample, _ROW_STATISTICS[i["statistic"]], i["level"], rows)
     out: Outputs = {"theta": result.theta, "z0": result.z0, "acceleration": result.acceleration}
     return out | {"levels": result.levels and list(result.levels), "CI": ends(result.interval)}
 
@@ -224,20 +227,20 @@ def _curve_max_t(i: Inputs) -> Outputs:
 
 
 def _group_sequential(i: Inputs) -> Outputs:
-    return {"z": [list(looks.equal_boundaries(kind, k, i["alpha"])) for kind, k in i["designs"]]}
+    return {"z": [list(sequential.equal_boundaries(kind, k, i["alpha"])) for kind, k in i["designs"]]}
 
 
 def _spending(i: Inputs) -> Outputs:
-    return {kind: [looks.spending(kind, t, i["alpha"]) for t in i["t"]] for kind in ("obf", "pocock")}
+    return {kind: [sequential.spending(kind, t, i["alpha"]) for t in i["t"]] for kind in ("obf", "pocock")}
 
 
 def _t_evalue(i: Inputs) -> Outputs:
-    return {"E": [evalue.t_evalue(n, t, i.get("g", 1.0)) for n, t in i["points"]]}
+    return {"E": [sequential.t_evalue(n, t, i.get("g", 1.0)) for n, t in i["points"]]}
 
 
 def _sign_evalue(i: Inputs) -> Outputs:
-    path = evalue.sign_path(_differences(i), i.get("kappas", evalue.KAPPAS))
-    return {"E_path": path.tolist(), "p_anytime": evalue.anytime_p(path)}
+    path = sequential.sign_path(_differences(i), i.get("kappas", sequential.KAPPAS))
+    return {"E_path": path.tolist(), "p_anytime": sequential.anytime_p(path)}
 
 
 def _sample_size(i: Inputs) -> Outputs:
@@ -263,7 +266,7 @@ def _replicates_needed(i: Inputs) -> Outputs:
 
 def _alpha_floor(i: Inputs) -> Outputs:
     return {
-        name: [attain.smallest_n(alpha, paired) for alpha in i["alpha"]]
+        name: [exact.smallest_n(alpha, paired) for alpha in i["alpha"]]
         for name, paired in (("MW", False), ("paired", True))
     }
 
@@ -271,23 +274,23 @@ def _alpha_floor(i: Inputs) -> Outputs:
 def _min_p(i: Inputs) -> Outputs:
     return {
         str(n): {
-            "MW_two_sided": attain.min_p_unpaired(n, n),
-            "paired_signflip_or_wilcoxon_two_sided": attain.min_p_paired(n),
+            "MW_two_sided": exact.min_p_unpaired(n, n),
+            "paired_signflip_or_wilcoxon_two_sided": exact.min_p_paired(n),
         }
         for n in i["n_per_arm"]
     }
 
 
 def _mw_critical(i: Inputs) -> Outputs:
-    return {f"{n},{m}": attain.mann_whitney_critical(n, m, i["alpha"]) for n, m in i["sizes"]}
+    return {f"{n},{m}": exact.mann_whitney_critical(n, m, i["alpha"]) for n, m in i["sizes"]}
 
 
 def _attained_level(i: Inputs) -> Outputs:
     alpha = i["alpha"]
     return {
-        "sign_flip": [attain.attained_sign_flip(n, alpha) for n in i.get("sign_flip_n", [])],
-        "signed_rank": [attain.attained_signed_rank(n, alpha) for n in i.get("signed_rank_n", [])],
-        "mann_whitney": [attain.attained_mann_whitney(n, n, alpha) for n in i.get("mann_whitney_n", [])],
+        "sign_flip": [exact.attained_sign_flip(n, alpha) for n in i.get("sign_flip_n", [])],
+        "signed_rank": [exact.attained_signed_rank(n, alpha) for n in i.get("signed_rank_n", [])],
+        "mann_whitney": [exact.attained_mann_whitney(n, n, alpha) for n in i.get("mann_whitney_n", [])],
     }
 
 
@@ -309,12 +312,12 @@ def _logrank(i: Inputs) -> Outputs:
 
 
 def _friedman(i: Inputs) -> Outputs:
-    found = descriptive.friedman(i["blocks"])
+    found = companions.friedman(i["blocks"])
     return {"chi2": found.chi2, "df": found.df, "p": found.p}
 
 
 def _completion(i: Inputs) -> Outputs:
-    found = descriptive.completion(i["observed"], i["expected"])
+    found = companions.completion(i["observed"], i["expected"])
     return {"chi2": found.chi2, "df": found.df, "p": found.p}
 
 
@@ -327,22 +330,22 @@ def _fisher(i: Inputs) -> Outputs:
 
 
 def _ess_ar1(i: Inputs) -> Outputs:
-    sizes = [descriptive.effective_size(i["n"], phi) for phi in i["phi"]]
+    sizes = [companions.effective_size(i["n"], phi) for phi in i["phi"]]
     return {"asymptotic": [size[0] for size in sizes], "exact": [size[1] for size in sizes]}
 
 
 def _design_effect(i: Inputs) -> Outputs:
-    effect, effective = descriptive.design_effect(i["m"], i["icc"], i["n_seeds"])
+    effect, effective = companions.design_effect(i["m"], i["icc"], i["n_seeds"])
     return {"deff": effect, "effective_n_per_arm": effective}
 
 
 def _tolerance_normal(i: Inputs) -> Outputs:
     content, confidence = i.get("content", 0.95), i.get("confidence", 0.95)
-    return {str(n): tolerance.normal_factor(n, content, confidence) for n in i["n"]}
+    return {str(n): companions.normal_factor(n, content, confidence) for n in i["n"]}
 
 
 def _tolerance_nonparametric(i: Inputs) -> Outputs:
-    return {"n": [tolerance.nonparametric_n(content, confidence) for content, confidence in i["content_confidence"]]}
+    return {"n": [companions.nonparametric_n(content, confidence) for content, confidence in i["content_confidence"]]}
 
 
 _KEYS: dict[str, Callable[[Inputs], Outputs]] = {

@@ -5,13 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from app.domain.report.numbers import ends
-from app.domain.stats.design import Design
-from app.domain.stats.experiment import PairResult
-from app.domain.stats.failures import analyse_with_sensitivity
-from app.domain.stats.pair import Evidence, pair_verdict
-from app.domain.stats.results import Interval
-from app.domain.stats.scores import ArmScores, arm_scores, complete_blocks
+from lockstep.report.numbers import ends
+from lockstep.stats.failures import analyse_with_sensitivity
+from lockstep.stats.results import Interval
+from lockstep.stats.scores import ArmScores, arm_scores, complete_blocks
+from lockstep.stats.verdict import Design, Evidence, PairResult, pair_verdict
 
 Inputs = Mapping[str, Any]
 Outputs = dict[str, Any]

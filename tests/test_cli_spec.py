@@ -7,8 +7,8 @@ from pathlib import Path
 import yaml
 from typer.testing import CliRunner
 
-from app.cli import app
-from app.domain.spec import load_text, parse
+from app.cli.people import app
+from lockstep.spec.resolve import load_text, parse
 from tests.factories import tiny_spec
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "digits-shaped-vs-simplified.yaml"

@@ -13,15 +13,19 @@ import pytest
 ROOT = Path(__file__).parents[1]
 #: contract -> (file of the copy, line that breaks it)
 PLANTED = {
-    "app-no-torch": ("app/domain/plan.py", "import torch"),
-    "worker-domain-only": ("worker/spool.py", "import app.services.files"),
-    "layers": ("app/store/events.py", "import app.services.files"),
-    "sqlalchemy": ("app/client.py", "import sqlalchemy"),
-    "domain-pure": ("app/domain/plan.py", "import httpx"),
-    "httpx": ("app/services/files.py", "import httpx"),
-    "rl": ("worker/rl/gae.py", "import worker.envs.protocol"),
-    "envs": ("worker/envs/protocol.py", "import worker.rl.gae"),
-    "gymnasium": ("worker/rl/gae.py", "import gymnasium"),
+    "lockstep-pure": ("lockstep/spec/plan.py", "import torch"),
+    "lockstep-layers": ("lockstep/stats/paired.py", "import lockstep.spec.plan"),
+    "app-no-torch": ("app/store/events.py", "import torch"),
+    "worker-no-app": ("worker/spool.py", "import app.services.artifacts"),
+    "layers": ("app/store/events.py", "import app.services.artifacts"),
+    "sqlalchemy": ("lockstep/client.py", "import sqlalchemy"),
+    "httpx": ("app/services/artifacts.py", "import httpx"),
+    "rl": ("worker/rl/algorithms/ppo.py", "import worker.envs.upload"),
+    "envs": ("worker/envs/base.py", "import worker.rl.algorithms.ppo"),
+    "morph-wings": ("worker/envs/morph/task/data.py", "import worker.envs.morph.network.hosts"),
+    "no-cycles": ("worker/rl/nets.py", "import worker.rl.learner"),
+    "gymnasium": ("worker/rl/algorithms/ppo.py", "import gymnasium"),
+    "triton": ("worker/envs/morph/engine/eager.py", "import triton"),
     "supervisor-light": ("worker/spool.py", "import torch"),
 }
 
@@ -35,7 +39,7 @@ def check(root: Path, contract: str) -> subprocess.CompletedProcess[str]:
 @pytest.fixture(scope="module")
 def copy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("tree")
-    for name in ("app", "worker"):
+    for name in ("lockstep", "app", "worker"):
         shutil.copytree(ROOT / name, root / name, ignore=shutil.ignore_patterns("__pycache__"))
     shutil.copy(ROOT / ".importlinter", root)
     return root

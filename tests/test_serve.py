@@ -6,7 +6,7 @@ import asyncio
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
-from app.cli_admin import listen
+from app.cli.admin import listen
 from app.settings import Settings
 
 

@@ -11,24 +11,24 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from app.cli import app, with_alias
-from app.domain.spec import parse
+from app.cli.people import app, with_alias
 from app.services.comparison import compare_runs, log_line
 from app.services.context import Context
 from app.store import experiments
+from lockstep.spec.resolve import parse
 from tests.factories import submit, tiny_spec
 
 ROOT = Path(__file__).parents[1]
 HOT = [*(ROOT / "worker/rl").glob("*.py"), *(ROOT / "worker/train").glob("*.py"), *(ROOT / "worker/envs").rglob("*.py")]
 PACKAGE = [*(ROOT / "worker").rglob("*.py"), *(ROOT / "app").rglob("*.py")]
 LOOP = [*(ROOT / "worker/rl").glob("*.py"), *(ROOT / "worker/train").glob("*.py"), *(ROOT / "worker/envs").glob("*.py")]
-LOOP += [ROOT / "worker/envs/morph/controls.py", ROOT / "worker/envs/morph/env.py"]
+LOOP += [ROOT / "worker/envs/morph/episode/controls.py", ROOT / "worker/envs/morph/episode/env.py"]
 #: The update and the loop over a block may be this long, any other function half of it.
 LONGEST = {"prepare": 80, "update": 80, "_round": 80}
 #: Names with an underscore that the library itself offers.
 OFFERED = ("_foreach_norm", "_foreach_copy_", "_parameters", "_buffers")
 #: Optional CUDA parts, loaded once per block or capture where they are wanted.
-OPTIONAL = ("worker.envs.morph.captured", "worker.envs.morph")
+OPTIONAL = ("worker.envs.morph.engine.captured", "worker.envs.morph")
 
 
 def named(path: Path) -> str:

@@ -17,12 +17,12 @@ import sys
 import threading
 import time
 
-from app.domain import protocol as p
+from lockstep import protocol as p
+from worker.assignment import Share
 from worker.control import TRANSIENT, Control, LeaseLost, Refused, WorkerGone
 from worker.devices import Bound, GpuMonitor, host_name
 from worker.options import Options
-from worker.share import Share
-from worker.spare import Starter
+from worker.standby import Starter
 from worker.supervisor import become_subreaper, default_command
 
 RETIRED, CONFIGURATION, DEVICE_IN_USE, TOKEN_REFUSED = 0, 2, 3, 4
@@ -98,7 +98,7 @@ class Agent:
             share.ask_to_stop("preempted")
 
     def _abilities(self) -> dict[str, dict[str, object]]:
-        command = [sys.executable, "-m", "worker.probe", "abilities"]
+        command = [sys.executable, "-m", "worker.capabilities", "abilities"]
         if self.options.data_dir is not None:
             command.append(str(self.options.data_dir))
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}

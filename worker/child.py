@@ -29,13 +29,13 @@ from typing import IO, Any
 
 import torch
 
-from app.domain.nonfinite import encode_map, jsonable
-from app.domain.protocol import Assignment
+from lockstep.keys import derive, replicate_seed
+from lockstep.nonfinite import encode_map, jsonable
+from lockstep.protocol import Assignment
+from lockstep.revision import code_identity
 from worker import numerics
 from worker.checkpoint import CheckpointRefused, NoCheckpoint
-from worker.keys import derive, replicate_seed
-from worker.revision import code_identity
-from worker.spare import IS_SPARE, TRAINING_NAME, WAITING_NAME
+from worker.standby import IS_SPARE, TRAINING_NAME, WAITING_NAME
 from worker.train.block import ArmOutOfMemory, BlockTrainer
 from worker.train.plan import BlockPlan, ConfigRefused, RoundRecord, RunPlan, RunRound
 
@@ -44,11 +44,11 @@ _PROGRESS_SECONDS = 0.5
 #: What a block loads only once it knows its assignment; none of it touches a device on import.
 _PRELOADED = (
     "torch._inductor.config",  # by torch.use_deterministic_algorithms
-    "worker.envs.morph.build",
-    "worker.envs.morph.controls",
-    "worker.envs.morph.captured",
-    "worker.envs.morph.fused",
-    "worker.envs.gym",
+    "worker.envs.morph.episode.build",
+    "worker.envs.morph.episode.controls",
+    "worker.envs.morph.engine.captured",
+    "worker.envs.morph.network.fused.step",
+    "worker.envs.gymnasium.env",
 )
 
 

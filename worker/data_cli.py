@@ -10,8 +10,8 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
-from worker.envs.morph import cifar
-from worker.envs.morph.data import load
+from worker.envs.morph.task import cifar
+from worker.envs.morph.task.data import load
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

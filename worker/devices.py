@@ -22,7 +22,7 @@ from typing import Any
 
 import pynvml
 
-from app.domain.protocol import Device, Health
+from lockstep.protocol import Device, Health
 
 _MARGIN_BYTES = 200 * 2**20
 _CHECK_SECONDS = 30.0
@@ -109,7 +109,7 @@ def discover_gpus() -> list[dict[str, Any]]:
     """Ask the CUDA runtime in a subprocess which devices there are."""
     environment = {**os.environ, "CUDA_DEVICE_ORDER": "PCI_BUS_ID"}
     result = subprocess.run(
-        [sys.executable, "-m", "worker.probe", "devices"],
+        [sys.executable, "-m", "worker.capabilities", "devices"],
         capture_output=True,
         text=True,
         env=environment,

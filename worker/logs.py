@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import IO
 
-from app.domain import protocol as p
+from lockstep import protocol as p
 from worker.spool import Spool
 
 _LEVELS = re.compile(r"\b(debug|info|warning|error)\b", re.IGNORECASE)

@@ -13,7 +13,7 @@ from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
 
 from app.errors import ForbiddenError, InvalidError, UnauthorizedError
-from app.services import auditing, tokens
+from app.services import access, audit
 from app.services.context import Actor, Context
 from app.settings import Settings
 
@@ -66,10 +66,10 @@ def authenticate(connection: HTTPConnection, ctx: Context) -> Actor:
     """
     request_id = str(connection.scope.get("lockstep_request_id", "-"))
     if ctx.settings.auth == "off":
-        return Actor("local", tokens.LOCAL, request_id)
+        return Actor("local", access.LOCAL, request_id)
     scheme, _, secret = connection.headers.get("authorization", "").partition(" ")
     if scheme.lower() == "bearer" and secret:
-        return tokens.authenticate(ctx, secret.strip(), request_id)
+        return access.authenticate(ctx, secret.strip(), request_id)
     cookie = connection.cookies.get(SESSION_COOKIE)
     if cookie is None:
         raise UnauthorizedError(
@@ -81,7 +81,7 @@ def authenticate(connection: HTTPConnection, ctx: Context) -> Actor:
         origin = connection.headers.get("origin")
         if origin is None or not origin_allowed(ctx.settings, origin, connection.headers.get("host", "")):
             raise ForbiddenError(f"a cookie needs an Origin of this site, not {origin}", code="origin")
-    return tokens.authenticate(ctx, cookie, request_id)
+    return access.authenticate(ctx, cookie, request_id)
 
 
 def origin_allowed(settings: Settings, origin: str, host: str) -> bool:
@@ -95,7 +95,7 @@ def _actor_with(right: str) -> Callable[[HTTPConnection, Context], Coroutine[Any
             actor = authenticate(connection, ctx)
         else:
             actor = await run_in_threadpool(authenticate, connection, ctx)
-        tokens.require(actor, right)
+        access.require(actor, right)
         return actor
 
     return dependency
@@ -140,18 +140,18 @@ def run_once(
     if key is None:
         status, document = act()
         return JSONResponse(document, status_code=status)
-    digest = auditing.request_hash(request.method, request.url.path, body)
-    replay = auditing.begin_idempotent(ctx, actor, key, digest)
+    digest = audit.request_hash(request.method, request.url.path, body)
+    replay = audit.begin_idempotent(ctx, actor, key, digest)
     if replay is not None:
         headers = {"Idempotent-Replayed": "true", "content-type": "application/json"}
         return Response(replay.body, status_code=replay.status, headers=headers)
     try:
         status, document = act()
     except BaseException:
-        auditing.end_idempotent(ctx, actor, key, None, "")
+        audit.end_idempotent(ctx, actor, key, None, "")
         raise
     response = JSONResponse(document, status_code=status)
-    auditing.end_idempotent(ctx, actor, key, status, bytes(response.body).decode())
+    audit.end_idempotent(ctx, actor, key, status, bytes(response.body).decode())
     return response
 
 

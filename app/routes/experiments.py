@@ -8,9 +8,6 @@ from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse
 
-from app.domain.problems import InvalidSpecError
-from app.domain.spec import load_text
-from app.domain.status import Desired
 from app.errors import InvalidError
 from app.routes import documents as d
 from app.routes.deps import (
@@ -23,11 +20,14 @@ from app.routes.deps import (
     json_object,
     run_once,
 )
-from app.services import reading, series, steering, submitting
+from app.services import reading, series, steering, submission
 from app.services.context import Context
-from app.services.frames import Position
+from app.services.live import Position
 from app.services.reading import ListRequest
 from app.services.series import SeriesRequest
+from lockstep.spec.problems import InvalidSpecError
+from lockstep.spec.resolve import load_text
+from lockstep.status import Desired
 
 router = APIRouter(prefix="/api/v1", tags=["experiments"], route_class=StrictRoute)
 
@@ -84,7 +84,7 @@ def submitted_document(ctx: Context, experiment_id: str) -> dict[str, Any]:
 @router.post("/plans", response_model=d.PlanDocument, responses=d.problems(), openapi_extra=_SPEC_BODY)
 def create_plan(ctx: ContextDep, actor: Reader, body: RawBody) -> Any:
     """Validate a specification and say what it would run; writes nothing."""
-    return submitting.plan(ctx, _spec_of(body))
+    return submission.plan(ctx, _spec_of(body))
 
 
 @router.post(
@@ -100,7 +100,7 @@ def submit_experiment(
     """Submit an experiment as YAML or JSON; a refused one leaves nothing behind."""
 
     def act() -> tuple[int, Any]:
-        experiment_id = submitting.submit(ctx, _spec_of(body), actor)
+        experiment_id = submission.submit(ctx, _spec_of(body), actor)
         return 201, submitted_document(ctx, experiment_id)
 
     return run_once(ctx, actor, request, body, key, act)
@@ -263,7 +263,7 @@ def clone_experiment(
         overrides = json_object(body).get("overrides", {})
         if not isinstance(overrides, dict):
             raise InvalidError("overrides must be an object", code="overrides")
-        return 201, submitted_document(ctx, submitting.clone(ctx, experiment_id, overrides, actor))
+        return 201, submitted_document(ctx, submission.clone(ctx, experiment_id, overrides, actor))
 
     return run_once(ctx, actor, request, body, key, act)
 
@@ -295,7 +295,7 @@ def extend_experiment(
     """Append replicates where the registered analysis allows it."""
 
     def act() -> tuple[int, Any]:
-        ids = submitting.extend(ctx, experiment_id, extension.replicates, actor, exploratory=extension.exploratory)
+        ids = submission.extend(ctx, experiment_id, extension.replicates, actor, exploratory=extension.exploratory)
         return 201, {"blocks": ids}
 
     return run_once(ctx, actor, request, body, key, act)
@@ -322,7 +322,7 @@ def retry_experiment(
         request,
         body,
         key,
-        lambda: (201, {"blocks": submitting.retry(ctx, experiment_id, actor)}),
+        lambda: (201, {"blocks": submission.retry(ctx, experiment_id, actor)}),
     )
 
 

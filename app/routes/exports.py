@@ -11,14 +11,14 @@ from app.errors import NotInstalledError
 from app.routes import documents as d
 from app.routes.deps import ContextDep, Reader
 from app.routes.experiments import ExperimentId
-from app.services import exporting
+from app.services import exports
 
 router = APIRouter(prefix="/api/v1", tags=["reports"])
 
 _FORMS: dict[str, tuple[Any, str]] = {
-    "csv": (exporting.as_csv, "text/csv; charset=utf-8"),
-    "json": (exporting.as_json, "application/json"),
-    "sqlite": (exporting.as_sqlite, "application/vnd.sqlite3"),
+    "csv": (exports.as_csv, "text/csv; charset=utf-8"),
+    "json": (exports.as_json, "application/json"),
+    "sqlite": (exports.as_sqlite, "application/vnd.sqlite3"),
 }
 
 
@@ -43,7 +43,7 @@ def export_experiment(
     form: Annotated[Literal["json", "csv", "sqlite", "parquet"], Query(alias="format")] = "json",
 ) -> Response:
     """Stream an experiment: all tables as JSON or SQLite, or the training episodes as CSV."""
-    exporting.check(ctx, experiment_id)
+    exports.check(ctx, experiment_id)
     if form == "parquet":
         raise NotInstalledError("Parquet needs a library this server does not have; take sqlite, json or csv")
     make, media = _FORMS[form]
@@ -56,4 +56,4 @@ def compare_experiments(
     ctx: ContextDep, actor: Reader, experiments: Annotated[list[str], Query(min_length=1, max_length=8)]
 ) -> Any:
     """Show only the keys in which the arms of some experiments differ, arms as columns."""
-    return exporting.compare(ctx, experiments)
+    return exports.compare(ctx, experiments)

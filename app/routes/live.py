@@ -20,9 +20,9 @@ from app.routes import documents as d
 from app.routes.deps import ContextDep, authenticate, origin_allowed
 from app.routes.deps import Reader as ReadActor
 from app.routes.experiments import ExperimentId
-from app.services import steering, tokens
+from app.services import access, steering
 from app.services.context import Context
-from app.services.frames import Interest, Position
+from app.services.live import Interest, Position
 from app.services.operations import server_epoch
 
 router = APIRouter(prefix="/api/v1", tags=["live"])
@@ -80,8 +80,8 @@ def _admit(socket: WebSocket, ctx: Context, experiment_id: str, ticket: str | No
         raise _CloseError(NOT_AUTHENTICATED, "a token in a URL is refused; use a ticket or a header")
     try:
         used = ticket is not None
-        actor = tokens.use_ticket(ctx, ticket or "", experiment_id, "-") if used else authenticate(socket, ctx)
-        tokens.require(actor, "read")
+        actor = access.use_ticket(ctx, ticket or "", experiment_id, "-") if used else authenticate(socket, ctx)
+        access.require(actor, "read")
         with ctx.store.read() as session:
             steering.existing(session, experiment_id)
     except UnauthorizedError as error:
@@ -263,5 +263,5 @@ class TicketRequest(BaseModel):
 def create_ticket(ctx: ContextDep, actor: ReadActor, wanted: TicketRequest) -> Any:
     """Issue a single-use ticket (30 s) for the WebSocket of one experiment."""
     known_experiment(ctx, wanted.experiment)
-    ticket = tokens.issue_ticket(ctx, wanted.experiment, actor)
-    return {"ticket": ticket, "expires_in_seconds": tokens.TICKET_SECONDS}
+    ticket = access.issue_ticket(ctx, wanted.experiment, actor)
+    return {"ticket": ticket, "expires_in_seconds": access.TICKET_SECONDS}

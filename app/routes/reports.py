@@ -9,13 +9,13 @@ from fastapi import APIRouter, Query, Response
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse
 
-from app.domain.report.export import recompute_script
-from app.domain.report.html import render_html
-from app.domain.report.markdown import render_markdown
 from app.routes import documents as d
 from app.routes.deps import ContextDep, Operator, Reader, StrictRoute
 from app.routes.experiments import ExperimentId
-from app.services import calibrating, reporting
+from app.services import calibration, reports
+from lockstep.report.export import recompute_script
+from lockstep.report.html import render_html
+from lockstep.report.markdown import render_markdown
 
 router = APIRouter(prefix="/api/v1", tags=["reports"], route_class=StrictRoute)
 
@@ -43,7 +43,7 @@ def get_report(
     version: Annotated[int | None, Query(ge=1, le=1_000_000)] = None,
 ) -> Response:
     """Return an immutable report: JSON, HTML, Markdown, scores as CSV, or the script that recomputes it (py)."""
-    row = reporting.read(ctx, experiment_id, version)
+    row = reports.read(ctx, experiment_id, version)
     headers = {"Lockstep-Report-Version": str(row.version)}
     if form == "html":
         policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'"
@@ -63,7 +63,7 @@ def get_report(
 @router.get("/experiments/{experiment_id}/reports", response_model=d.Items, responses=d.problems(404))
 def list_reports(ctx: ContextDep, actor: Reader, experiment_id: ExperimentId) -> Any:
     """List the versions of an experiment's report."""
-    return {"items": reporting.versions(ctx, experiment_id)}
+    return {"items": reports.versions(ctx, experiment_id)}
 
 
 class CalibrationRequest(BaseModel):
@@ -79,7 +79,7 @@ class CalibrationRequest(BaseModel):
 @router.post("/calibrations", status_code=201, response_model=d.Document, responses=d.problems(404, 409))
 def calibrate_pipeline(ctx: ContextDep, actor: Operator, wanted: CalibrationRequest) -> Any:
     """Measure how often the whole analysis calls a winner where there is none; stamps later reports."""
-    return calibrating.calibrate(
+    return calibration.calibrate(
         ctx,
         actor,
         experiment_id=wanted.experiment,

@@ -11,13 +11,13 @@ from pydantic import BaseModel, ConfigDict
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse
 
-from app.domain import protocol as p
 from app.errors import InvalidError
 from app.routes import documents as d
 from app.routes.deps import ContextDep, Lease, Operator, Reader, StrictRoute, WorkerActor
-from app.services import ingest, reading, scheduling, shares, worker_calls
+from app.services import assignments, ingest, reading, scheduling, workers
 from app.services.ingest import Upload
 from app.services.operations import METRICS
+from lockstep import protocol as p
 
 router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
 
@@ -31,7 +31,7 @@ RoundIndex = Annotated[int, Path(ge=0, le=1_000_000)]
 @router.post("/workers", tags=["worker"], response_model=p.RegisterReply, responses=d.problems(409, 426))
 def register_worker(ctx: ContextDep, actor: WorkerActor, request: p.RegisterRequest) -> Any:
     """Register a supervisor bound to one device."""
-    return worker_calls.register(ctx, request)
+    return workers.register(ctx, request)
 
 
 @router.post(
@@ -64,7 +64,7 @@ async def claim_block(ctx: ContextDep, actor: WorkerActor, worker_id: WorkerId, 
 def heartbeat(ctx: ContextDep, actor: WorkerActor, worker_id: WorkerId, beat: p.HeartbeatRequest) -> Any:
     """Renew leases and learn what is wanted."""
     with METRICS.heartbeat_seconds.time():
-        return worker_calls.heartbeat(ctx, worker_id, beat)
+        return workers.heartbeat(ctx, worker_id, beat)
 
 
 @router.post(
@@ -77,7 +77,7 @@ def report_ready(
     ctx: ContextDep, actor: WorkerActor, assignment_id: AssignmentId, lease: Lease, ready: p.ReadyRequest
 ) -> Any:
     """Say that the child is up on its device, or that it refused."""
-    return shares.ready(ctx, assignment_id, lease, ready)
+    return assignments.ready(ctx, assignment_id, lease, ready)
 
 
 @router.put(
@@ -96,7 +96,7 @@ def put_round(
 ) -> Any:
     """Hand in a round; idempotent by run, attempt, round and digest."""
     METRICS.ingest_rows.inc(sum(len(run.metrics) for run in results.runs))
-    return shares.put_round(ctx, assignment_id, lease, index, results)
+    return assignments.put_round(ctx, assignment_id, lease, index, results)
 
 
 @router.get(
@@ -120,7 +120,7 @@ async def wait_at_barrier(
     """Wait until every live run of the block has handed in the round."""
     deadline = time.monotonic() + wait
     while True:
-        reply = await run_in_threadpool(shares.barrier, ctx, block_id, attempt, index)
+        reply = await run_in_threadpool(assignments.barrier, ctx, block_id, attempt, index)
         left = deadline - time.monotonic()
         if reply.state != "waiting" or left <= 0:
             status = {"complete": 200, "waiting": 202, "aborted": 409}[reply.state]
@@ -228,7 +228,7 @@ def release_assignment(
     ctx: ContextDep, actor: WorkerActor, assignment_id: AssignmentId, lease: Lease, release: p.ReleaseRequest
 ) -> Response:
     """End the share; idempotent."""
-    shares.release(ctx, assignment_id, lease, release)
+    assignments.release(ctx, assignment_id, lease, release)
     return Response(status_code=204)
 
 
@@ -261,7 +261,7 @@ class Drain(BaseModel):
 )
 def drain_worker(ctx: ContextDep, actor: Operator, worker_id: WorkerId, drain: Drain) -> Any:
     """Let a worker finish (or stop) its block and retire."""
-    worker_calls.drain(ctx, worker_id, actor, now=drain.now)
+    workers.drain(ctx, worker_id, actor, now=drain.now)
     return reading.show_worker(ctx, worker_id)
 
 
@@ -274,5 +274,5 @@ def drain_worker(ctx: ContextDep, actor: Operator, worker_id: WorkerId, drain: D
 )
 def clear_worker(ctx: ContextDep, actor: Operator, worker_id: WorkerId) -> Any:
     """Take a worker out of quarantine."""
-    worker_calls.clear(ctx, worker_id, actor)
+    workers.clear(ctx, worker_id, actor)
     return reading.show_worker(ctx, worker_id)

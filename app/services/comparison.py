@@ -7,9 +7,9 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from app.domain.nonfinite import jsonable
 from app.store import results
 from app.store.tables import Record
+from lockstep.nonfinite import jsonable
 
 LAST_EPISODES = 10
 

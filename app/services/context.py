@@ -6,7 +6,7 @@ import asyncio
 import threading
 from dataclasses import dataclass
 
-from app.services.files import FileStore
+from app.services.artifacts import FileStore
 from app.settings import Settings
 from app.store.engine import Store
 from app.store.points import MetricNames

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from app.domain.status import WorkerStatus
 from app.errors import GoneError, LeaseLostError, NotFoundError
 from app.services.context import Context
-from app.store import blocks, facts, leases
+from app.store import blocks, experiment_cache, leases
 from app.store.tables import Record
+from lockstep.status import WorkerStatus
 
 _STOP_MARGIN_SECONDS = 10.0
 
@@ -45,5 +45,5 @@ def refuse_gone(worker: Record, *gone: WorkerStatus) -> None:
 
 def grace(ctx: Context, session: Session, block: Record) -> float:
     """Return the seconds a child gets to stop: of the spec, capped by the operator, plus a margin."""
-    wanted = facts.of(session, block.experiment_id).grace_seconds
+    wanted = experiment_cache.of(session, block.experiment_id).grace_seconds
     return min(wanted, ctx.settings.grace_seconds) + _STOP_MARGIN_SECONDS

@@ -10,14 +10,14 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from app.domain.status import TERMINAL_BLOCK, BlockStatus, Cause
 from app.services.context import Context
-from app.services.reporting import build, has_analysis, store_report
+from app.services.reports import build, has_analysis, store_report
 from app.services.steering import cancel_decided
 from app.store import blocks, experiments, reports
 from app.store.engine import utc
 from app.store.events import NewEvent, add_events
 from app.store.tables import Record
+from lockstep.status import TERMINAL_BLOCK, BlockStatus, Cause
 
 _DECIDING = ("WINNER_MEANINGFUL", "WINNER", "DIFFERENT_BUT_NEGLIGIBLE", "EQUIVALENT", "IDENTICAL_RUNS")
 

@@ -12,8 +12,18 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from app.domain.nonfinite import decode_map, to_column
-from app.domain.protocol import (
+from app.errors import InvalidError, LeaseLostError, NotFoundError
+from app.services.artifacts import Stored
+from app.services.block_ends import finish_if_complete
+from app.services.context import Context
+from app.services.fencing import fenced
+from app.store import experiments, leases, logs, points, results
+from app.store.blocks import Why, move_runs
+from app.store.events import NewEvent, add_events
+from app.store.points import PointRow
+from app.store.tables import Record
+from lockstep.nonfinite import decode_map, to_column
+from lockstep.protocol import (
     MAX_LOG_LINE_BYTES,
     MAX_METRIC_NAMES,
     MAX_POINTS,
@@ -25,17 +35,7 @@ from app.domain.protocol import (
     RoundRequest,
     RunRound,
 )
-from app.domain.status import RunStatus
-from app.errors import InvalidError, LeaseLostError, NotFoundError
-from app.services.context import Context
-from app.services.fencing import fenced
-from app.services.files import Stored
-from app.services.settling import finish_if_complete
-from app.store import experiments, leases, logs, points, results
-from app.store.blocks import Why, move_runs
-from app.store.events import NewEvent, add_events
-from app.store.points import PointRow
-from app.store.tables import Record
+from lockstep.status import RunStatus
 
 _EVENT_FIELDS = ("type", "text", "severity", "env_id")
 

@@ -8,9 +8,9 @@ from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
-from app.domain.status import BlockStatus
 from app.services.context import Context
 from app.store import blocks, scheduling
+from lockstep.status import BlockStatus
 
 
 @dataclass

@@ -7,15 +7,15 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any
 
-from app.domain.status import TERMINAL_BLOCK, BlockStatus, ExperimentStatus, WorkerStatus
 from app.errors import InvalidError, NotFoundError
-from app.services import explaining
+from app.services import waiting as explaining
 from app.services.context import Context
 from app.services.cursors import decode_cursor, encode_cursor
 from app.services.steering import existing
 from app.store import events, experiments, logs, points, results, workers
 from app.store.experiments import Listing
 from app.store.tables import Record
+from lockstep.status import TERMINAL_BLOCK, BlockStatus, ExperimentStatus, WorkerStatus
 
 
 @dataclass(frozen=True)

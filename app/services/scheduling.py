@@ -8,18 +8,19 @@ from dataclasses import dataclass, field, replace
 
 from sqlalchemy.orm import Session
 
-from app.domain.gang import Fit, Need, Wait, WorkerView, device_order, fit, gang_class
-from app.domain.protocol import AssignedRun, Assignment, CheckpointRef, RewardRef
-from app.domain.status import BlockStatus, RunStatus, WorkerStatus
 from app.errors import NotFoundError
 from app.services.context import Context
 from app.services.fencing import refuse_gone
+from app.services.placement import Fit, Need, Wait, WorkerView, device_order, fit, gang_class
 from app.settings import Settings
-from app.store import blocks, experiments, facts, leases, results, scheduling, workers
+from app.store import blocks, experiments, leases, results, scheduling, workers
+from app.store import experiment_cache as facts
 from app.store.blocks import Why
 from app.store.events import NewEvent, add_events
 from app.store.scheduling import Share
 from app.store.tables import Record
+from lockstep.protocol import AssignedRun, Assignment, CheckpointRef, RewardRef
+from lockstep.status import BlockStatus, RunStatus, WorkerStatus
 
 _BATCH = 200
 _MAX_BLOCKS = 2_000  # looked at in one tick while devices are idle

@@ -8,7 +8,6 @@ from typing import Any, Literal
 
 from sqlalchemy.orm import Session
 
-from app.domain.nonfinite import word
 from app.errors import InvalidError
 from app.services.context import Context
 from app.services.steering import existing
@@ -16,6 +15,7 @@ from app.store import experiments, points
 from app.store import series as stored
 from app.store.series import SeriesQuery
 from app.store.tables import Record
+from lockstep.nonfinite import word
 
 MAX_SERIES = 200
 MAX_VALUES = 200_000

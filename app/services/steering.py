@@ -7,15 +7,8 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from app.domain.status import (
-    TERMINAL_BLOCK,
-    TERMINAL_EXPERIMENT,
-    BlockStatus,
-    Cause,
-    Desired,
-)
 from app.errors import ConflictError, ForbiddenError, NotFoundError, PreconditionError
-from app.services.auditing import record
+from app.services.audit import record
 from app.services.context import Actor, Context
 from app.services.fencing import grace
 from app.store import blocks, experiments, scheduling
@@ -23,6 +16,7 @@ from app.store.blocks import Why
 from app.store.engine import utc
 from app.store.events import NewEvent, add_events
 from app.store.tables import Record
+from lockstep.status import TERMINAL_BLOCK, TERMINAL_EXPERIMENT, BlockStatus, Cause, Desired
 
 
 def existing(session: Session, experiment_id: str, *, lock: bool = False) -> Record:

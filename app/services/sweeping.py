@@ -12,14 +12,14 @@ from functools import partial
 
 from sqlalchemy.orm import Session
 
-from app.domain.status import AssignmentState, BlockStatus, Cause, WorkerStatus
+from app.services.block_ends import end_assignment, finish_if_complete, settle
 from app.services.context import Context
 from app.services.fencing import grace
-from app.services.settling import end_assignment, finish_if_complete, settle
-from app.services.worker_calls import stop_for_loss
-from app.store import blocks, experiments, facts, leases, results, scheduling, workers
+from app.services.workers import stop_for_loss
+from app.store import blocks, experiment_cache, experiments, leases, results, scheduling, workers
 from app.store.blocks import Why
 from app.store.tables import Record
+from lockstep.status import AssignmentState, BlockStatus, Cause, WorkerStatus
 
 _Step = Callable[[Session, float], int]
 
@@ -156,7 +156,7 @@ def _late_runs(session: Session, now: float, block: Record) -> tuple[list[str], 
     """Return the runs that the barrier has waited for longer than the spec allows, and that limit."""
     if block.round_opened_epoch is None:
         return [], 0.0
-    section = facts.of(session, block.experiment_id).lockstep
+    section = experiment_cache.of(session, block.experiment_id).lockstep
     limit = float(section["barrier_timeout_seconds"])
     if section["barrier"] == "none" or now - block.round_opened_epoch < limit:
         return [], limit

@@ -1,7 +1,7 @@
 """Transitions of blocks and runs, each with its event, in one guarded UPDATE.
 
 Nothing else in the project writes these status columns. A transition that the table of
-``app.domain.status`` does not allow changes no row and returns False.
+``lockstep.status`` does not allow changes no row and returns False.
 """
 
 from __future__ import annotations
@@ -15,7 +15,13 @@ from sqlalchemy import bindparam, func, select, update
 from sqlalchemy.orm import Session
 from sqlalchemy.sql.dml import ReturningUpdate
 
-from app.domain.status import (
+from app.store import experiment_cache
+from app.store import tables as t
+from app.store.engine import utc
+from app.store.events import NewEvent, add_events
+from app.store.prepared import update_one
+from app.store.tables import Record
+from lockstep.status import (
     CAUSE_SENTENCES,
     TERMINAL_BLOCK,
     BlockStatus,
@@ -25,12 +31,6 @@ from app.domain.status import (
     block_sources,
     run_sources,
 )
-from app.store import facts
-from app.store import tables as t
-from app.store.engine import utc
-from app.store.events import NewEvent, add_events
-from app.store.prepared import update_one
-from app.store.tables import Record
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ def move_runs(
     moved = session.execute(_move_runs(target, tuple(values), run_ids is None), given).all()
     if not moved:
         return []
-    labels = {arm.arm_index: arm.label for arm in facts.of(session, block.experiment_id).arms}
+    labels = {arm.arm_index: arm.label for arm in experiment_cache.of(session, block.experiment_id).arms}
     add_events(
         session,
         now,

@@ -10,10 +10,10 @@ from typing import Any
 from sqlalchemy import bindparam, func, insert, select, update
 from sqlalchemy.orm import Session
 
-from app.domain.nonfinite import jsonable
 from app.store import tables as t
 from app.store.engine import AT_THE_END, END_EVENTS, utc
 from app.store.tables import Record
+from lockstep.nonfinite import jsonable
 
 
 @dataclass(frozen=True)

@@ -11,19 +11,11 @@ from typing import Any
 from sqlalchemy import Float, Integer, Select, Text, and_, bindparam, cast, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
-from app.domain.status import (
-    OPEN_BLOCK,
-    BlockStatus,
-    Cause,
-    Desired,
-    ExperimentStatus,
-    RunStatus,
-    experiment_status,
-)
 from app.store import tables as t
 from app.store.engine import Store, utc
 from app.store.prepared import update_one
 from app.store.tables import Record
+from lockstep.status import OPEN_BLOCK, BlockStatus, Cause, Desired, ExperimentStatus, RunStatus, experiment_status
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,12 @@ from typing import Any
 from sqlalchemy import and_, bindparam, literal, select, update
 from sqlalchemy.orm import Session
 
-from app.domain.status import (
+from app.store import tables as t
+from app.store.engine import utc
+from app.store.events import add_worker_event
+from app.store.prepared import update_one
+from app.store.tables import Record
+from lockstep.status import (
     ACTIVE_BLOCK,
     LIVE_ASSIGNMENT,
     AssignmentState,
@@ -22,11 +27,6 @@ from app.domain.status import (
     assignment_sources,
     worker_sources,
 )
-from app.store import tables as t
-from app.store.engine import utc
-from app.store.events import add_worker_event
-from app.store.prepared import update_one
-from app.store.tables import Record
 
 _GONE = (WorkerStatus.LOST, WorkerStatus.RETIRED)
 

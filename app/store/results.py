@@ -13,10 +13,10 @@ from typing import Any
 from sqlalchemy import Table, and_, bindparam, case, func, insert, or_, select, update
 from sqlalchemy.orm import Session
 
-from app.domain.nonfinite import jsonable
 from app.store import tables as t
 from app.store.engine import Store, utc
 from app.store.tables import Record
+from lockstep.nonfinite import jsonable
 
 
 def current_rounds(table: Any) -> Any:

@@ -10,11 +10,11 @@ from typing import Any
 from sqlalchemy import Float, Select, String, and_, bindparam, case, exists, func, insert, literal, select, text, update
 from sqlalchemy.orm import Session
 
-from app.domain.status import AssignmentState, BlockStatus, Desired, WorkerStatus
 from app.store import tables as t
 from app.store.engine import AT_THE_END, END_USAGE, Store, utc
 from app.store.logs import ignore_duplicates
 from app.store.tables import Record
+from lockstep.status import AssignmentState, BlockStatus, Desired, WorkerStatus
 
 _TICK_LOCK = 727_480_001
 _HALF_LIFE_SECONDS = 24 * 3600.0

@@ -20,7 +20,6 @@ from sqlalchemy import (
     text,
 )
 
-from app.domain.status import AssignmentState, BlockStatus, Cause, Desired, RunStatus, WorkerStatus
 from app.store.access_tables import audit as audit
 from app.store.access_tables import idempotency as idempotency
 from app.store.access_tables import live_ticket as live_ticket
@@ -38,6 +37,7 @@ from app.store.record_tables import eval_episode as eval_episode
 from app.store.record_tables import log_line as log_line
 from app.store.record_tables import metric_name as metric_name
 from app.store.record_tables import point as point
+from lockstep.status import AssignmentState, BlockStatus, Cause, Desired, RunStatus, WorkerStatus
 
 experiment = Table(
     "experiment",

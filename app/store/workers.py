@@ -8,11 +8,11 @@ from typing import Any
 from sqlalchemy import and_, bindparam, insert, select, update
 from sqlalchemy.orm import Session
 
-from app.domain.status import WorkerStatus
 from app.store import tables as t
 from app.store.engine import utc
 from app.store.prepared import update_one
 from app.store.tables import Record
+from lockstep.status import WorkerStatus
 
 
 def get(session: Session, worker_id: str) -> Record | None:

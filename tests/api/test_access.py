@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.services import tokens
+from app.services import access
 from tests.conftest import LiveServer, wait_until
 from tests.factories import LOCAL, submit, tiny_spec
 
@@ -23,7 +23,7 @@ def guarded(make_server: Callable[..., LiveServer], database_url: str) -> LiveSe
 
 @pytest.fixture
 def secrets(guarded: LiveServer) -> dict[str, str]:
-    return {role: tokens.create(guarded.ctx, role, role, None, LOCAL).secret for role in tokens.ROLES}
+    return {role: access.create(guarded.ctx, role, role, None, LOCAL).secret for role in access.ROLES}
 
 
 def bearer(secret: str) -> dict[str, str]:
@@ -59,11 +59,11 @@ def test_every_right_belongs_to_its_roles_only(api: httpx.Client, secrets: dict[
 
 
 def test_revoked_and_expired_tokens_are_refused(api: httpx.Client, guarded: LiveServer) -> None:
-    lasting = tokens.create(guarded.ctx, "one", "viewer", None, LOCAL)
-    brief = tokens.create(guarded.ctx, "two", "viewer", 1e-9, LOCAL)
+    lasting = access.create(guarded.ctx, "one", "viewer", None, LOCAL)
+    brief = access.create(guarded.ctx, "two", "viewer", 1e-9, LOCAL)
     assert api.get("/experiments", headers=bearer(lasting.secret)).status_code == 200
     assert api.get("/experiments", headers=bearer(brief.secret)).status_code == 401
-    tokens.revoke(guarded.ctx, lasting.id, LOCAL)
+    access.revoke(guarded.ctx, lasting.id, LOCAL)
     answer = api.get("/experiments", headers=bearer(lasting.secret))
     assert (answer.status_code, answer.json()["code"]) == (401, "not_authenticated")
     assert lasting.secret not in answer.text
@@ -155,8 +155,8 @@ def test_bare_nan_in_a_request_is_malformed(http: httpx.Client) -> None:
 
 
 def test_event_stream_resumes_after_the_last_event_id(http: httpx.Client, server: LiveServer) -> None:
-    from app.domain.status import Desired
     from app.services import steering
+    from lockstep.status import Desired
 
     experiment_id = submit(server.ctx)
     steering.set_desired(server.ctx, experiment_id, Desired.CANCEL, "", LOCAL)

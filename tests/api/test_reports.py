@@ -10,8 +10,8 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.domain.report import report_from_scores_csv
 from app.services.finishing import finish_due
+from lockstep.report import report_from_scores_csv
 from tests.conftest import LiveServer
 from tests.factories import SimulatedWorker, submit, tiny_spec
 

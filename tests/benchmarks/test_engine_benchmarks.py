@@ -12,7 +12,7 @@ import torch
 
 from benchmarks import host_engine, lockstep_ab, overhead, served
 from benchmarks.machine import floor_seconds, write_cifar_shaped
-from worker.envs.morph import cifar
+from worker.envs.morph.task import cifar
 
 
 @pytest.fixture(autouse=True)

@@ -11,9 +11,9 @@ import torch
 
 from benchmarks.gratings import Ints, layout, patches, write_pairs
 from tests.worker.envs.morph.factories import network
-from worker.envs.morph import cifar
-from worker.envs.morph.config import EnvConfig
-from worker.envs.morph.hosts import EVAL
+from worker.envs.morph.network.hosts import EVAL
+from worker.envs.morph.task import cifar
+from worker.envs.morph.task.config import EnvConfig
 
 BLANK = -1
 

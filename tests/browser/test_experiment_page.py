@@ -7,7 +7,7 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from app.client import Client
+from lockstep.client import Client
 from tests.conftest import LiveServer, WorkerProcess
 from tests.factories import tiny_spec
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from app.client import Client
 from app.services.context import Context
 from app.store import points, results
+from lockstep.client import Client
 
 #: Measured on a clock, hence never equal.
 CLOCKED = ("sys/", "ppo/update_seconds")

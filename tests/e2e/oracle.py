@@ -1,4 +1,4 @@
-"""Independent code for the paired rank analysis: plain enumeration, nothing of app.domain.stats."""
+"""Independent code for the paired rank analysis: plain enumeration, nothing of lockstep.stats."""
 
 from __future__ import annotations
 

@@ -9,7 +9,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.client import Client
+from lockstep.client import Client
 from tests.conftest import LiveServer, WorkerProcess
 from tests.e2e import oracle
 from tests.e2e.following import follow

@@ -13,8 +13,8 @@ import httpx
 import pytest
 import yaml
 
-from app.client import ApiError, Client
-from app.domain.presets import merge
+from lockstep.client import ApiError, Client
+from lockstep.spec.presets import merge
 from tests.conftest import LiveServer, WorkerProcess, wait_until
 from tests.e2e.following import follow
 

@@ -10,13 +10,13 @@ from typing import Any
 
 import pytest
 
-from app.client import Client
+from lockstep.client import Client
 from tests.conftest import LiveServer, WorkerProcess, wait_until
 from tests.e2e.following import follow
 from tests.e2e.numbers import numbers_of
 from tests.e2e.test_kills import child_of
 from tests.factories import tiny_spec
-from worker.spare import WAITING_NAME, is_idle_spare
+from worker.standby import WAITING_NAME, is_idle_spare
 from worker.supervisor import descendants
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("training")]

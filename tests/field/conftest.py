@@ -17,7 +17,7 @@ from typing import Any
 import httpx
 import pytest
 
-from app.client import Client
+from lockstep.client import Client
 from tests.conftest import FAST, LiveServer, wait_until
 
 #: `make soak` runs the figures as the lessons print them.

@@ -11,7 +11,7 @@ from worker.__main__ import parse
 from worker.agent import DEVICE_IN_USE, Agent
 from worker.devices import DeviceInUse, bind
 from worker.options import Options
-from worker.spare import Starter
+from worker.standby import Starter
 
 
 class LightAgent(Agent):

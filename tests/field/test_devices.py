@@ -12,11 +12,11 @@ import httpx
 import pynvml
 import pytest
 
-from app.client import Client
-from app.domain import protocol as p
 from app.errors import ConflictError
-from app.services import reading, shares, sweeping, worker_calls
+from app.services import assignments, reading, sweeping, workers
 from app.services.context import Context
+from lockstep import protocol as p
+from lockstep.client import Client
 from tests.conftest import Clock, LiveServer, wait_until
 from tests.factories import SimulatedWorker, submit, tiny_spec
 from tests.field.conftest import StartLight
@@ -47,7 +47,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch) -> SimpleNamespace:
 def beat_with(worker: SimulatedWorker, health: p.Health) -> None:
     state: Any = "idle" if health.ok else "quarantined"
     beat = p.HeartbeatRequest(incarnation=worker.incarnation, state=state, health=health)
-    worker_calls.heartbeat(worker.ctx, worker.worker_id, beat)
+    workers.heartbeat(worker.ctx, worker.worker_id, beat)
 
 
 def test_l21_memory_not_given_back_quarantines_with_the_numbers(ctx: Context, nvml: SimpleNamespace) -> None:
@@ -99,7 +99,7 @@ def test_l23_device_is_bound_by_uuid_in_pci_order_and_the_child_must_see_it(
     worker.claim()
     other = p.ReadyRequest(device_uid="GPU-other")
     with pytest.raises(ConflictError) as refused:
-        shares.ready(ctx, worker.held.assignment_id, worker.held.lease, other)
+        assignments.ready(ctx, worker.held.assignment_id, worker.held.lease, other)
     assert refused.value.code == "device_mismatch"
     assert reading.show_worker(ctx, worker.worker_id)["status"] == "quarantined"
     sweeping.sweep(ctx)
@@ -141,7 +141,7 @@ def test_l25_lost_gpu_is_quarantined_and_the_block_moves_on_without_spending_its
     nvml.error = pynvml.NVMLError(pynvml.NVML_ERROR_GPU_IS_LOST)
     held = worker.held
     request = p.ReleaseRequest(outcome="error", cause="bug", detail="CUDA error")
-    shares.release(ctx, held.assignment_id, held.lease, request)
+    assignments.release(ctx, held.assignment_id, held.lease, request)
     beat_with(worker, monitor.check_free())
     shown = reading.show_worker(ctx, worker.worker_id)
     assert shown["status"] == "quarantined"

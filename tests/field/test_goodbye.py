@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from app.client import Client
+from lockstep.client import Client
 from tests.conftest import LiveServer, WorkerProcess, wait_until
 from tests.factories import tiny_spec
 from tests.field.conftest import StartLight, first_block

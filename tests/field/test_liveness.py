@@ -15,17 +15,17 @@ import pytest
 from pydantic import ValidationError
 from sqlalchemy import select, text, update
 
-from app.client import Client
-from app.domain import protocol as p
-from app.domain.status import Desired
 from app.errors import AppError, LeaseLostError
-from app.services import reading, shares, steering, sweeping
+from app.services import assignments, reading, steering, sweeping
 from app.services.context import Bell, Context
 from app.services.finishing import finish_due
 from app.services.operations import ensure_epoch
 from app.settings import Settings
 from app.store import tables as t
 from app.store.engine import Store
+from lockstep import protocol as p
+from lockstep.client import Client
+from lockstep.status import Desired
 from tests.conftest import LiveServer, wait_until
 from tests.factories import LOCAL, SimulatedWorker, submit, tiny_spec
 from tests.field.conftest import SOAK, STEADY, ServerProcess, StartLight, block_status, first_block, timeline
@@ -150,7 +150,7 @@ def test_l04_late_heartbeat_changes_nothing_and_a_late_result_is_refused(sim: Co
         sweeping.sweep(sim)
     late = p.RoundRequest(runs=[worker._result(lost, run, 0) for run in worker.live], seconds=0.1)
     with pytest.raises(LeaseLostError):
-        shares.put_round(sim, lost.assignment_id, lost.lease, 0, late)
+        assignments.put_round(sim, lost.assignment_id, lost.lease, 0, late)
     pass_time(sim, wall, [worker], 300)
     assert states(sim, experiment_id) == ["succeeded"]
 
@@ -424,7 +424,7 @@ def test_l14_cleanup_failure_and_late_results_never_overwrite_a_final_state(ctx:
     worker.checkpoint(1)
     held = worker.held
     request = p.ReleaseRequest(outcome="error", cause="bug", cleanup="12 GiB still in use")
-    shares.release(ctx, held.assignment_id, held.lease, request)
+    assignments.release(ctx, held.assignment_id, held.lease, request)
     assert states(ctx, experiment_id) == ["succeeded"]
     with ctx.store.read() as session:
         row = session.execute(select(t.assignment).where(t.assignment.c.id == held.assignment_id)).one()

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from app.client import Client
-from app.domain.status import Desired
-from app.services import reading, steering, worker_calls
+from app.services import reading, steering, workers
 from app.services.context import Context
+from lockstep.client import Client
+from lockstep.status import Desired
 from tests.conftest import LiveServer, wait_until
 from tests.factories import LOCAL, SimulatedWorker, submit, tiny_spec
 from tests.field.conftest import SOAK, STEADY, StartLight, block_status, first_block, is_running, timeline
@@ -149,4 +149,4 @@ def test_l20_cancel_at_the_start_barrier_of_a_gang_frees_both_devices(ctx: Conte
         worker.release("stopped", "user")
     assert reading.list_blocks(ctx, experiment_id)[0]["status"] == "cancelled"
     assert {item["status"] for item in reading.list_workers(ctx)} == {"idle"}
-    worker_calls.drain(ctx, pair[0].worker_id, LOCAL, now=True)
+    workers.drain(ctx, pair[0].worker_id, LOCAL, now=True)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from app.client import Client
+from lockstep.client import Client
 from tests.conftest import wait_until
 from tests.factories import tiny_spec
 from tests.field.conftest import ServerProcess, StartLight

@@ -15,10 +15,10 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from app.client import Client
 from app.services.context import Context
 from app.store import points
 from app.store.points import PointRow
+from lockstep.client import Client
 from tests.conftest import LiveServer, wait_until
 from tests.factories import SimulatedWorker, submit, tiny_spec
 from tests.field.conftest import ROOT, SOAK

@@ -18,14 +18,14 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from app.client import Client
-from app.domain import protocol as p
 from app.services import ingest, reading
 from app.services.context import Context
 from app.services.finishing import finish_due
 from app.store import engine
 from app.store.engine import StartupError, Store
 from app.store.tables import metadata
+from lockstep import protocol as p
+from lockstep.client import Client
 from tests.conftest import LiveServer, wait_until
 from tests.factories import SimulatedWorker, submit, tiny_spec
 from tests.field.conftest import ROOT, SOAK, ServerProcess, StartLight, block_status, first_block
@@ -62,11 +62,11 @@ def test_l36_spreadsheet_formulas_are_defused_and_numbers_stay(ctx: Context, nam
     import csv
     import io
 
-    from app.services import reporting
+    from app.services import reports
 
     arms = [{"label": "A", "reward": "shaped"}, {"label": "B", "reward": "simplified"}]
     experiment_id = finished(ctx, experiment={"name": name}, arms=arms)
-    rows = list(csv.reader(io.StringIO(reporting.read(ctx, experiment_id).scores_csv)))
+    rows = list(csv.reader(io.StringIO(reports.read(ctx, experiment_id).scores_csv)))
     cells = [cell for row in rows for cell in row]
     for cell in cells:
         if cell[:1] in "=+-@\t\r" and cell:

@@ -7,7 +7,7 @@ import signal
 
 import pytest
 
-from app.client import Client
+from lockstep.client import Client
 from tests.conftest import LiveServer, wait_until
 from tests.factories import tiny_spec
 from tests.field.conftest import LightWorker, StartLight, block_status, is_running, timeline

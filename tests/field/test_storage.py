@@ -12,11 +12,11 @@ import httpx
 import pytest
 from sqlalchemy import func, select, text
 
-from app.client import Client
-from app.domain import protocol as p
 from app.services import ingest, reading
 from app.services.context import Context
 from app.store import tables as t
+from lockstep import protocol as p
+from lockstep.client import Client
 from tests.conftest import Clock, LiveServer, wait_until
 from tests.factories import SimulatedWorker, submit, tiny_spec
 from tests.field.conftest import SOAK

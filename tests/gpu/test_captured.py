@@ -14,13 +14,13 @@ import torch
 
 from benchmarks.machine import set_up, write_cifar_shaped
 from tests.gpu.lives import CUDA, build, config, digest, play, state
-from worker.envs.morph import captured
-from worker.envs.morph.captured import CapturedEngine
-from worker.envs.morph.config import EnvConfig
-from worker.envs.morph.controls import make_control
-from worker.envs.morph.engine import run_jobs
-from worker.envs.morph.env import MorphEnvs
-from worker.envs.morph.stages import Op
+from worker.envs.morph.engine import captured
+from worker.envs.morph.engine.captured import CapturedEngine
+from worker.envs.morph.engine.eager import run_jobs
+from worker.envs.morph.episode.controls import make_control
+from worker.envs.morph.episode.env import MorphEnvs
+from worker.envs.morph.life.stages import Op
+from worker.envs.morph.task.config import EnvConfig
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 STEPS = 12

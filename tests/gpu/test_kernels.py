@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from benchmarks.machine import set_up
 from tests.gpu.lives import CUDA
-from worker.envs.morph.blueprints import ConvNorm
+from worker.envs.morph.network.blueprints import ConvNorm
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 #: Largest difference from float64, as a part of the largest element: float32 by three products of TF32.
@@ -45,7 +45,7 @@ def settings() -> Iterator[None]:
 
 @pytest.fixture
 def fused() -> ModuleType:
-    return import_module("worker.envs.morph.fused")
+    return import_module("worker.envs.morph.network.fused.step")
 
 
 def draws(*shape: int, seed: int = 0) -> Tensor:

@@ -12,9 +12,9 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 from websockets.sync.client import ClientConnection, connect
 
-from app.client import Client
-from app.services import tokens
+from app.services import access
 from app.services.context import Context
+from lockstep.client import Client
 from tests.conftest import LiveServer, wait_until
 from tests.factories import LOCAL, SimulatedWorker, submit, tiny_spec
 
@@ -128,8 +128,8 @@ def test_resumed_block_sends_truncate(server: LiveServer) -> None:
 
 def test_nonfinite_values_travel_as_null_with_their_word(server: LiveServer) -> None:
     experiment_id, worker = running(server.ctx)
-    from app.domain import protocol as p
     from app.services import ingest
+    from lockstep import protocol as p
 
     held = worker.held
     series = p.Points(
@@ -190,7 +190,7 @@ def test_foreign_origin_is_refused(sqlite_server: LiveServer) -> None:
 def test_ticket_opens_a_socket_once(make_server: Callable[..., LiveServer], database_url: str) -> None:
     server = make_server(database_url, auth="token")
     experiment_id = submit(server.ctx)
-    secret = tokens.create(server.ctx, "viewer", "viewer", None, LOCAL).secret
+    secret = access.create(server.ctx, "viewer", "viewer", None, LOCAL).secret
     headers = {"Authorization": f"Bearer {secret}"}
     with httpx.Client(base_url=server.url, headers=headers) as http:
         ticket = http.post("/api/v1/live-tickets", json={"experiment": experiment_id}).json()["ticket"]

@@ -12,8 +12,8 @@ from alembic.script import ScriptDirectory
 from sqlalchemy import func, inspect, select, text
 
 from app.main import open_store
+from app.services.artifacts import FileStore
 from app.services.context import Bell, Context
-from app.services.files import FileStore
 from app.services.finishing import finish_due
 from app.settings import Settings
 from app.store import migrate

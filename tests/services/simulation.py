@@ -11,11 +11,11 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from app.domain import protocol as p
 from app.errors import ConflictError, GoneError, LeaseLostError, NotFoundError
-from app.services import ingest, scheduling, shares, worker_calls
+from app.services import assignments, ingest, scheduling, workers
 from app.services.context import Context
 from app.services.ingest import Upload
+from lockstep import protocol as p
 
 _CAUSES = {"cancel": "user", "pause": "user", "drain": "preempted", "abort": "preempted"}
 
@@ -83,7 +83,7 @@ class FlakyWorker:
             device=self.device,
             datasets={"digits": "f" * 64},
         )
-        self.worker_id = worker_calls.register(self.ctx, request).worker_id
+        self.worker_id = workers.register(self.ctx, request).worker_id
         self.up, self.cut = True, False
 
     def kill(self) -> None:
@@ -127,7 +127,7 @@ class FlakyWorker:
         state: Any = "idle" if self.held is None else "working"
         beat = p.HeartbeatRequest(incarnation=f"{self.name}-{self.starts}", state=state, progress=reports)
         self.call(
-            lambda: worker_calls.heartbeat(self.ctx, self.worker_id, beat), lambda reply: self._heard(reply, sent), lost
+            lambda: workers.heartbeat(self.ctx, self.worker_id, beat), lambda reply: self._heard(reply, sent), lost
         )
 
     def _heard(self, reply: p.HeartbeatReply, sent: float) -> None:
@@ -187,12 +187,12 @@ class FlakyWorker:
         def use(reply: p.ReadyReply) -> None:
             self.started = reply.start
 
-        self.call(lambda: shares.ready(self.ctx, held.assignment_id, held.lease, request), use, lost)
+        self.call(lambda: assignments.ready(self.ctx, held.assignment_id, held.lease, request), use, lost)
 
     def _step_round(self, held: p.Assignment, lost: str) -> None:
         index = self.next_round
         if index > held.resume_round:
-            barrier = shares.barrier(self.ctx, held.block_id, held.attempt, index - 1) if not self.cut else None
+            barrier = assignments.barrier(self.ctx, held.block_id, held.attempt, index - 1) if not self.cut else None
             if barrier is None or barrier.state == "waiting":
                 return
             if barrier.state == "aborted":
@@ -211,7 +211,7 @@ class FlakyWorker:
 
     def _put(self, held: p.Assignment, index: int, request: p.RoundRequest) -> p.RoundReply:
         try:
-            return shares.put_round(self.ctx, held.assignment_id, held.lease, index, request)
+            return assignments.put_round(self.ctx, held.assignment_id, held.lease, index, request)
         except LeaseLostError:
             raise
         except ConflictError as error:
@@ -254,5 +254,5 @@ class FlakyWorker:
             return
         request = p.ReleaseRequest(outcome=outcome, cause=cause, detail=detail)
         self.call(
-            lambda: shares.release(self.ctx, held.assignment_id, held.lease, request), lambda _: self._drop(), lost
+            lambda: assignments.release(self.ctx, held.assignment_id, held.lease, request), lambda _: self._drop(), lost
         )

@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 from sqlalchemy import event
 
-from app import duties
-from app.domain.status import Desired
+from app import background
 from app.services import finishing, steering
 from app.services.context import Context
 from app.services.operations import readiness
 from app.store import experiments
+from lockstep.status import Desired
 from tests.conftest import wait_until
 from tests.factories import LOCAL, SimulatedWorker, submit, tiny_spec
 
@@ -74,7 +74,7 @@ def test_sweeps_go_on_while_a_report_is_built(ctx: Context, monkeypatch: pytest.
         return 0
 
     monkeypatch.setattr(finishing, "finish_due", long_report)
-    running = duties.Duties(ctx)
+    running = background.Duties(ctx)
     running.start()
     try:
         assert building.wait(10)

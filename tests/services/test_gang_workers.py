@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from app.client import Client
+from lockstep.client import Client
 from tests.conftest import LiveServer, WorkerProcess
 from tests.e2e.following import follow
 from tests.e2e.numbers import numbers_of

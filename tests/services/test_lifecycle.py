@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import pytest
 
-from app.domain.status import BlockStatus, Desired, ExperimentStatus
 from app.errors import ConflictError, LeaseLostError
-from app.services import reading, reporting, steering, sweeping
+from app.services import reading, reports, steering, sweeping
 from app.services.context import Context
 from app.services.finishing import finish_due
+from lockstep.status import BlockStatus, Desired, ExperimentStatus
 from tests.conftest import Clock
 from tests.factories import LOCAL, SimulatedWorker, submit, tiny_spec
 
@@ -26,7 +26,7 @@ def test_block_trained_to_its_end_succeeds_and_is_reported(ctx: Context) -> None
     assert blocks_of(ctx, experiment_id) == ["succeeded", "succeeded"]
     assert finish_due(ctx) == 1
     assert reading.status_of(ctx, experiment_id) is ExperimentStatus.SUCCEEDED
-    report = reporting.read(ctx, experiment_id).content
+    report = reports.read(ctx, experiment_id).content
     assert report["verdict"]["code"] == "NO_INFERENCE"
     assert report["facts"]["complete_blocks"] == 2
     assert finish_due(ctx) == 0
@@ -151,14 +151,14 @@ def test_diverged_run_is_an_outcome_and_the_block_succeeds(ctx: Context) -> None
 
 
 def test_refused_configuration_fails_the_block_with_its_reason(ctx: Context) -> None:
-    from app.domain import protocol as p
-    from app.services import shares
+    from app.services import assignments
+    from lockstep import protocol as p
 
     experiment_id = submit(ctx)
     worker = SimulatedWorker(ctx).register()
     worker.claim()
     refusal = p.ReadyRequest(refused=p.Refusal(field="env.id", message="no such environment"))
-    assert not shares.ready(ctx, worker.held.assignment_id, worker.held.lease, refusal).start
+    assert not assignments.ready(ctx, worker.held.assignment_id, worker.held.lease, refusal).start
     worker.release("error", "config")
     block = reading.list_blocks(ctx, experiment_id)[0]
     assert (block["status"], block["cause"]) == ("failed", "config")

@@ -8,11 +8,11 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from app.domain import protocol as p
 from app.errors import InvalidError
-from app.services import ingest, reading, submitting, sweeping
+from app.services import ingest, reading, submission, sweeping
 from app.services.context import Context
 from app.store import tables as t
+from lockstep import protocol as p
 from tests.conftest import Clock
 from tests.factories import SimulatedWorker, submit, tiny_spec
 
@@ -118,6 +118,6 @@ def test_plan_says_what_would_run_and_writes_nothing(ctx: Context) -> None:
             return {x.name: session.execute(select(func.count()).select_from(x)).scalar_one() for x in tables}
 
     before = rows()
-    planned = submitting.plan(ctx, tiny_spec(experiment={"replicates": 3}))
+    planned = submission.plan(ctx, tiny_spec(experiment={"replicates": 3}))
     assert (planned["num_blocks"], planned["num_runs"], planned["placement"]) == (3, 6, "shared_device")
     assert rows() == before

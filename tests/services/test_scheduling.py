@@ -7,14 +7,15 @@ from typing import Any
 
 import pytest
 
-from app.domain import protocol as p
-from app.domain.status import Desired
 from app.errors import ConflictError
-from app.services import reading, scheduling, shares, steering, submitting, sweeping, worker_calls
+from app.services import assignments as shares
+from app.services import reading, scheduling, steering, submission, sweeping, workers
 from app.services.context import Actor, Context
-from app.services.explaining import queue_document
 from app.services.finishing import finish_due
+from app.services.waiting import queue_document
 from app.store import leases
+from lockstep import protocol as p
+from lockstep.status import Desired
 from tests.conftest import Clock
 from tests.factories import LOCAL, SimulatedWorker, submit, tiny_spec
 
@@ -257,7 +258,7 @@ def test_why_waiting_names_each_reason(ctx: Context, clock: Clock) -> None:
     images = submit(ctx, tiny_spec(env={"task": "cifar_baseline", "n_envs": 2, "horizon": 150}))
     assert "lockstep data fetch cifar10" in reading.show_experiment(ctx, images)["why_waiting"]["text"]
     steering.set_desired(ctx, images, Desired.CANCEL, "", LOCAL)
-    worker_calls.drain(ctx, blind.worker_id, LOCAL, now=False)
+    workers.drain(ctx, blind.worker_id, LOCAL, now=False)
     worker = SimulatedWorker(ctx).register()
     assert waits(ctx, experiment_id) == "starting"
     steering.pause_queue(ctx, LOCAL, paused=True)
@@ -326,7 +327,7 @@ def test_drain_finishes_the_block_and_takes_none(ctx: Context) -> None:
     experiment_id = submit(ctx, tiny_spec(experiment={"replicates": 2}))
     worker = SimulatedWorker(ctx).register()
     worker.claim()
-    worker_calls.drain(ctx, worker.worker_id, LOCAL, now=False)
+    workers.drain(ctx, worker.worker_id, LOCAL, now=False)
     assert worker.beat().drain
     worker.train(2)
     assert [item["status"] for item in reading.list_blocks(ctx, experiment_id)] == ["succeeded", "queued"]
@@ -337,7 +338,7 @@ def test_drain_now_stops_at_the_round_border_as_preempted(ctx: Context) -> None:
     experiment_id = submit(ctx)
     worker = SimulatedWorker(ctx).register()
     worker.claim(), worker.ready(), worker.hand_in(0)
-    worker_calls.drain(ctx, worker.worker_id, LOCAL, now=True)
+    workers.drain(ctx, worker.worker_id, LOCAL, now=True)
     assert worker.beat().leases[0].desired == "drain"
     worker.checkpoint(1)
     worker.release("stopped", "preempted")
@@ -350,7 +351,7 @@ def test_preempted_with_the_last_results_in_succeeds(ctx: Context) -> None:
     experiment_id = submit(ctx, one_round())
     worker = SimulatedWorker(ctx).register()
     worker.claim(), worker.ready()
-    worker_calls.drain(ctx, worker.worker_id, LOCAL, now=True)
+    workers.drain(ctx, worker.worker_id, LOCAL, now=True)
     worker.beat()
     worker.hand_in(0)
     worker.checkpoint(1)
@@ -375,11 +376,11 @@ def test_two_fast_failures_quarantine_the_device_until_an_operator_clears_it(ctx
         shown = reading.show_worker(ctx, again.register().worker_id)
         assert shown["status"] == "quarantined"
         assert shown["status_text"].count("before its restart") == 1
-    worker_calls.clear(ctx, again.worker_id, LOCAL)
+    workers.clear(ctx, again.worker_id, LOCAL)
     again.beat("idle")
     assert reading.show_worker(ctx, again.worker_id)["status"] == "idle"
     with pytest.raises(ConflictError, match="not quarantined"):
-        worker_calls.clear(ctx, again.worker_id, LOCAL)
+        workers.clear(ctx, again.worker_id, LOCAL)
 
 
 def test_one_start_may_be_lost_and_come_back_any_number_of_times(ctx: Context, clock: Clock) -> None:
@@ -407,7 +408,7 @@ def test_requeue_budget_of_a_cause_is_spent_and_then_the_block_fails(
         assert worker.claim() is not None
         worker.ready()
         worker.release("error", cause, detail="boom")
-        worker_calls.drain(ctx, worker.worker_id, LOCAL, now=False)
+        workers.drain(ctx, worker.worker_id, LOCAL, now=False)
         attempts += 1
     found = block(ctx, experiment_id)
     assert (attempts, found["status"], found["cause"]) == (budget + 1, "failed", cause)
@@ -422,7 +423,7 @@ def test_out_of_memory_twice_pinned_on_an_arm_is_that_arms_outcome(ctx: Context)
         guilty = next(run.run_id for run in worker.held.runs if run.arm == "B")
         request = p.ReleaseRequest(outcome="error", cause="oom", pinned_run=guilty)
         shares.release(ctx, worker.held.assignment_id, worker.held.lease, request)
-        worker_calls.drain(ctx, worker.worker_id, LOCAL, now=False)
+        workers.drain(ctx, worker.worker_id, LOCAL, now=False)
     runs = {run["group_id"]: run for run in reading.list_runs(ctx, experiment_id)}
     assert (runs["B"]["status"], runs["B"]["cause"]) == ("failed", "diverged")
     assert block(ctx, experiment_id)["status"] == "queued"
@@ -447,14 +448,14 @@ def test_retry_makes_a_new_generation_and_leaves_the_failed_one(ctx: Context) ->
     refused = p.ReadyRequest(refused=p.Refusal(field="env", message="no"))
     shares.ready(ctx, worker.held.assignment_id, worker.held.lease, refused)
     worker.release("error", "config")
-    submitting.retry(ctx, experiment_id, LOCAL)
+    submission.retry(ctx, experiment_id, LOCAL)
     assert worker.claim() is not None
     worker.train(1)
     found = [(item["generation"], item["status"]) for item in reading.list_blocks(ctx, experiment_id)]
     assert found == [(0, "failed"), (1, "succeeded")]
     assert reading.status_of(ctx, experiment_id).value == "succeeded"
     with pytest.raises(ConflictError, match="no block"):
-        submitting.retry(ctx, experiment_id, LOCAL)
+        submission.retry(ctx, experiment_id, LOCAL)
 
 
 def test_retry_of_a_paused_experiment_strands_no_block(ctx: Context) -> None:
@@ -465,7 +466,7 @@ def test_retry_of_a_paused_experiment_strands_no_block(ctx: Context) -> None:
     shares.ready(ctx, worker.held.assignment_id, worker.held.lease, refused)
     worker.release("error", "config")
     steering.set_desired(ctx, experiment_id, Desired.PAUSE, "", LOCAL)
-    submitting.retry(ctx, experiment_id, LOCAL)
+    submission.retry(ctx, experiment_id, LOCAL)
     assert steering.set_desired(ctx, experiment_id, Desired.RUN, "", LOCAL)
     assert len(order_of_claims(worker)) == 2
 
@@ -481,9 +482,9 @@ def test_extension_after_the_result_was_seen_is_refused_unless_exploratory(ctx: 
 
         experiments.change(session, experiment_id, unblinded_at=utc(ctx.store.now(session)))
     with pytest.raises(ConflictError) as refused:
-        submitting.extend(ctx, experiment_id, 2, LOCAL, exploratory=False)
+        submission.extend(ctx, experiment_id, 2, LOCAL, exploratory=False)
     assert refused.value.code == "extension_breaks_guarantee"
-    submitting.extend(ctx, experiment_id, 2, LOCAL, exploratory=True)
+    submission.extend(ctx, experiment_id, 2, LOCAL, exploratory=True)
     assert reading.show_experiment(ctx, experiment_id)["exploratory_from"] == 6
 
 

@@ -28,7 +28,17 @@ from hypothesis.stateful import (
 )
 from sqlalchemy import select, text
 
-from app.domain.status import (
+from app.errors import ConflictError
+from app.services import reading, scheduling, steering, sweeping, workers
+from app.services.artifacts import FileStore
+from app.services.context import Bell, Context
+from app.services.operations import ensure_epoch
+from app.settings import Settings
+from app.store import points, results
+from app.store import tables as t
+from app.store.engine import Store
+from app.store.points import MetricNames
+from lockstep.status import (
     ASSIGNMENT_TRANSITIONS,
     BLOCK_TRANSITIONS,
     LIVE_ASSIGNMENT,
@@ -37,16 +47,6 @@ from app.domain.status import (
     BlockStatus,
     Desired,
 )
-from app.errors import ConflictError
-from app.services import reading, scheduling, steering, sweeping, worker_calls
-from app.services.context import Bell, Context
-from app.services.files import FileStore
-from app.services.operations import ensure_epoch
-from app.settings import Settings
-from app.store import points, results
-from app.store import tables as t
-from app.store.engine import Store
-from app.store.points import MetricNames
 from tests.conftest import empty_postgres
 from tests.factories import LOCAL, submit, tiny_spec
 from tests.services.simulation import FlakyWorker, Wall, ideal_chain
@@ -159,7 +159,7 @@ class QueueMachine(RuleBasedStateMachine):
         worker = self.who(number)
         if worker.up:
             with refusable("worker_retired"):
-                worker_calls.drain(self.ctx, worker.worker_id, LOCAL, now=now)
+                workers.drain(self.ctx, worker.worker_id, LOCAL, now=now)
 
     @rule(number=st.integers(0, 3), desired=st.sampled_from([Desired.PAUSE, Desired.RUN, Desired.CANCEL]))
     def steer(self, number: int, desired: Desired) -> None:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from app.errors import InvalidError
-from app.services import reading, submitting
+from app.services import reading, submission
 from app.services.context import Context
 from app.store import experiments, results
 from tests.factories import LOCAL, SimulatedWorker, submit, tiny_spec
@@ -40,7 +40,7 @@ def wanting(run_id: str, episode: int = 0, **changes: Any) -> dict[str, Any]:
 
 def refused(ctx: Context, spec: dict[str, Any]) -> dict[str, str]:
     with pytest.raises(InvalidError) as error:
-        submitting.check(ctx, spec)
+        submission.check(ctx, spec)
     return {problem.code: problem.pointer for problem in error.value.errors}
 
 
@@ -50,8 +50,8 @@ def test_copy_takes_the_last_evaluation_and_greedy_where_both_were_played(ctx: C
     evaluate(ctx, run_id, 1, GROWN)
     evaluate(ctx, run_id, 1, {"r0c1": "norm"}, mode="sample")
     evaluate(ctx, run_id, 1, {"r0c0": "attention"}, episode_idx=1)
-    assert submitting.check(ctx, wanting(run_id)).resolved.arms[1].static_set == GROWN
-    assert submitting.check(ctx, wanting(run_id, 1)).resolved.arms[1].static_set == {"r0c0": "attention"}
+    assert submission.check(ctx, wanting(run_id)).resolved.arms[1].static_set == GROWN
+    assert submission.check(ctx, wanting(run_id, 1)).resolved.arms[1].static_set == {"r0c0": "attention"}
 
 
 def test_copy_is_written_into_the_spec_like_one_given_by_hand(ctx: Context) -> None:
@@ -59,10 +59,10 @@ def test_copy_is_written_into_the_spec_like_one_given_by_hand(ctx: Context) -> N
     evaluate(ctx, run_id, 1, GROWN)
     by_hand = wanting(run_id)
     by_hand["arms"][1]["static_set"] = GROWN
-    checked = submitting.check(ctx, wanting(run_id))
+    checked = submission.check(ctx, wanting(run_id))
     assert checked.resolved.document["arms"][1]["static_set"] == GROWN
-    assert checked.resolved.hash == submitting.check(ctx, by_hand).resolved.hash
-    experiment_id = submitting.submit(ctx, wanting(run_id), LOCAL)
+    assert checked.resolved.hash == submission.check(ctx, by_hand).resolved.hash
+    experiment_id = submission.submit(ctx, wanting(run_id), LOCAL)
     with ctx.store.read() as session:
         assert experiments.arms(session, experiment_id)[1].static_set == GROWN
         stored = experiments.get(session, experiment_id)

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from app.services.context import Context
-from app.store import events, experiments, facts, scheduling
+from app.store import events, experiment_cache, experiments, scheduling
 from app.store.engine import FairLock
 from app.store.events import NewEvent
 from tests.conftest import wait_until
@@ -119,11 +119,11 @@ def test_page_of_the_queue_begins_as_the_whole_queue_does(ctx: Context, case: st
 def test_facts_are_read_once_and_hold_nothing_that_changes(ctx: Context) -> None:
     experiment_id = submit(ctx)
     with ctx.store.read() as session:
-        known = facts.of(session, experiment_id)
+        known = experiment_cache.of(session, experiment_id)
     with ctx.store.read() as session:
-        assert facts.of(session, experiment_id) is known
+        assert experiment_cache.of(session, experiment_id) is known
     changing = {"name", "notes", "tags", "priority", "rank", "desired", "needs", "placement_resolved", "finished_at"}
-    assert not changing & set(facts.Facts.__dataclass_fields__)
+    assert not changing & set(experiment_cache.Facts.__dataclass_fields__)
 
 
 def test_bulk_writers_take_turns_and_a_heartbeat_does_not_wait_for_them(ctx: Context) -> None:

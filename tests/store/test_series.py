@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from sqlalchemy import event, text
 
-from app.domain.nonfinite import to_column
 from app.services.context import Context
 from app.store import experiments, points, series
 from app.store.points import PointRow
 from app.store.series import SeriesQuery
+from lockstep.nonfinite import to_column
 from tests.factories import SimulatedWorker, submit
 
 _ODD = [math.nan, math.inf, -math.inf]

@@ -1,4 +1,4 @@
-"""The tables of app.domain.status hold in the store: what they do not allow changes no row, on both databases."""
+"""The tables of lockstep.status hold in the store: what they do not allow changes no row, on both databases."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ import pytest
 from sqlalchemy import Table, func, select, update
 from sqlalchemy.orm import Session
 
-from app.domain import status as s
 from app.services.context import Context
 from app.store import blocks, leases
 from app.store import tables as t
 from app.store.blocks import Why
+from lockstep import status as s
 from tests.factories import SimulatedWorker, submit
 
 Move = Callable[[Session, Any, Any], bool]

@@ -6,11 +6,11 @@ from dataclasses import fields
 
 import pytest
 
-from app.domain import catalog
-from app.domain.rewards import Reward
+from lockstep.spec import tasks
+from lockstep.spec.rewards import Reward
 from worker.envs.morph.rewards.config import RewardConfig
 from worker.envs.morph.rewards.registry import registered_modes
-from worker.envs.morph.tasks import TASKS
+from worker.envs.morph.task.tasks import TASKS
 
 
 def test_reward_constants_have_the_same_names_and_defaults() -> None:
@@ -20,12 +20,12 @@ def test_reward_constants_have_the_same_names_and_defaults() -> None:
 
 
 def test_reward_modes_are_those_of_the_worker() -> None:
-    assert set(catalog.REWARD_MODES) <= set(registered_modes())
+    assert set(tasks.REWARD_MODES) <= set(registered_modes())
 
 
-@pytest.mark.parametrize("name", list(catalog.TASKS))
+@pytest.mark.parametrize("name", list(tasks.TASKS))
 def test_task_facts_equal_those_of_the_hosts(name: str) -> None:
-    stated, actual = catalog.TASKS[name], TASKS[name]
+    stated, actual = tasks.TASKS[name], TASKS[name]
     assert stated.host_params == actual.host.params()
     assert list(stated.slots) == list(actual.slots)
     assert stated.horizon == actual.horizon

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from worker.data_cli import main
-from worker.envs.morph import cifar
+from worker.envs.morph.task import cifar
 
 
 def test_fingerprint_of_digits_is_printed(capsys: pytest.CaptureFixture[str]) -> None:

@@ -14,16 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.envs.protocol import (
-    Cohort,
-    Correction,
-    EpisodeRecord,
-    Masks,
-    Observation,
-    Seen,
-    StepResult,
-    whole_step,
-)
+from worker.envs.base import Cohort, Correction, EpisodeRecord, Masks, Observation, Seen, StepResult, whole_step
 
 
 class Cohorts:

@@ -1,4 +1,4 @@
-"""What the learner reads of an environment, structurally: it imports none (see ``worker.envs.protocol``)."""
+"""What the learner reads of an environment, structurally: it imports none (see ``worker.envs.base``)."""
 
 from __future__ import annotations
 

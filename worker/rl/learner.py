@@ -16,14 +16,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.keys import generator
+from lockstep.keys import generator
 from worker.rl.config import LearnerConfig
-from worker.rl.fingerprint import fingerprint
+from worker.rl.cuda import Replayed, fingerprint
 from worker.rl.heads import BELOW_ONE, Heads
 from worker.rl.interfaces import HeadLike
 from worker.rl.nets import FlatParameters, InputLayout, PolicyNet, State, build_net, flatten
-from worker.rl.normalize import ObsNormalizer, PopArt, RewardScaler
-from worker.rl.replayed import Replayed
+from worker.rl.normalise import ObsNormalizer, PopArt, RewardScaler
 
 _VALUE_GAIN = 1.0
 _ADAM_BETAS = (0.9, 0.999)

@@ -3,24 +3,90 @@
 Buffers are allocated once and reused. Observations are stored normalised (and raw, for the later
 refresh of the statistics); masks are stored and re-used bit for bit in the update.
 Axes: T step, E environment, O features, I ids, H heads, N choices of the widest head.
+
+Acting as one graph replay on CUDA: network, masks, floors, sampling and log-probabilities of a step.
+
+What is replayed is what ``Rollout.act`` runs elsewhere. Inputs are copied to fixed addresses, one packed
+vector comes back in one copy. Axes: E environments, H heads.
+
+The rollouts of a run's cohorts as one, for the update. Axes: T step, E environment of the cohort or run.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from worker.rl.acting import Acted, Actor
-from worker.rl.copying import copy_each
+from worker.rl.cuda import Replayed, autocast, copy_each
 from worker.rl.heads import Floors, Heads, choose
 from worker.rl.interfaces import CorrectionLike, ObservationLike, SeenLike
 from worker.rl.nets import PolicyNet, State
-from worker.rl.normalize import ObsNormalizer
-from worker.rl.precision import autocast
+from worker.rl.normalise import ObsNormalizer
+
+#: (features, ids, masks, state, uniforms) to actions [E, H], log-probability [E] and the state after.
+Step = Callable[[Tensor, Tensor, Mapping[str, Tensor], State, Tensor], tuple[Tensor, Tensor, State]]
+
+
+@dataclass
+class Acted:
+    """What a step chose.
+
+    Attributes:
+        actions: [E, H] int64 on the device.
+        chosen: the same on the host.
+        log_prob: [E] on the device.
+        total: sum of ``log_prob``, on the host.
+        state: recurrent state after the step, the caller's to keep.
+    """
+
+    actions: Tensor
+    chosen: Tensor
+    log_prob: Tensor
+    total: float
+    state: State
+
+
+class Actor:
+    """One captured step.
+
+    Args:
+        step: what is captured; weights are read at their addresses, so updates in place are seen.
+        inputs: an example of features, ids, masks, state and uniforms.
+    """
+
+    def __init__(self, step: Step, inputs: tuple[Tensor, Tensor, Mapping[str, Tensor], State, Tensor]) -> None:
+        _, _, masks, state, _ = inputs
+        names, layers = list(masks), len(state)
+
+        def run(parts: list[Tensor]) -> list[Tensor]:
+            features, ids, *rest = parts
+            before = tuple(rest[len(names) : len(names) + layers])
+            actions, log_prob, after = step(features, ids, dict(zip(names, rest, strict=False)), before, rest[-1])
+            packed = torch.cat([actions.flatten().double(), log_prob.sum()[None].double()])
+            return [packed, actions, log_prob, *after]
+
+        self._replayed = Replayed(run, _flat(inputs))
+        self._landed = torch.empty(0, dtype=torch.float64, pin_memory=True)
+
+    def __call__(self, inputs: tuple[Tensor, Tensor, Mapping[str, Tensor], State, Tensor]) -> Acted:
+        """Replay on new inputs and read the choice back."""
+        packed, actions, log_prob, *after = self._replayed(_flat(inputs))
+        if self._landed.numel() != packed.numel():
+            self._landed = torch.empty(packed.numel(), dtype=torch.float64, pin_memory=True)
+        self._landed.copy_(packed, non_blocking=True)
+        kept = tuple(part.clone() for part in after)
+        torch.cuda.current_stream(packed.device).synchronize()
+        chosen = self._landed[:-1].to(torch.int64).view(actions.shape)
+        return Acted(actions, chosen, log_prob, float(self._landed[-1]), kept)
+
+
+def _flat(inputs: tuple[Tensor, Tensor, Mapping[str, Tensor], State, Tensor]) -> list[Tensor]:
+    features, ids, masks, state, uniforms = inputs
+    return [features, ids, *masks.values(), *state, uniforms]
 
 
 class PolicyError(RuntimeError):
@@ -178,3 +244,37 @@ class Rollout:
         parts = (self.terminated, self.truncated, self.valid)
         self._flags = list(zip(*(part.unbind() for part in parts), strict=True))
         self.allocated = True
+
+
+_BUFFERS = ("raw", "features", "ids", "actions", "log_probs", "rewards", "terminated", "truncated", "valid")
+
+
+def joined(parts: Sequence[Rollout]) -> Rollout:
+    """Return the rollout of all environments of a run; that of its only cohort as it is.
+
+    Args:
+        parts: finished rollouts in the order of their environments.
+    """
+    first = parts[0]
+    if len(parts) == 1:
+        return first
+    whole = Rollout(first.num_steps, first.heads, first.obs_norm, first.precision)
+    for name in _BUFFERS:
+        setattr(whole, name, torch.cat([getattr(part, name) for part in parts], dim=1))
+    whole.masks = {name: torch.cat([part.masks[name] for part in parts], dim=1) for name in first.masks}
+    whole.initial_state = _states([part.initial_state for part in parts])
+    whole.state = _states([part.state for part in parts])
+    # a run that failed in one cohort has fewer steps in another
+    whole.states = [_states(states) for states in zip(*[part.states for part in parts], strict=False)]
+    steps = sorted({t for part in parts for t in part.finals})
+    whole.finals = {t: _finals([part.final(t) for part in parts]) for t in steps}
+    return whole
+
+
+def _states(parts: Sequence[State]) -> State:
+    return tuple(torch.cat(layers, dim=1) for layers in zip(*parts, strict=True))
+
+
+def _finals(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    features, ids = zip(*parts, strict=True)
+    return torch.cat(features), torch.cat(ids)

@@ -18,10 +18,10 @@ from pathlib import Path
 
 import torch
 
+from lockstep.keys import derive, generator
 from worker import checkpoint
 from worker.checkpoint import CheckpointInfo
-from worker.envs.protocol import Cohort, LockstepEnvs
-from worker.keys import derive, generator
+from worker.envs.base import Cohort, LockstepEnvs
 from worker.rl.config import LearnerConfig
 from worker.rl.heads import Heads
 from worker.rl.learner import Learner, Streams, build_learner

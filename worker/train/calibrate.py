@@ -11,10 +11,10 @@ from pathlib import Path
 
 import torch
 
-from worker.keys import derive, generator
+from lockstep.keys import derive, generator
 from worker.rl.heads import Heads, choose
 from worker.rl.learner import bounded_uniforms
-from worker.rl.normalize import ObsNormalizer
+from worker.rl.normalise import ObsNormalizer
 from worker.train.environments import make_environments
 from worker.train.plan import BlockPlan
 

@@ -9,11 +9,11 @@ from typing import Any, cast
 
 import torch
 
-from worker.envs.gym_rewards import GymReward, make_gym_reward
+from lockstep.keys import generator
+from worker.envs.base import LockstepEnvs, ObsSpec
+from worker.envs.gymnasium.rewards import GymReward, make_gym_reward
+from worker.envs.morph.life.stages import Op
 from worker.envs.morph.rewards import RewardFunction, make_reward
-from worker.envs.morph.stages import Op
-from worker.envs.protocol import LockstepEnvs, ObsSpec
-from worker.keys import generator
 from worker.rl.learner import ObsLayout
 from worker.rl.nets import InputLayout
 from worker.train.plan import BlockPlan, ConfigRefused, RunPlan
@@ -21,8 +21,8 @@ from worker.train.plan import BlockPlan, ConfigRefused, RunPlan
 #: A reward function of either kind: with ``name``, ``config_hash`` and ``gamma``.
 AnyReward = RewardFunction | GymReward
 MORPH, GYM = "morphogenesis", "gymnasium"
-_MODULES: Mapping[str, str] = {GYM: "worker.envs.gym", MORPH: "worker.envs.morph.build"}
-_CONTROLS = "worker.envs.morph.controls"
+_MODULES: Mapping[str, str] = {GYM: "worker.envs.gymnasium.env", MORPH: "worker.envs.morph.episode.build"}
+_CONTROLS = "worker.envs.morph.episode.controls"
 #: Choices that probability floors never touch (training.md 1.5).
 _NEVER_FLOORED: Mapping[str, Mapping[str, tuple[int, ...]]] = {
     MORPH: {"op": (Op.FOSSILIZE, Op.PRUNE, Op.SET_ALPHA_TARGET)},

@@ -17,10 +17,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.envs.protocol import EpisodeRecord, LockstepEnvs, Masks, Observation
+from worker.envs.base import EpisodeRecord, LockstepEnvs, Masks, Observation
+from worker.rl.cuda import autocast
 from worker.rl.heads import choose
 from worker.rl.learner import Learner, Streams, bounded_uniforms
-from worker.rl.precision import autocast
 from worker.train.environments import MORPH, cross_rewards, kind_of, make_control, make_environments
 from worker.train.plan import BlockPlan, RunPlan, owned
 from worker.train.runs import Control, Run, TrainedRun

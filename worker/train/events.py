@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from worker.revision import code_identity
+from lockstep.revision import code_identity
 from worker.train.plan import BlockPlan, RunPlan
 
 Event = dict[str, Any]

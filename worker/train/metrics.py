@@ -12,10 +12,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from worker.envs.protocol import EpisodeRecord
+from worker.envs.base import EpisodeRecord
+from worker.rl.algorithms.ppo import Prepared
 from worker.rl.heads import Heads
 from worker.rl.learner import Learner
-from worker.rl.ppo import Prepared
 from worker.rl.rollout import Rollout
 
 #: Groups and names that telemetry level ``minimal`` keeps.

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from worker.checkpoint import CheckpointRefused, Snapshot, decode, differing_paths, encode, write_atomic
+from worker.envs.base import HeadSpec, LockstepEnvs
 from worker.envs.morph.rewards import registered_modes
-from worker.envs.protocol import HeadSpec, LockstepEnvs
 from worker.rl.config import LearnerConfig
 from worker.rl.learner import Learner, ObsLayout, Streams, build_learner
 from worker.rl.nets import InputLayout

@@ -17,14 +17,13 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from worker.envs.protocol import Masks, Observation, Seen
+from worker.envs.base import Masks, Observation, Seen
+from worker.rl.algorithms.ppo import Prepared, prepare, refresh_observations, update
 from worker.rl.config import LearnerConfig, entropy_coefficient, floor_scale, learning_rate
 from worker.rl.heads import Floors, Heads
-from worker.rl.joined import joined
 from worker.rl.learner import Learner, Streams
 from worker.rl.nets import State
-from worker.rl.ppo import Prepared, prepare, refresh_observations, update
-from worker.rl.rollout import PolicyError, Rollout
+from worker.rl.rollout import PolicyError, Rollout, joined
 from worker.train.anomalies import Detectors
 from worker.train.metrics import value_metrics
 from worker.train.plan import RunPlan

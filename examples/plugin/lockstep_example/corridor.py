@@ -14,7 +14,7 @@ import numpy as np
 import torch
 from gymnasium import spaces
 
-from worker.envs.gym_rewards import Transition
+from worker.envs.gymnasium.rewards import Transition
 
 
 class Corridor(gymnasium.Env[np.ndarray, int]):

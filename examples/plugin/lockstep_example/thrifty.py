@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 
-from worker.envs.morph.context import RewardContext, RewardResult, SlotState
+from worker.envs.morph.rewards.context import RewardContext, RewardResult, SlotState
 
 
 @dataclass(frozen=True)

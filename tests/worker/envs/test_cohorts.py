@@ -10,16 +10,14 @@ from torch import Tensor
 
 from tests.worker.envs.morph.factories import CPU, SEED, AccuracyGain, host_state, tiny
 from tests.worker.train.cases import GYM, MORPH, MORPH_ARMS, block, trainer
+from worker.envs.base import Cohort, LockstepEnvs
 from worker.envs.cohorts import Cohorts
-from worker.envs.morph import config as configs
-from worker.envs.morph import stock
-from worker.envs.morph.build import in_cohorts
-from worker.envs.morph.controls import make_control
-from worker.envs.morph.engine import Engine
-from worker.envs.morph.env import MorphEnvs
-from worker.envs.morph.runs import RunEnv
-from worker.envs.morph.stock import Setup
-from worker.envs.protocol import Cohort, LockstepEnvs
+from worker.envs.morph.episode.build import in_cohorts
+from worker.envs.morph.episode.controls import make_control
+from worker.envs.morph.episode.env import MorphEnvs
+from worker.envs.morph.episode.runs import RunEnv
+from worker.envs.morph.episode.shared_data import Setup
+from worker.envs.morph.task import config as configs
 from worker.rl.rollout import PolicyError
 from worker.train.runs import Run, TrainedRun
 
@@ -152,7 +150,6 @@ def test_environments_that_go_on_over_rounds_are_one_cohort() -> None:
 def divided(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let the trainer divide on the CPU as it does on a device."""
     monkeypatch.setattr(configs, "resolve_path", lambda _config, _device: "captured")
-    monkeypatch.setattr(stock, "make_engine", lambda _config, data, device: Engine("fp32", data, device))
 
 
 def test_a_block_in_two_cohorts_acts_and_learns_as_one(request: pytest.FixtureRequest) -> None:

@@ -11,9 +11,9 @@ import pytest
 import torch
 from gymnasium import spaces
 
-from worker.envs import gym
-from worker.envs.gym import GymEnvs, UnsupportedSpace, make_envs
-from worker.keys import derive
+from lockstep.keys import derive
+from worker.envs.gymnasium import env as gym
+from worker.envs.gymnasium.env import GymEnvs, UnsupportedSpace, make_envs
 
 
 class _Pair(gymnasium.Env[Any, Any]):

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor
 
 from tests.worker.rl.cases import HEADS, learner_config, make_learner, random_rollout
+from worker.rl.algorithms.ppo import Prepared, gae, loss_and_grad, ppo_loss, prepare
 from worker.rl.config import ObsNormConfig
-from worker.rl.gae import gae
+from worker.rl.cuda import autocast
 from worker.rl.heads import evaluate, log_probabilities
-from worker.rl.minibatch import loss_and_grad
-from worker.rl.normalize import ObsNormalizer, PopArt, RewardScaler
-from worker.rl.ppo import Prepared, ppo_loss, prepare
-from worker.rl.precision import autocast
+from worker.rl.normalise import ObsNormalizer, PopArt, RewardScaler
 
 T, E = 12, 4
 CPU = torch.device("cpu")

@@ -7,7 +7,7 @@ import math
 import pytest
 import torch
 
-from worker.rl.fingerprint import fingerprint
+from worker.rl.cuda import fingerprint
 
 
 def drawn(size: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 import torch
 
+from lockstep.keys import generator
 from tests.worker.rl.cases import HEADS, build_heads, learner_config, make_learner
-from worker.keys import generator
 from worker.rl.config import NetConfig
 from worker.rl.nets import InputLayout, LSTMNet, PolicyNet, build_net, flatten, orthogonal
 

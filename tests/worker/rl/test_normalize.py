@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from worker.rl.normalize import ObsNormalizer, PopArt, RewardScaler
+from worker.rl.normalise import ObsNormalizer, PopArt, RewardScaler
 
 CONTINUOUS = torch.tensor([True, True, False])
 SENTINEL = torch.tensor([False, True, False])

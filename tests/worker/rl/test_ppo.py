@@ -12,11 +12,7 @@ import pytest
 import torch
 
 from tests.worker.rl.cases import HEADS, Head, learner_config, make_learner, random_rollout
-from worker.rl.config import entropy_coefficient, floor_scale, learning_rate
-from worker.rl.heads import Floors, evaluate
-from worker.rl.learner import Adam, Learner, adam_step
-from worker.rl.nets import FlatParameters
-from worker.rl.ppo import (
+from worker.rl.algorithms.ppo import (
     AnchorMismatch,
     Batch,
     Prepared,
@@ -30,6 +26,10 @@ from worker.rl.ppo import (
     prepare,
     update,
 )
+from worker.rl.config import entropy_coefficient, floor_scale, learning_rate
+from worker.rl.heads import Floors, evaluate
+from worker.rl.learner import Adam, Learner, adam_step
+from worker.rl.nets import FlatParameters
 from worker.rl.rollout import PolicyError, Rollout
 
 T, E, O = 16, 6, 5  # noqa: E741 - axis letters
@@ -234,7 +234,7 @@ def test_lstm_minibatches_partition_the_environments() -> None:
     learner, _, prepared = setup("lstm", epochs=1, minibatches=4)
     batch = prepared.replay.batch
     marked = replace(batch, target=torch.arange(E, dtype=torch.float32).expand(T, E).contiguous())
-    from worker.rl import ppo
+    from worker.rl.algorithms import ppo
 
     parts = list(ppo._minibatches(learner, replace(prepared.replay, batch=marked), order()))
     rows = [int(x) for part in parts for x in part.batch.target[0].tolist()]

@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tests.worker.rl.cases import HEADS, Obs, learner_config, make_learner, random_rollout
+from worker.rl.algorithms.ppo import prepare, update
 from worker.rl.config import LearnerConfig
 from worker.rl.heads import Floors
 from worker.rl.learner import Streams
-from worker.rl.ppo import prepare, update
 from worker.rl.rollout import Rollout
 
 T, E = 12, 4
@@ -78,7 +78,7 @@ def test_action_noise_is_a_function_of_env_round_step_and_head() -> None:
 
 
 def test_unknown_and_missing_settings_are_named() -> None:
-    from app.domain.spec import parse
+    from lockstep.spec.resolve import parse
 
     raw = {"experiment": {"name": "t", "kind": "aa", "replicates": 1}, "preset": "digits_cpu"}
     config = dict(parse({**raw, "arms": [{"label": "A"}, {"label": "B"}]}).arms[0].config)

@@ -7,8 +7,8 @@ from typing import Any
 
 import torch
 
-from app.domain.presets import merge
-from app.domain.spec import parse
+from lockstep.spec.presets import merge
+from lockstep.spec.resolve import parse
 from worker.train.block import BlockPlan, BlockTrainer, RoundRecord, RunPlan
 
 CPU = torch.device("cpu")

@@ -27,7 +27,7 @@ from tests.worker.train.cases import (
     trainer,
 )
 from worker.checkpoint import CheckpointRefused, NoCheckpoint
-from worker.envs.protocol import LockstepEnvs
+from worker.envs.base import LockstepEnvs
 from worker.train.block import RoundRecord
 from worker.train.environments import make_environments
 from worker.train.evaluate import FrozenPolicy, mean, play

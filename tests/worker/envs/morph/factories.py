@@ -10,17 +10,17 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.envs.morph.actions import canonical_action
-from worker.envs.morph.blueprints import blueprint_id
-from worker.envs.morph.config import EnvConfig
-from worker.envs.morph.context import RewardContext, RewardResult
-from worker.envs.morph.env import MorphEnvs
-from worker.envs.morph.network import Network
-from worker.envs.morph.runs import RunEnv
-from worker.envs.morph.stages import Op
-from worker.envs.morph.stock import Setup
-from worker.envs.morph.tasks import action_order
-from worker.envs.protocol import StepResult
+from worker.envs.base import StepResult
+from worker.envs.morph.episode.env import MorphEnvs
+from worker.envs.morph.episode.runs import RunEnv
+from worker.envs.morph.episode.shared_data import Setup
+from worker.envs.morph.life.actions import canonical_action
+from worker.envs.morph.life.stages import Op
+from worker.envs.morph.network.blueprints import blueprint_id
+from worker.envs.morph.network.network import Network
+from worker.envs.morph.rewards.context import RewardContext, RewardResult
+from worker.envs.morph.task.config import EnvConfig
+from worker.envs.morph.task.tasks import action_order
 
 CPU = torch.device("cpu")
 SEED = 9150231957862659777

@@ -10,10 +10,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.envs.morph.context import RewardContext, SlotState
+from worker.envs.morph.life.stages import Op, Stage
 from worker.envs.morph.rewards import RewardConfig, terms
 from worker.envs.morph.rewards.arrays import Array, Moment, Transition
-from worker.envs.morph.stages import Op, Stage
+from worker.envs.morph.rewards.context import RewardContext, SlotState
 
 NAN = float("nan")
 

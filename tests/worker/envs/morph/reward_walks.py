@@ -20,7 +20,7 @@ from tests.worker.envs.morph.reward_oracle import (
     Slot,
     State,
 )
-from worker.envs.morph.context import RewardContext, SlotState
+from worker.envs.morph.rewards.context import RewardContext, SlotState
 
 HOST = 6418.0
 START_ACCURACY = 10.0

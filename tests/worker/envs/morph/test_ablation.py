@@ -12,13 +12,13 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from tests.worker.envs.morph.factories import network, rng
-from worker.envs.morph import ablation
-from worker.envs.morph.ablation import Table
-from worker.envs.morph.blend import Operator
-from worker.envs.morph.config import EnvConfig
-from worker.envs.morph.hosts import EVAL
-from worker.envs.morph.network import Network
-from worker.envs.morph.validate import Measured, Validator, ValPlan, decode
+from worker.envs.morph.engine import ablation
+from worker.envs.morph.engine.ablation import Table
+from worker.envs.morph.engine.validate import Measured, Validator, ValPlan, decode
+from worker.envs.morph.network.blend import Operator
+from worker.envs.morph.network.hosts import EVAL
+from worker.envs.morph.network.network import Network
+from worker.envs.morph.task.config import EnvConfig
 
 ALPHAS = (1.0, 0.5, 0.3, 0.8, 0.7, 0.6)
 

@@ -8,15 +8,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.worker.envs.morph.factories import act, germinate, make, play, row, tiny
-from worker.envs.morph import actions
-from worker.envs.morph.actions import Rules, canonical_action, decode, head_specs, legality, relevant_heads
-from worker.envs.morph.alpha import Ramp
-from worker.envs.morph.config import EnvConfig
-from worker.envs.morph.gates import evaluate
-from worker.envs.morph.lifecycle import SlotTable
-from worker.envs.morph.stages import Op, Stage
-from worker.envs.morph.tasks import action_order
-from worker.envs.morph.tracker import Tracker
+from worker.envs.morph.engine.tracker import Tracker
+from worker.envs.morph.life import actions
+from worker.envs.morph.life.actions import Rules, canonical_action, decode, head_specs, legality, relevant_heads
+from worker.envs.morph.life.alpha import Ramp
+from worker.envs.morph.life.gates import evaluate
+from worker.envs.morph.life.lifecycle import SlotTable
+from worker.envs.morph.life.stages import Op, Stage
+from worker.envs.morph.task.config import EnvConfig
+from worker.envs.morph.task.tasks import action_order
 
 HEADS = head_specs(2)
 

@@ -10,8 +10,8 @@ import pytest
 
 from tests.worker.envs.morph.test_data import fake_cifar
 from tests.worker.train.cases import CPU, block
-from worker.envs.morph import cifar
-from worker.envs.morph.env import MorphEnvs
+from worker.envs.morph.episode.env import MorphEnvs
+from worker.envs.morph.task import cifar
 from worker.train.block import BlockTrainer, ConfigRefused
 from worker.train.environments import make_environments
 

@@ -8,8 +8,8 @@ import pytest
 import torch
 
 from tests.worker.envs.morph.factories import CPU, tiny
-from worker.envs.morph.config import EnvConfig, parse, resolve_precision
-from worker.envs.morph.tasks import PACES, get_task
+from worker.envs.morph.task.config import EnvConfig, parse, resolve_precision
+from worker.envs.morph.task.tasks import PACES, get_task
 
 
 def spec(**env: Any) -> dict[str, Any]:

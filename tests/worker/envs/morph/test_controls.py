@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from tests.worker.envs.morph.factories import germinate, make, play, row, tiny
-from worker.envs.morph.blueprints import blueprint_id
-from worker.envs.morph.config import EnvConfig
-from worker.envs.morph.controls import FixedSchedule, Heuristic, make_control
-from worker.envs.morph.env import MorphEnvs
-from worker.envs.morph.stages import Op, Stage
-from worker.envs.morph.tasks import Optim
-from worker.envs.morph.widen import static_params, static_shape
+from worker.envs.morph.episode.controls import FixedSchedule, Heuristic, make_control
+from worker.envs.morph.episode.env import MorphEnvs
+from worker.envs.morph.life.stages import Op, Stage
+from worker.envs.morph.network.blueprints import blueprint_id
+from worker.envs.morph.network.widen import static_params, static_shape
+from worker.envs.morph.task.config import EnvConfig
+from worker.envs.morph.task.tasks import Optim
 
 SET = {"r0c0": "bottleneck", "r0c1": "conv_heavy"}
 

@@ -7,7 +7,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 
 from tests.worker.envs.morph.factories import rng
-from worker.envs.morph.conv import conv2d, is_dense
+from worker.envs.morph.network.conv import conv2d, is_dense
 
 
 def draw(*size: int, seed: int = 0) -> torch.Tensor:

@@ -17,11 +17,11 @@ import torch
 from sklearn.datasets import load_digits
 
 from tests.worker.envs.morph.factories import CPU, SEED, rng, tiny
-from worker.envs.morph import cifar, data, synth
-from worker.envs.morph.config import EnvConfig
-from worker.envs.morph.data import Arrays, TrainingData, load, split_items
-from worker.envs.morph.stock import Setup, Stock
-from worker.train.abilities import datasets
+from worker.capabilities import datasets
+from worker.envs.morph.episode.shared_data import Setup, Stock
+from worker.envs.morph.task import cifar, data, synth
+from worker.envs.morph.task.config import EnvConfig
+from worker.envs.morph.task.data import Arrays, TrainingData, load, split_items
 
 
 def training_data(config: EnvConfig, arrays: Arrays | None = None, seed: int = SEED) -> TrainingData:

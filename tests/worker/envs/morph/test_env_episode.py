@@ -11,6 +11,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from lockstep import keys
 from tests.worker.envs.morph.factories import (
     CPU,
     SEED,
@@ -24,14 +25,13 @@ from tests.worker.envs.morph.factories import (
     tiny,
 )
 from tests.worker.envs.morph.test_config import spec
-from worker import keys
-from worker.envs.morph import data
-from worker.envs.morph.build import make_envs
-from worker.envs.morph.controls import make_control
-from worker.envs.morph.engine import Engine
-from worker.envs.morph.env import MorphEnvs
-from worker.envs.morph.runs import RunEnv
-from worker.envs.morph.stages import Op
+from worker.envs.morph.engine.eager import Engine
+from worker.envs.morph.episode.build import make_envs
+from worker.envs.morph.episode.controls import make_control
+from worker.envs.morph.episode.env import MorphEnvs
+from worker.envs.morph.episode.runs import RunEnv
+from worker.envs.morph.life.stages import Op
+from worker.envs.morph.task import data
 
 METRICS = {
     "final_accuracy", "best_accuracy", "final_loss", "test_accuracy", "test_loss", "committed_accuracy",
@@ -233,7 +233,7 @@ def test_momentum_survives_fossilisation_bitwise() -> None:
 
 
 def _fossilize(envs: MorphEnvs) -> Any:
-    from worker.envs.morph.actions import decode
+    from worker.envs.morph.life.actions import decode
 
     return decode(row(envs, Op.FOSSILIZE, 0), 0, envs.runs[0].legal, envs.heads)
 

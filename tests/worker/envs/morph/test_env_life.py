@@ -6,8 +6,8 @@ import pytest
 import torch
 
 from tests.worker.envs.morph.factories import act, germinate, host_state, make, play, row, tiny
-from worker.envs.morph.env import MorphEnvs
-from worker.envs.morph.stages import Op, Stage
+from worker.envs.morph.episode.env import MorphEnvs
+from worker.envs.morph.life.stages import Op, Stage
 
 
 def stage_of(envs: MorphEnvs, slot: int, env: int = 0) -> Stage:

@@ -11,11 +11,11 @@ import pytest
 import torch
 
 from tests.worker.envs.morph.factories import germinate, make, play, tiny
-from worker.envs.morph import captured
-from worker.envs.morph.captured import CapturedEngine, CaptureError
-from worker.envs.morph.engine import Counters
-from worker.envs.morph.params import ParamStore
-from worker.envs.morph.stages import Stage
+from worker.envs.morph.engine import captured
+from worker.envs.morph.engine.captured import CapturedEngine, CaptureError
+from worker.envs.morph.engine.eager import Counters
+from worker.envs.morph.life.stages import Stage
+from worker.envs.morph.network.params import ParamStore
 
 
 def test_a_failure_in_the_middle_of_a_germination_leaves_the_state_and_the_masks(

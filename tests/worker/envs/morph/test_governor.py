@@ -9,10 +9,10 @@ import pytest
 import torch
 
 from tests.worker.envs.morph.factories import act, germinate, host_state, make, play, row, tiny
-from worker.envs.morph.config import GovernorConfig
-from worker.envs.morph.env import MorphEnvs
-from worker.envs.morph.governor import Governor, Verdict
-from worker.envs.morph.stages import Op, Stage
+from worker.envs.morph.episode.env import MorphEnvs
+from worker.envs.morph.life.governor import Governor, Verdict
+from worker.envs.morph.life.stages import Op, Stage
+from worker.envs.morph.task.config import GovernorConfig
 
 UNIT = math.log(10)
 

@@ -7,12 +7,12 @@ import torch
 from torch import Tensor
 
 from tests.worker.envs.morph.factories import CPU, network, rng, tiny
-from worker.envs.morph.blend import Graft, Operator, isolated
-from worker.envs.morph.blueprints import ALLOWED, NAMES, Topology, blueprint_id
-from worker.envs.morph.config import EnvConfig
-from worker.envs.morph.hosts import Pass
-from worker.envs.morph.network import EpochStats, Network, SlotPlan, gradient_figures, gradient_health
-from worker.envs.morph.params import ParamStore
+from worker.envs.morph.network.blend import Graft, Operator, isolated
+from worker.envs.morph.network.blueprints import ALLOWED, NAMES, Topology, blueprint_id
+from worker.envs.morph.network.hosts import Pass
+from worker.envs.morph.network.network import EpochStats, Network, SlotPlan, gradient_figures, gradient_health
+from worker.envs.morph.network.params import ParamStore
+from worker.envs.morph.task.config import EnvConfig
 
 TRAIN = Pass("train")
 

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 
 from tests.worker.envs.morph.factories import act, germinate, make, play, row
-from worker.envs.morph.config import EnvConfig
-from worker.envs.morph.data import load
-from worker.envs.morph.stages import Op, Stage
+from worker.envs.morph.life.stages import Op, Stage
+from worker.envs.morph.task.config import EnvConfig
+from worker.envs.morph.task.data import load
 
 SET = {"r0c0": "bottleneck", "r0c1": "conv_heavy"}
 

@@ -10,12 +10,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from tests.worker.envs.morph.factories import tiny
-from worker.envs.morph import gates
-from worker.envs.morph.alpha import AlphaController, Curve, Ramp, shape
-from worker.envs.morph.config import EnvConfig
-from worker.envs.morph.lifecycle import LEGAL, SlotTable
-from worker.envs.morph.stages import Stage
-from worker.envs.morph.tracker import Tracker
+from worker.envs.morph.engine.tracker import Tracker
+from worker.envs.morph.life import gates
+from worker.envs.morph.life.alpha import AlphaController, Curve, Ramp, shape
+from worker.envs.morph.life.lifecycle import LEGAL, SlotTable
+from worker.envs.morph.life.stages import Stage
+from worker.envs.morph.task.config import EnvConfig
 
 RUNNING = np.ones(1, dtype=bool)
 

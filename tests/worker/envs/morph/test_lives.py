@@ -16,17 +16,18 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.worker.envs.morph.factories import act, make, rng
-from worker.envs.morph import actions, data
-from worker.envs.morph.actions import ALPHA_TARGETS, canonical_action, relevant_heads
-from worker.envs.morph.alpha import Ramp
-from worker.envs.morph.config import EnvConfig
-from worker.envs.morph.data import Arrays
-from worker.envs.morph.env import MorphEnvs
-from worker.envs.morph.network import Cell
-from worker.envs.morph.optim import Stepper
-from worker.envs.morph.params import ParamStore
-from worker.envs.morph.stages import Op, Stage
-from worker.envs.morph.tasks import TASKS, LmShape, TaskSpec, get_task
+from worker.envs.morph.episode.env import MorphEnvs
+from worker.envs.morph.life import actions
+from worker.envs.morph.life.actions import ALPHA_TARGETS, canonical_action, relevant_heads
+from worker.envs.morph.life.alpha import Ramp
+from worker.envs.morph.life.stages import Op, Stage
+from worker.envs.morph.network.network import Cell
+from worker.envs.morph.network.optim import Stepper
+from worker.envs.morph.network.params import ParamStore
+from worker.envs.morph.task import data
+from worker.envs.morph.task.config import EnvConfig
+from worker.envs.morph.task.data import Arrays
+from worker.envs.morph.task.tasks import TASKS, LmShape, TaskSpec, get_task
 
 #: environment.md 3.1.
 CHAIN = {

@@ -12,12 +12,12 @@ import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
 from tests.worker.envs.morph.factories import CPU, network, rng, tiny
-from worker.envs.morph.blend import Operator
-from worker.envs.morph.blueprints import ALLOWED
-from worker.envs.morph.config import EnvConfig
-from worker.envs.morph.hosts import Pass
-from worker.envs.morph.network import EpochStats, Network, SlotPlan, StepPlan
-from worker.envs.morph.tasks import LmShape
+from worker.envs.morph.network.blend import Operator
+from worker.envs.morph.network.blueprints import ALLOWED
+from worker.envs.morph.network.hosts import Pass
+from worker.envs.morph.network.network import EpochStats, Network, SlotPlan, StepPlan
+from worker.envs.morph.task.config import EnvConfig
+from worker.envs.morph.task.tasks import LmShape
 
 TRAIN = Pass("train")
 SHADOW_0: StepPlan = (SlotPlan(0, "shadow", detach=True),)

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from tests.worker.envs.morph.factories import act, germinate, make, play, row, tiny
-from worker.envs.morph import actions
-from worker.envs.morph.blueprints import blueprint_id
-from worker.envs.morph.config import EnvConfig
-from worker.envs.morph.lifecycle import SlotTable
-from worker.envs.morph.observe import BASE, PER_SLOT, Observer, View, obs_spec
-from worker.envs.morph.stages import Op, Stage
-from worker.envs.morph.tasks import action_order
-from worker.envs.morph.tracker import Tracker
+from worker.envs.morph.engine.tracker import Tracker
+from worker.envs.morph.episode.observe import BASE, PER_SLOT, Observer, View, obs_spec
+from worker.envs.morph.life import actions
+from worker.envs.morph.life.lifecycle import SlotTable
+from worker.envs.morph.life.stages import Op, Stage
+from worker.envs.morph.network.blueprints import blueprint_id
+from worker.envs.morph.task.config import EnvConfig
+from worker.envs.morph.task.tasks import action_order
 
 UNIT = math.log(10)
 

@@ -8,12 +8,12 @@ from typing import Any
 import torch
 
 from tests.worker.envs.morph.factories import act, germinate, host_state, make, play, row, tiny
-from worker.envs.morph.blend import Operator
-from worker.envs.morph.blueprints import ALLOWED
-from worker.envs.morph.data import Items
-from worker.envs.morph.engine import Engine, Job
-from worker.envs.morph.env import MorphEnvs
-from worker.envs.morph.stages import Op
+from worker.envs.morph.engine.eager import Engine, Job
+from worker.envs.morph.episode.env import MorphEnvs
+from worker.envs.morph.life.stages import Op
+from worker.envs.morph.network.blend import Operator
+from worker.envs.morph.network.blueprints import ALLOWED
+from worker.envs.morph.task.data import Items
 
 
 class Rehearsed(Engine):

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from tests.worker.envs.morph.reward_cases import slots, term, transition
-from worker.envs.morph.context import RewardContext
+from worker.envs.morph.life.stages import Op, Stage
 from worker.envs.morph.rewards import RewardConfig, make_reward, modes, registered_modes, terms
-from worker.envs.morph.stages import Op, Stage
+from worker.envs.morph.rewards.context import RewardContext
 
 GAMMA = 0.995
 CFG = RewardConfig()

@@ -15,8 +15,8 @@ from tests.worker.envs.morph import reward_oracle as oracle
 from tests.worker.envs.morph.reward_cases import level, term
 from tests.worker.envs.morph.reward_oracle import ADVANCE, FOSSILIZE, GERMINATE, PRUNE, WAIT, Moment
 from tests.worker.envs.morph.reward_walks import batch, walk
-from worker.envs.morph.context import RewardContext, RewardResult, SlotState
 from worker.envs.morph.rewards import RewardConfig, RewardFunction, make_reward, terms
+from worker.envs.morph.rewards.context import RewardContext, RewardResult, SlotState
 from worker.envs.morph.rewards.modes import MODES
 
 GAMMA = 0.995

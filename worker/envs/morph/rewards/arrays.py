@@ -14,9 +14,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from worker.envs.morph.context import RewardContext, SlotState
-from worker.envs.morph.lifecycle import members
-from worker.envs.morph.stages import Stage
+from worker.envs.morph.life.lifecycle import members
+from worker.envs.morph.life.stages import Stage
+from worker.envs.morph.rewards.context import RewardContext, SlotState
 
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]

@@ -12,6 +12,7 @@ from collections.abc import Callable, Mapping
 import numpy as np
 import torch
 
+from worker.envs.morph.life.stages import Op
 from worker.envs.morph.rewards import terms
 from worker.envs.morph.rewards.arrays import (
     Array,
@@ -27,7 +28,6 @@ from worker.envs.morph.rewards.arrays import (
     total,
 )
 from worker.envs.morph.rewards.config import RewardConfig
-from worker.envs.morph.stages import Op
 
 Components = dict[str, Array]
 Ledgers = dict[str, Array]

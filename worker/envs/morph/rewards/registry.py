@@ -15,9 +15,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from worker.envs.morph.context import RewardContext, RewardResult
 from worker.envs.morph.rewards.arrays import Transition, some
 from worker.envs.morph.rewards.config import RewardConfig
+from worker.envs.morph.rewards.context import RewardContext, RewardResult
 from worker.envs.morph.rewards.modes import MODES, Mode
 from worker.envs.schemas import schema_defaults
 

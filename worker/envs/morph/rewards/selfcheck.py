@@ -15,12 +15,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from worker.envs.morph.context import RewardContext, RewardResult, SlotState
+from lockstep.keys import generator
+from worker.envs.morph.life.stages import Op, Stage
 from worker.envs.morph.rewards.config import RewardConfig
+from worker.envs.morph.rewards.context import RewardContext, RewardResult, SlotState
 from worker.envs.morph.rewards.modes import MODES
 from worker.envs.morph.rewards.registry import RewardFunction, installed_modes, make_reward, registered_modes
-from worker.envs.morph.stages import Op, Stage
-from worker.keys import generator
 
 _E, _S, _STEPS, _HORIZON = 200, 3, 4, 12
 _TOLERANCE = 1e-5

@@ -11,6 +11,7 @@ import math
 
 import numpy as np
 
+from worker.envs.morph.life.stages import Op, Stage
 from worker.envs.morph.rewards.arrays import (
     Array,
     Bools,
@@ -25,7 +26,6 @@ from worker.envs.morph.rewards.arrays import (
     total,
 )
 from worker.envs.morph.rewards.config import RewardConfig
-from worker.envs.morph.stages import Op, Stage
 
 _WAIT, _GERMINATE, _SET_ALPHA_TARGET = Op.WAIT, Op.GERMINATE, Op.SET_ALPHA_TARGET
 _PRUNE, _FOSSILIZE, _ADVANCE = Op.PRUNE, Op.FOSSILIZE, Op.ADVANCE

@@ -1,0 +1,206 @@
+"""Commands for operators: serve, worker, database, tokens, doctor."""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import uvicorn
+from pydantic import ValidationError
+
+from app.main import create_app, open_store
+from app.services import access
+from app.services.artifacts import FileStore
+from app.services.context import Actor, Bell, Context
+from app.services.operations import ensure_epoch, renew_epoch
+from app.settings import Settings
+from app.store import migrate
+from app.store.engine import FileLock, StartupError, Store, sqlite_module, sqlite_warning
+from app.store.points import MetricNames
+
+database = typer.Typer(no_args_is_help=True, help="Schema of the database.")
+token = typer.Typer(no_args_is_help=True, help="Access tokens.")
+_OPERATOR = Actor("command line", access.LOCAL)
+
+
+def load_settings(**given: Any) -> Settings:
+    """Return the settings; a wrong one ends the process with code 2 and a sentence."""
+    try:
+        return Settings(**{name: value for name, value in given.items() if value is not None})
+    except ValidationError as error:
+        for item in error.errors():
+            name = "LOCKSTEP_" + "_".join(str(part) for part in item["loc"]).upper() if item["loc"] else "settings"
+            typer.echo(f"{name}: {item['msg']}", err=True)
+        raise typer.Exit(2) from error
+
+
+def fail(error: Exception, code: int) -> typer.Exit:
+    """Say what went wrong and return the exit."""
+    typer.echo(f"error: {error}", err=True)
+    return typer.Exit(code)
+
+
+def serve(
+    bind: Annotated[str | None, typer.Option(help="Address; default 127.0.0.1")] = None,
+    port: Annotated[int | None, typer.Option(help="Port; 0 = a free one, printed; default 7480")] = None,
+) -> None:
+    """Run the API, the live streams and the pages in one process."""
+    settings = load_settings(bind=bind, port=port)
+    try:
+        _preflight(settings)
+        listener = listen(settings)
+    except (StartupError, OSError) as error:
+        raise fail(error, 3) from error
+    host, actual = listener.getsockname()[:2]
+    typer.echo(f"Lockstep listens on http://{host}:{actual}{settings.base_path}/")
+    sys.stdout.flush()
+    config = uvicorn.Config(
+        create_app(settings),
+        log_level="warning",
+        timeout_graceful_shutdown=8,
+        forwarded_allow_ips=",".join(settings.trusted_proxies) or "127.0.0.1",
+        ws_max_size=64 * 1024,
+    )
+    server = uvicorn.Server(config)
+    server.run(sockets=[listener])
+    raise typer.Exit(0 if server.started else 3)
+
+
+def _preflight(settings: Settings) -> None:
+    if settings.url.startswith("sqlite"):
+        lock = FileLock(Path(settings.url.removeprefix("sqlite:///")))
+        lock.acquire()
+        lock.release()
+    open_store(settings).close()
+
+
+def listen(settings: Settings) -> socket.socket:
+    """Return a socket bound as the settings say.
+
+    Raises:
+        OSError: the address is taken; the message names a way out.
+    """
+    family = socket.AF_INET6 if ":" in settings.bind else socket.AF_INET
+    # asyncio sends without delay (TCP_NODELAY) only where the protocol is named; else each body waits 40 ms for an ACK
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((settings.bind, settings.port))
+    except OSError as error:
+        listener.close()
+        raise OSError(
+            f"cannot listen on {settings.bind}:{settings.port} ({error.strerror}); choose another with --port, "
+            "or --port 0 for a free one"
+        ) from error
+    return listener
+
+
+def worker(context: typer.Context) -> None:
+    """Start a worker: replaces this process by `python -m worker ..` (needs the extra `worker`)."""
+    os.execv(sys.executable, [sys.executable, "-m", "worker", *context.args])  # noqa: S606 - no shell, own program
+
+
+def data(context: typer.Context) -> None:
+    """Fetch data sets: replaces this process by `python -m worker data ..`."""
+    os.execv(sys.executable, [sys.executable, "-m", "worker", "data", *context.args])  # noqa: S606 - as above
+
+
+def launch(context: typer.Context) -> None:
+    """Start workers on a cluster: replaces this process by `python -m worker launch ..`."""
+    os.execv(sys.executable, [sys.executable, "-m", "worker", "launch", *context.args])  # noqa: S606 - as above
+
+
+@database.command("upgrade")
+def db_upgrade() -> None:
+    """Bring the database to the newest revision; a SQLite file is copied first."""
+    store = Store(load_settings().url)
+    try:
+        backup = migrate.upgrade(store)
+    except StartupError as error:
+        raise fail(error, 3) from error
+    finally:
+        store.close()
+    typer.echo(f"at revision {migrate.head_revision()}" + (f"; copy kept at {backup}" if backup else ""))
+
+
+@database.command("downgrade")
+def db_downgrade(revision: str) -> None:
+    """Take the database back to a revision."""
+    store = Store(load_settings().url)
+    migrate.downgrade(store, revision)
+    store.close()
+    typer.echo(f"at revision {revision}")
+
+
+@database.command("restored")
+def db_restored() -> None:
+    """Say that the database was restored from a copy: live readers start anew."""
+    with _context() as ctx:
+        renew_epoch(ctx)
+    typer.echo("the epoch was renewed")
+
+
+class _context:  # noqa: N801 - used as a function
+    """A context on the configured database, closed at the end of the block."""
+
+    def __enter__(self) -> Context:
+        settings = load_settings()
+        self._store = open_store(settings)
+        files = FileStore(settings.data_dir / "files")
+        ctx = Context(self._store, settings, files, MetricNames(), Bell())
+        ensure_epoch(ctx)
+        return ctx
+
+    def __exit__(self, *_: object) -> None:
+        self._store.close()
+
+
+@token.command("create")
+def token_create(
+    name: Annotated[str, typer.Option(help="Who or what holds it")],
+    role: Annotated[str, typer.Option(help=f"one of {', '.join(access.ROLES)}")] = "submitter",
+    days: Annotated[float | None, typer.Option(help="Validity; default: until revoked")] = None,
+) -> None:
+    """Create a token; its secret is printed once."""
+    if role not in access.ROLES:
+        raise fail(ValueError(f"unknown role {role!r}; use one of {', '.join(access.ROLES)}"), 2)
+    with _context() as ctx:
+        made = access.create(ctx, name, role, days, _OPERATOR)
+    typer.echo(made.secret)
+
+
+@token.command("list")
+def token_list() -> None:
+    """List tokens without their secrets."""
+    with _context() as ctx:
+        for row in access.listing(ctx):
+            state = "revoked" if row["revoked_at"] else "valid"
+            typer.echo(f"{row['id']}  {row['prefix']}..  {row['role']:9}  {state:7}  {row['name']}")
+
+
+@token.command("revoke")
+def token_revoke(token_id: str) -> None:
+    """Revoke a token."""
+    with _context() as ctx:
+        access.revoke(ctx, token_id, _OPERATOR)
+    typer.echo("revoked")
+
+
+def doctor() -> None:
+    """Check settings, database and libraries, and say what to mend."""
+    settings = load_settings()
+    module = sqlite_module()
+    typer.echo(f"settings: ok (bind {settings.bind}:{settings.port}, auth {settings.auth})")
+    warning = sqlite_warning(module.sqlite_version_info)
+    typer.echo(f"sqlite {module.sqlite_version}: {warning or 'ok'}")
+    try:
+        store = open_store(settings)
+        with store.read() as session:
+            typer.echo(f"database: ok, clock {store.now(session):.0f}, revision {migrate.current_revision(store)}")
+        store.close()
+    except StartupError as error:
+        raise fail(error, 3) from error

@@ -1,0 +1,278 @@
+"""The ``lockstep`` command: a thin layer over the client, and the operators' commands."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import httpx
+import typer
+import yaml
+
+from app.cli import admin
+from app.cli.demo import run_demo
+from app.cli.text import Board, plan_text
+from lockstep.client import ApiError, Client
+from lockstep.report import render_markdown, report_from_scores_csv, report_json
+from lockstep.spec.problems import InvalidSpecError
+from lockstep.spec.resolve import diff_paths, load_text, parse
+from lockstep.spec.rules import check
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Lockstep A/B experiments for RL.")
+spec_commands = typer.Typer(no_args_is_help=True, help="Work on specifications without a server.")
+app.add_typer(spec_commands, name="spec")
+app.add_typer(admin.database, name="db")
+app.add_typer(admin.token, name="token")
+app.command()(admin.serve)
+app.command()(admin.doctor)
+_PASS = {"allow_extra_args": True, "ignore_unknown_options": True}
+app.command(context_settings=_PASS, add_help_option=False)(admin.worker)
+app.command(context_settings=_PASS, add_help_option=False)(admin.data)
+app.command(context_settings=_PASS, add_help_option=False)(admin.launch)
+
+SpecFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="YAML or JSON file")]
+Id = Annotated[str, typer.Argument(help="Experiment id")]
+
+
+def main() -> None:
+    """Run the command; refusals and a missing server end with a sentence and code 1."""
+    try:
+        app(args=with_alias(sys.argv[1:]))
+    except ApiError as error:
+        typer.echo(f"refused: {error}", err=True)
+        sys.exit(1)
+    except httpx.TransportError as error:
+        typer.echo(f"no answer from {Client().url} ({error}); start one with `lockstep serve`", err=True)
+        sys.exit(1)
+
+
+def with_alias(arguments: list[str]) -> list[str]:
+    """Read ``--dual-ab a-vs-b`` as the command ``ab a-vs-b``; everything else stays as it is."""
+    first, *rest = arguments or [""]
+    if first.partition("=")[0] != "--dual-ab":
+        return arguments
+    return ["ab", *([first.partition("=")[2]] if "=" in first else []), *rest]
+
+
+@app.command()
+def submit(file: SpecFile, key: Annotated[str | None, typer.Option(help="Idempotency key")] = None) -> None:
+    """Submit an experiment."""
+    with Client() as client:
+        _print_submitted(client, client.submit(file.read_text(), key=key))
+
+
+def _print_submitted(client: Client, document: dict[str, Any]) -> None:
+    typer.echo(f"{document['id']}  {document['status']}")
+    for warning in document["warnings"]:
+        typer.echo(f"warning: {warning}")
+    typer.echo(f"page:   {client.url}{document['links']['page']}")
+    for name, command in document["commands"].items():
+        typer.echo(f"{name + ':':8}{command}")
+
+
+@app.command()
+def plan(file: SpecFile) -> None:
+    """Say what a submission would run; writes nothing."""
+    with Client() as client:
+        typer.echo(plan_text(client.plan(file.read_text())))
+
+
+@app.command()
+def ab(
+    comparison: Annotated[str, typer.Argument(help="for example shaped-vs-simplified[-vs-sparse]")],
+    envs: Annotated[int, typer.Option(help="Environments per arm")] = 4,
+    rounds: Annotated[int, typer.Option(help="Rounds")] = 100,
+    replicates: Annotated[int, typer.Option(help="Replicates; 6 is the least for p <= 0.05")] = 6,
+    preset: Annotated[str, typer.Option(help="Preset")] = "digits_cpu",
+    sesoi: Annotated[float, typer.Option(help="Smallest effect of interest, percentage points")] = 2.0,
+    dry_run: Annotated[bool, typer.Option(help="Print the spec, submit nothing")] = False,
+) -> None:
+    """Compare reward modes: one arm for each name between `-vs-`."""
+    spec = ab_spec(comparison, envs=envs, rounds=rounds, replicates=replicates, preset=preset, sesoi=sesoi)
+    if dry_run:
+        typer.echo(yaml.safe_dump(spec, sort_keys=False).rstrip())
+        return
+    with Client() as client:
+        _print_submitted(client, client.submit(spec))
+
+
+def ab_spec(comparison: str, *, envs: int, rounds: int, replicates: int, preset: str, sesoi: float) -> dict[str, Any]:
+    """Return the spec that compares the reward modes named in ``a-vs-b[-vs-c]``."""
+    modes = comparison.split("-vs-")
+    return {
+        "experiment": {"name": comparison.replace("-", " "), "replicates": replicates},
+        "preset": preset,
+        "env": {"n_envs": envs},
+        "budget": {"rounds": rounds},
+        "arms": [{"label": mode, "reward": mode} for mode in modes],
+        "analysis": {"primary": "eval/accuracy", "sesoi": sesoi, "failure": {"floor": 0.0}},
+    }
+
+
+@app.command("list")
+def list_experiments(
+    status: Annotated[str | None, typer.Option(help="Only this status")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=200)] = 20,
+) -> None:
+    """List experiments, newest first."""
+    with Client() as client:
+        for number, item in enumerate(client.experiments(status=status, limit=limit)):
+            if number >= limit:
+                break
+            share = f"{100 * item['progress']['fraction']:.0f} %"
+            typer.echo(f"{item['id']}  {item['status']:10} {share:>5}  {item['name']}")
+
+
+@app.command()
+def show(experiment_id: Id) -> None:
+    """Show an experiment as JSON."""
+    with Client() as client:
+        typer.echo(json.dumps(client.show(experiment_id), indent=2))
+
+
+@app.command()
+def watch(experiment_id: Id) -> None:
+    """Follow the comparison of every round until the end."""
+    with Client() as client:
+        board = Board(client.show(experiment_id))
+        for frame in client.watch(experiment_id):
+            for line in board.lines(frame):
+                typer.echo(line)
+
+
+def _steer(experiment_id: str, action: str, reason: str) -> None:
+    with Client() as client:
+        document = client.steer(experiment_id, action, reason)
+    typer.echo(f"{document['desired']} " + ("stored" if document["changed"] else "was stored already"))
+
+
+Reason = Annotated[str, typer.Option(help="A sentence for the timeline")]
+
+
+@app.command()
+def cancel(experiment_id: Id, reason: Reason = "") -> None:
+    """Stop an experiment for good."""
+    _steer(experiment_id, "cancel", reason)
+
+
+@app.command()
+def pause(experiment_id: Id, reason: Reason = "") -> None:
+    """Stop an experiment at the next round border."""
+    _steer(experiment_id, "pause", reason)
+
+
+@app.command()
+def resume(experiment_id: Id, reason: Reason = "") -> None:
+    """Put a paused experiment back into the queue."""
+    _steer(experiment_id, "resume", reason)
+
+
+@app.command()
+def extend(experiment_id: Id, replicates: int, exploratory: bool = False) -> None:
+    """Append replicates where the registered analysis allows it."""
+    body = {"replicates": replicates, "exploratory": exploratory}
+    with Client() as client:
+        document = client.call("POST", f"experiments/{experiment_id}/extend", json=body)
+    typer.echo(f"{len(document['blocks'])} blocks added")
+
+
+@app.command()
+def clone(
+    experiment_id: Id,
+    overrides: Annotated[Path | None, typer.Option(help="YAML laid over the spec")] = None,
+) -> None:
+    """Submit a copy, with sections laid over."""
+    body = {"overrides": load_text(overrides.read_text()) if overrides else {}}
+    with Client() as client:
+        _print_submitted(client, client.call("POST", f"experiments/{experiment_id}/clone", json=body))
+
+
+@app.command()
+def report(
+    experiment_id: Annotated[str | None, typer.Argument(help="Experiment id")] = None,
+    form: Annotated[str, typer.Option("--format", help="md, html, json, csv or py (recompute script)")] = "md",
+    output: Annotated[Path | None, typer.Option(help="File; default: standard output")] = None,
+    scores: Annotated[Path | None, typer.Option("--from", exists=True, help="Recompute from scores.csv")] = None,
+    registered: Annotated[Path | None, typer.Option("--report", exists=True, help="Its report.json")] = None,
+) -> None:
+    """Print or save a report: of an experiment, or computed again from scores.csv and report.json."""
+    if scores is not None and registered is not None:
+        again = report_from_scores_csv(scores.read_text(), json.loads(registered.read_text())["registration"])
+        text = report_json(again) if form == "json" else render_markdown(again)
+    elif experiment_id is None:
+        raise typer.BadParameter("name an experiment, or give --from scores.csv with --report report.json")
+    else:
+        with Client() as client:
+            found = client.report(experiment_id, form)
+        text = json.dumps(found, indent=2) if form == "json" else str(found)
+    if output is None:
+        typer.echo(text)
+    else:
+        output.write_text(text)
+        typer.echo(f"written to {output}")
+
+
+@app.command()
+def calibrate(
+    experiment_id: Annotated[str | None, typer.Argument(help="Re-randomise it; default: simulated scores")] = None,
+    repetitions: Annotated[int, typer.Option(min=50, max=10_000)] = 1000,
+) -> None:
+    """Report the false-winner rate of the whole analysis with its band; code 1 when it lies outside."""
+    body = {"experiment": experiment_id, "repetitions": repetitions}
+    with Client(timeout=600.0) as client:
+        found = client.call("POST", "calibrations", json=body)
+    for row in found["rows"]:
+        low, high = row["band"]
+        state = "ok" if row["passed"] else "OUTSIDE"
+        rates = f"{row['rate']:.4f}  expected {row['expected']:.4f} [{low:.4f}, {high:.4f}]"
+        typer.echo(f"{row['name']:28} {rates}  {state}")
+    if not found["passed"]:
+        raise typer.Exit(1)
+
+
+@spec_commands.command("check")
+def spec_check(file: SpecFile) -> None:
+    """Check a specification without a server; code 1 when it is refused."""
+    try:
+        resolved = parse(load_text(file.read_text()))
+        problems, warnings = check(resolved)
+    except InvalidSpecError as error:
+        problems, warnings = list(error.problems), []
+    for problem in problems:
+        typer.echo(f"{problem.pointer or '/'}: {problem.message}; {problem.remedy} [{problem.code}]", err=True)
+    for warning in warnings:
+        typer.echo(f"warning: {warning}")
+    if problems:
+        raise typer.Exit(1)
+    typer.echo(f"valid, hash {resolved.hash}")
+
+
+@spec_commands.command("diff")
+def spec_diff(file: SpecFile, other: Annotated[Path | None, typer.Argument(help="Second file")] = None) -> None:
+    """Show only what differs: the arms of one spec, or two specs field by field."""
+    try:
+        resolved = parse(load_text(file.read_text()))
+        if other is not None:
+            second = parse(load_text(other.read_text()))
+            for item in diff_paths(resolved.document, second.document):
+                typer.echo(f"{item.path}: {json.dumps(item.base)} -> {json.dumps(item.value)}")
+            return
+    except InvalidSpecError as error:
+        raise admin.fail(error, 1) from error
+    for arm in resolved.arms:
+        typer.echo(f"{arm.label}:" + ("" if arm.diff else " (base)"))
+        for item in arm.diff:
+            typer.echo(f"  {item.path}: {json.dumps(item.base)} -> {json.dumps(item.value)}")
+
+
+@app.command()
+def demo(
+    spec: Annotated[Path, typer.Option(exists=True, help="What to submit")] = Path(
+        "examples/digits-shaped-vs-simplified.yaml"
+    ),
+    workers: Annotated[int, typer.Option(min=1, max=64, help="CPU workers")] = 2,
+) -> None:
+    """Run the whole product on this machine once: server, workers, experiment, verdict."""
+    run_demo(spec, num_workers=workers)

@@ -1,0 +1,144 @@
+"""Operations: queue, tokens, audit, health, metrics, browser login."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+from fastapi import APIRouter, Path, Query, Request, Response
+from pydantic import BaseModel, ConfigDict, Field
+from sqlalchemy.exc import SQLAlchemyError
+from starlette.responses import JSONResponse, PlainTextResponse
+
+from app.errors import ForbiddenError
+from app.routes import documents as d
+from app.routes.deps import (
+    SESSION_COOKIE,
+    Admin,
+    ContextDep,
+    Operator,
+    Reader,
+    StrictRoute,
+    origin_allowed,
+)
+from app.services import access, audit, operations, steering, waiting
+
+router = APIRouter(prefix="/api/v1", tags=["operations"], route_class=StrictRoute)
+health = APIRouter(tags=["operations"])
+
+
+@router.get("/queue", response_model=d.Document, responses=d.problems())
+def get_queue(ctx: ContextDep, actor: Reader) -> Any:
+    """Show the queue in order, with the reason why each block waits."""
+    return waiting.queue_document(ctx)
+
+
+@router.post("/queue/{action}", response_model=d.Document, responses=d.problems())
+def steer_queue(ctx: ContextDep, actor: Operator, action: Literal["pause", "resume"]) -> Any:
+    """Pause or resume the whole queue; running blocks go on."""
+    changed = steering.pause_queue(ctx, actor, paused=action == "pause")
+    return {"paused": action == "pause", "changed": changed}
+
+
+class TokenRequest(BaseModel):
+    """A token to create."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    name: str = Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]+$")
+    role: Literal["viewer", "submitter", "operator", "admin", "worker"]
+    days: float | None = Field(None, gt=0, le=3650)
+
+
+@router.get("/tokens", response_model=d.Items, responses=d.problems())
+def list_tokens(ctx: ContextDep, actor: Admin) -> Any:
+    """List tokens without their secrets."""
+    return {"items": access.listing(ctx)}
+
+
+@router.post("/tokens", status_code=201, response_model=d.Document, responses=d.problems())
+def create_token(ctx: ContextDep, actor: Admin, wanted: TokenRequest) -> Any:
+    """Create a token; its secret is shown once."""
+    made = access.create(ctx, wanted.name, wanted.role, wanted.days, actor)
+    return {"id": made.id, "secret": made.secret, "prefix": made.prefix}
+
+
+@router.delete("/tokens/{token_id}", status_code=204, responses=d.problems(404))
+def revoke_token(
+    ctx: ContextDep, actor: Admin, token_id: Annotated[str, Path(pattern=r"^tok_[0-9a-z]{4,40}$")]
+) -> Response:
+    """Revoke a token."""
+    access.revoke(ctx, token_id, actor)
+    return Response(status_code=204)
+
+
+@router.get("/audit", response_model=d.Page, responses=d.problems())
+def read_audit(
+    ctx: ContextDep,
+    actor: Admin,
+    by: Annotated[str | None, Query(alias="actor", max_length=200)] = None,
+    target: Annotated[str | None, Query(max_length=200)] = None,
+    cursor: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
+    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+) -> Any:
+    """Read the record of steering acts, newest first."""
+    return audit.page(ctx, actor=by, target=target, before=cursor, limit=limit)
+
+
+class Login(BaseModel):
+    """A token to exchange for a browser session."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    token: str = Field(min_length=8, max_length=200)
+
+
+@router.post("/session", status_code=204, responses=d.problems())
+def log_in(ctx: ContextDep, request: Request, login: Login) -> Response:
+    """Exchange a token for an HttpOnly cookie."""
+    origin = request.headers.get("origin")
+    if origin is not None and not origin_allowed(ctx.settings, origin, request.headers.get("host", "")):
+        raise ForbiddenError(f"origin {origin} is not allowed", code="origin")
+    access.authenticate(ctx, login.token, "-")
+    response = Response(status_code=204)
+    response.set_cookie(
+        SESSION_COOKIE,
+        login.token,
+        httponly=True,
+        samesite="strict",
+        secure=request.url.scheme == "https",
+        path=ctx.settings.base_path or "/",
+    )
+    return response
+
+
+@router.delete("/session", status_code=204, responses=d.problems())
+def log_out(ctx: ContextDep) -> Response:
+    """End the browser session."""
+    response = Response(status_code=204)
+    response.delete_cookie(SESSION_COOKIE, path=ctx.settings.base_path or "/")
+    return response
+
+
+@health.get("/healthz", response_model=d.Document)
+def healthz() -> Any:
+    """Say that the process is alive."""
+    return {"status": "ok"}
+
+
+@health.get("/readyz", response_model=d.Document, responses={503: {"description": "Not ready", "model": d.Document}})
+def readyz(ctx: ContextDep) -> Response:
+    """Say whether database and sweep are well."""
+    try:
+        document = operations.readiness(ctx)
+    except SQLAlchemyError as error:
+        return JSONResponse({"database": type(error).__name__}, status_code=503)
+    age = document["sweep_age_seconds"]
+    late = age is None or age > 10 * ctx.settings.sweep_seconds
+    return JSONResponse(document, status_code=503 if late else 200)
+
+
+@health.get("/metrics", response_class=PlainTextResponse)
+def prometheus(ctx: ContextDep, request: Request) -> Response:
+    """Numbers for Prometheus."""
+    text = operations.render_metrics(ctx, request.app.state.hub.num_readers)
+    return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -1,0 +1,341 @@
+"""Calls for an assignment: ready, rounds, barrier, release. Every write is fenced by the lease.
+
+One function is one transaction. A lost lease stores nothing and raises ``LeaseLostError``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, cast
+
+from sqlalchemy.orm import Session
+
+from app.errors import ConflictError, InvalidError, LeaseLostError, NotFoundError
+from app.services import ingest
+from app.services.block_ends import (
+    FAST_FAILURE_SECONDS,
+    end_assignment,
+    finish_if_complete,
+    refund_device_fault,
+    settle,
+)
+from app.services.comparison import compare_runs, log_line
+from app.services.context import Context
+from app.services.fencing import fenced, grace
+from app.services.scheduling import resume_round
+from app.store import blocks, experiment_cache, experiments, leases, results, workers
+from app.store.blocks import Why
+from app.store.engine import utc
+from app.store.events import NewEvent, add_events
+from app.store.tables import Record
+from lockstep.protocol import BarrierReply, ReadyReply, ReadyRequest, ReleaseRequest, RoundReply, RoundRequest, RunRound
+from lockstep.status import AssignmentState, BlockStatus, Cause, RunStatus, WorkerStatus
+
+_NO_FAULT_OF_DEVICE = (Cause.DIVERGED, Cause.USER, Cause.CONFIG, Cause.PREEMPTED)
+
+
+def ready(ctx: Context, assignment_id: str, token: str, request: ReadyRequest) -> ReadyReply:
+    """Record that the child is up, or refused; open the start barrier when all are ready."""
+    with ctx.store.write() as session:
+        row, block = fenced(session, assignment_id, token)
+        now = ctx.store.now(session)
+        if request.refused is not None:
+            refused = ingest.storable(request.refused.model_dump())
+            text = f"{refused['field']}: {refused['message']}. {refused['remedy']}".strip()
+            why = Why("worker", Cause.CONFIG, text)
+            blocks.stop(session, now, block, why, grace_seconds=grace(ctx, session, block))
+            return ReadyReply(start=False)
+        if request.device_uid != row.device_uid:
+            _mismatch(ctx, session, now, row, block, request.device_uid)
+            started = None
+        else:
+            if not row.ready:
+                _mark_ready(session, now, row, block, request)
+            started = _start_if_all_ready(session, now, block)
+    if started is None:
+        raise ConflictError(
+            f"the child sees device {request.device_uid}, the assignment is for {row.device_uid}",
+            code="device_mismatch",
+        )
+    if started:
+        ctx.bell.ring()
+    return ReadyReply(start=started)
+
+
+def _mismatch(ctx: Context, session: Session, now: float, row: Record, block: Record, seen: str | None) -> None:
+    text = f"identity mismatch: assigned {row.device_uid}, the child sees {seen}"
+    blocks.stop(
+        session,
+        now,
+        block,
+        Why("worker", Cause.WORKER_LOST, text),
+        grace_seconds=grace(ctx, session, block),
+        counts=False,
+    )
+    end_assignment(session, now, block, row, AssignmentState.RELEASED, outcome="error", detail=text)
+    leases.move_worker(session, now, row.worker_id, WorkerStatus.CLEANING, text)
+    leases.move_worker(session, now, row.worker_id, WorkerStatus.QUARANTINED, text)
+
+
+def _mark_ready(session: Session, now: float, row: Record, block: Record, request: ReadyRequest) -> None:
+    record = request.warm_up.get("record")
+    if isinstance(record, dict):
+        for run_id in leases.run_ids(session, row.id):
+            experiments.change_run(session, run_id, record=record)
+    leases.move(session, now, row.id, AssignmentState.ACTIVE, ready=True, ready_at=utc(now))
+    leases.move_worker(session, now, row.worker_id, WorkerStatus.BUSY, f"trains block {block.id}")
+    event = NewEvent(
+        type="warmup_completed",
+        text=f"the child on {row.device_uid} is ready at round {request.resume_round}",
+        actor="worker",
+        block_id=block.id,
+        worker_id=row.worker_id,
+        replicate=block.replicate,
+        device=row.device_uid,
+        round=request.resume_round,
+        payload=request.warm_up,
+    )
+    add_events(session, now, block.experiment_id, [event])
+
+
+def _start_if_all_ready(session: Session, now: float, block: Record) -> bool:
+    if block.status == BlockStatus.RUNNING:
+        return True
+    if block.status != BlockStatus.RESERVED:
+        return False
+    if not all(row.ready for row in leases.of_block(session, block.id, block.attempt)):
+        return False
+    values: dict[str, Any] = {"round_opened_epoch": now}
+    if block.started_at is None:
+        values["started_at"] = utc(now)
+    blocks.move(session, now, block, BlockStatus.RUNNING, Why("worker", None, "every child is ready"), **values)
+    blocks.move_runs(session, now, block, RunStatus.RUNNING, Why("worker"))
+    return True
+
+
+def put_round(ctx: Context, assignment_id: str, token: str, index: int, request: RoundRequest) -> RoundReply:
+    """Store the results of one round of the share; idempotent by (run, attempt, round)."""
+    with ctx.store.write() as session:
+        row, block = fenced(session, assignment_id, token)
+        now = ctx.store.now(session)
+        runs = experiments.runs(session, block.experiment_id, block_id=block.id)
+        new, conflict = _sort_out(session, row, _of_share(session, row, runs, request), index)
+        if conflict is not None:
+            text = f"round {index} of run {conflict} was handed in twice with different results"
+            blocks.stop(session, now, block, Why("worker", Cause.BUG, text), grace_seconds=grace(ctx, session, block))
+        else:
+            _check_open(session, block, index, [run for _, run in new])
+            items = [ingest.RoundOf(row, run, index, request, result) for result, run in new]
+            ingest.store_rounds(ctx, session, now, items)
+            for result, run in new:
+                _apply_outcome(session, now, block, run, index, result)
+            reply = _close_round(session, now, _Share(row, block, runs), index)
+    if conflict is not None:
+        raise ConflictError(text, code="round_conflict")
+    ctx.bell.ring()
+    return reply
+
+
+def _of_share(
+    session: Session, row: Record, runs: Sequence[Record], request: RoundRequest
+) -> list[tuple[RunRound, Record]]:
+    mine = set(leases.run_ids(session, row.id))
+    by_id = {run.id: run for run in runs}
+    for result in request.runs:
+        if result.run_id not in mine:
+            raise InvalidError(f"run {result.run_id} is not part of this assignment", code="foreign_run")
+    return [(result, by_id[result.run_id]) for result in request.runs]
+
+
+def _sort_out(
+    session: Session, row: Record, runs: Sequence[tuple[RunRound, Record]], index: int
+) -> tuple[list[tuple[RunRound, Record]], str | None]:
+    """Return (results not stored yet, id of a run whose stored digest differs)."""
+    new = []
+    stored = results.round_digests(session, row.block_id, row.attempt, index)
+    for result, run in runs:
+        if run.id not in stored:
+            new.append((result, run))
+        elif stored[run.id] != result.digest:
+            return [], run.id
+    return new, None
+
+
+def _check_open(session: Session, block: Record, index: int, runs: Sequence[Record]) -> None:
+    """A round is open when it is the block's next one; without a barrier, when it is the run's next one."""
+    if not runs:
+        return
+    free = experiment_cache.of(session, block.experiment_id).lockstep["barrier"] == "none"
+    expected = {run.rounds_done for run in runs} if free else {block.open_round}
+    if expected != {index} or block.status not in (BlockStatus.RUNNING, BlockStatus.STOPPING):
+        raise ConflictError(
+            f"round {index} is not open; the open round of this block is {block.open_round}",
+            code="round_not_open",
+        )
+
+
+def _apply_outcome(session: Session, now: float, block: Record, run: Record, index: int, result: RunRound) -> None:
+    experiments.change_run(session, run.id, rounds_done=index + 1, env_steps=float(result.env_steps), stalled=False)
+    if result.diverged is None:
+        return
+    why = Why("worker", Cause.DIVERGED, result.diverged)
+    if blocks.move_runs(session, now, block, RunStatus.FAILED, why, run_ids=[run.id]):
+        blocks.change(session, block.id, num_diverged=block.num_diverged + 1)
+
+
+@dataclass(frozen=True)
+class _Share:
+    """An assignment with its block and all runs of the block."""
+
+    assignment: Record
+    block: Record
+    runs: Sequence[Record]
+
+
+def _close_round(session: Session, now: float, share: _Share, index: int) -> RoundReply:
+    block = share.block
+    live = blocks.live_runs(session, block.id)
+    for opened in range(block.open_round, max(index, block.open_round) + 1):
+        have = results.round_digests(session, block.id, share.assignment.attempt, opened)
+        missing = [run.id for run in live if run.id not in have]
+        if missing or not have:
+            return RoundReply(complete=index < opened, missing=missing if index >= opened else [])
+        _complete(session, now, share, opened)
+    if not live:
+        finish_if_complete(session, now, block.id)
+    return RoundReply(complete=True)
+
+
+def _complete(session: Session, now: float, share: _Share, index: int) -> None:
+    block = share.block
+    blocks.change(session, block.id, open_round=index + 1, round_opened_epoch=now)
+    comparison = compare_runs(session, share.runs, index)
+    event = NewEvent(
+        type="round_completed",
+        text=f"round {index} of replicate {block.replicate}: {log_line(comparison)}",
+        actor="worker",
+        block_id=block.id,
+        replicate=block.replicate,
+        round=index,
+        payload={"attempt": share.assignment.attempt, **comparison},
+    )
+    add_events(session, now, block.experiment_id, [event])
+
+
+def barrier(ctx: Context, block_id: str, attempt: int, index: int) -> BarrierReply:
+    """Return whether a round of an attempt is complete, waiting, or the attempt is aborted.
+
+    Raises:
+        NotFoundError: for an unknown block.
+    """
+    with ctx.store.read() as session:
+        block = blocks.get(session, block_id)
+        if block is None:
+            raise NotFoundError(f"no block {block_id}", code="unknown_block")
+        live = blocks.live_runs(session, block_id)
+        if block.attempt != attempt or block.status not in (BlockStatus.RUNNING, BlockStatus.SUCCEEDED):
+            resume = resume_round(session, [run.id for run in live])
+            return BarrierReply(state="aborted", resume_round=resume)
+        if index < block.open_round:
+            return BarrierReply(state="complete")
+        have = results.round_digests(session, block_id, attempt, index)
+        return BarrierReply(state="waiting", missing=[run.id for run in live if run.id not in have])
+
+
+def release(ctx: Context, assignment_id: str, token: str, request: ReleaseRequest) -> None:
+    """Record how a share ended on the worker; idempotent."""
+    with ctx.store.write() as session:
+        try:
+            row, block = fenced(session, assignment_id, token)
+        except LeaseLostError:
+            if not _released(session, assignment_id, token):
+                raise
+            leases.change(session, assignment_id, cleanup_status=request.cleanup)
+            return
+        now = ctx.store.now(session)
+        ending = _Ending(row, block, cast(Record, workers.get(session, row.worker_id)), request)
+        _stop_for_release(ctx, session, now, ending)
+        end_assignment(
+            session,
+            now,
+            block,
+            row,
+            AssignmentState.RELEASED,
+            outcome=request.outcome,
+            cause=request.cause,
+            detail=ingest.storable(request.detail),
+            cleanup_status=ingest.storable(request.cleanup),
+        )
+        _clean_worker(session, now, ending)
+        settle(ctx, session, now, block.id)
+    ctx.bell.ring()
+
+
+def _released(session: Session, assignment_id: str, token: str) -> bool:
+    """Return whether the holder of this token has released the assignment before."""
+    known = leases.get(session, assignment_id)
+    if known is None or known.state != AssignmentState.RELEASED:
+        return False
+    return bool(known.token == leases.token_hash(token))
+
+
+@dataclass(frozen=True)
+class _Ending:
+    """A share that its worker releases, as it was before."""
+
+    assignment: Record
+    block: Record
+    worker: Record
+    request: ReleaseRequest
+
+
+def _stop_for_release(ctx: Context, session: Session, now: float, ending: _Ending) -> None:
+    """A share that ends while its block goes on stops the block, with the cause as observed."""
+    row, block, worker, request = ending.assignment, ending.block, ending.worker, ending.request
+    if block.status not in (BlockStatus.RESERVED, BlockStatus.RUNNING):
+        return
+    if not blocks.share_trains(session, row.id):
+        return  # its runs have ended; the peers of a gang go on
+    cause = Cause(request.cause) if request.cause else Cause.PREEMPTED
+    counts = not (worker.fast_failures >= 1 and _is_fast(row, now, cause))
+    if cause is Cause.OOM and _oom_before(block) and request.pinned_run in leases.run_ids(session, row.id):
+        counts = False  # the repeat is an outcome of this arm; the others go on
+        why = Why("worker", Cause.DIVERGED, "out of memory twice, pinned on this arm")
+        moved = blocks.move_runs(session, now, block, RunStatus.FAILED, why, run_ids=[request.pinned_run])
+        blocks.change(session, block.id, num_diverged=block.num_diverged + len(moved))
+    detail = ingest.storable(request.detail).strip().splitlines()
+    text = detail[-1][:500] if detail else ""
+    if cause is Cause.OOM:
+        blocks.change(session, block.id, min_memory_bytes=worker.memory_bytes)
+    blocks.stop(
+        session,
+        now,
+        block,
+        Why("worker", cause, text),
+        grace_seconds=grace(ctx, session, block),
+        counts=counts,
+    )
+
+
+def _oom_before(block: Record) -> bool:
+    return int(block.budget_used.get(Cause.OOM.value, 0)) > 0
+
+
+def _is_fast(row: Record, now: float, cause: Cause | None) -> bool:
+    failed = cause is not None and cause not in _NO_FAULT_OF_DEVICE
+    return failed and now - row.offered_at.timestamp() < FAST_FAILURE_SECONDS
+
+
+def _clean_worker(session: Session, now: float, ending: _Ending) -> None:
+    row, request = ending.assignment, ending.request
+    leases.move_worker(session, now, row.worker_id, WorkerStatus.CLEANING, f"share of block {row.block_id} ended")
+    cause = Cause(request.cause) if request.cause else None
+    fast = request.outcome == "error" and _is_fast(row, now, cause)
+    if not fast and not ending.worker.fast_failures:
+        return
+    failures = workers.count_fast_failure(session, row.worker_id, fast)
+    if failures >= 2:
+        text = f"{failures} failures in a row within {FAST_FAILURE_SECONDS:g} s of start; last: {request.detail[-300:]}"
+        leases.move_worker(session, now, row.worker_id, WorkerStatus.QUARANTINED, text)
+        refund_device_fault(session, now, row.worker_id)

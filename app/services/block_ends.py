@@ -1,0 +1,98 @@
+"""What follows when a block stops or ends: its next state, by cause and budget (control-plane.md 4.5)."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from app.services.context import Context
+from app.store import blocks, experiment_cache, experiments, leases, scheduling
+from app.store.blocks import Why
+from app.store.tables import Record
+from lockstep.status import REQUEUE_BUDGET, AssignmentState, BlockStatus, Cause, Desired, RunStatus, WorkerStatus
+
+#: A failure this soon after the start may be the device's fault (control-plane.md 7.4).
+FAST_FAILURE_SECONDS = 60.0
+
+
+def settle(ctx: Context, session: Session, now: float, block_id: str) -> bool:
+    """Move a stopping block that holds no device, whose row is held, to its next state; return whether it moved."""
+    block = blocks.stopped(session, block_id)
+    if block is None:
+        return False
+    cause = Cause(block.cause) if block.cause else None
+    why = Why("system", cause, block.cause_text or "")
+    if block.desired == Desired.CANCEL:
+        return _end(session, now, block, BlockStatus.CANCELLED, RunStatus.CANCELLED, Why("system", Cause.USER))
+    if not block.trains:  # the last results came in while it was stopping
+        done = Why("system", None, "every run had finished when it stopped")
+        return blocks.move(session, now, block, BlockStatus.SUCCEEDED, done, cause=None, cause_text=None)
+    if block.desired == Desired.PAUSE:
+        moved = blocks.move(session, now, block, BlockStatus.PAUSED, why)
+        blocks.move_runs(session, now, block, RunStatus.PAUSED, Why("system"))
+        return moved
+    if cause is Cause.USER:  # a pause that was taken back before it took effect
+        return blocks.requeue(session, now, block, Why("system", None, "resumed before it had stopped"))
+    return _by_cause(ctx, session, now, block, cause)
+
+
+def _by_cause(ctx: Context, session: Session, now: float, block: Record, cause: Cause | None) -> bool:
+    used: dict[str, Any] = dict(block.budget_used)
+    count = int(used.get(str(cause), 0))
+    budget = REQUEUE_BUDGET.get(cause, 0) if cause else 0
+    if cause is None or (block.counts_against_budget and count >= budget) or cause not in REQUEUE_BUDGET:
+        text = block.cause_text or ""
+        if count:
+            text = f"{text} (already requeued {count} times for this cause)"
+        return _end(session, now, block, BlockStatus.FAILED, RunStatus.FAILED, Why("system", cause, text))
+    values: dict[str, Any] = {}
+    if block.counts_against_budget:
+        used[str(cause)] = count + 1
+    if cause in (Cause.BUG, Cause.TIMEOUT):
+        values["not_before_epoch"] = now + ctx.settings.backoff_seconds * 2**count
+    text = f"back in the queue after {cause.value}: {block.cause_text or ''}".rstrip(": ")
+    return blocks.requeue(session, now, block, Why("system", cause, text), budget_used=used, **values)
+
+
+def _end(session: Session, now: float, block: Record, target: BlockStatus, run_target: RunStatus, why: Why) -> bool:
+    moved = blocks.move(session, now, block, target, why)
+    if moved:
+        blocks.move_runs(session, now, block, run_target, why)
+    return moved
+
+
+def refund_device_fault(session: Session, now: float, worker_id: str) -> None:
+    """A device turned out to be at fault: the blocks that failed fast on it get their budget back."""
+    for row in leases.failed_since(session, worker_id, now - 2 * FAST_FAILURE_SECONDS):
+        block = blocks.get(session, row.block_id, lock=True)
+        used = dict(block.budget_used) if block is not None else {}
+        if block is None or block.status not in (BlockStatus.QUEUED, BlockStatus.STOPPING) or not used.get(row.cause):
+            continue
+        used[row.cause] -= 1
+        blocks.change(session, block.id, budget_used=used, not_before_epoch=now)
+
+
+def finish_if_complete(session: Session, now: float, block_id: str) -> bool:
+    """Let a running block succeed once every run has finished; release its devices."""
+    block = blocks.get(session, block_id)
+    if block is None or block.status != BlockStatus.RUNNING or blocks.live_runs(session, block_id):
+        return False
+    if not blocks.move(session, now, block, BlockStatus.SUCCEEDED, Why("system")):
+        return False
+    for assignment in leases.of_block(session, block_id, block.attempt):
+        if end_assignment(session, now, block, assignment, AssignmentState.RELEASED, outcome="completed"):
+            leases.move_worker(session, now, assignment.worker_id, WorkerStatus.CLEANING, "its block has ended")
+    return True
+
+
+def end_assignment(
+    session: Session, now: float, block: Record, row: Record, target: AssignmentState, **values: Any
+) -> bool:
+    """End a live assignment of a block; its device time, by the database clock, counts for owner and runs, once."""
+    if not leases.move(session, now, row.id, target, **values):
+        return False
+    seconds = max(0.0, now - row.offered_at.timestamp())
+    scheduling.add_usage(session, now, experiment_cache.of(session, block.experiment_id).owner, seconds)
+    experiments.add_device_seconds(session, row.id, seconds)
+    return True

@@ -1,0 +1,253 @@
+"""Frames of the live protocol (control-plane.md 9): plain data made from rows, and cursors.
+
+A cursor names the last event and, for each run, (attempt, seq) of the last point seen. There is no
+global serial: such numbers commit out of order on PostgreSQL and a reader would lose rows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import groupby
+from typing import Any
+
+from app.errors import InvalidError
+from app.services.context import Context
+from app.services.cursors import decode_cursor, encode_cursor
+from app.services.reading import run_document
+from app.services.series import SeriesRequest, read_series
+from app.services.steering import existing
+from app.store import events, experiments, points
+from app.store.tables import Record
+from lockstep.nonfinite import word
+
+CATCH_UP_ROWS = 20_000
+_STATUS_TYPES = ("block_status", "run_status")
+
+
+@dataclass
+class Position:
+    """How far a reader is in one experiment; ``runs`` maps run number to (attempt, seq)."""
+
+    event: int = 0
+    runs: dict[int, tuple[int, int]] = field(default_factory=dict)
+
+    def cursor(self) -> str:
+        """Return the opaque cursor."""
+        return encode_cursor(self.event, {str(no): list(span) for no, span in sorted(self.runs.items())})
+
+    @staticmethod
+    def parse(cursor: str) -> Position:
+        """Return the position of a cursor.
+
+        Raises:
+            InvalidError: when it is not one of ours.
+        """
+        parts = decode_cursor(cursor)
+        try:
+            runs = {int(no): (int(span[0]), int(span[1])) for no, span in parts[1].items()}
+            return Position(int(parts[0]), runs)
+        except (AttributeError, IndexError, KeyError, TypeError, ValueError) as error:
+            raise InvalidError("the cursor is not one that this server gave", code="bad_cursor") from error
+
+    def covers(self, other: Position) -> bool:
+        """Return whether everything up to ``other`` has been seen."""
+        behind = any(self.runs.get(no, (0, 0)) < span for no, span in other.runs.items())
+        return self.event >= other.event and not behind
+
+    def copy(self) -> Position:
+        """Return an independent copy."""
+        return Position(self.event, dict(self.runs))
+
+
+@dataclass(frozen=True)
+class Interest:
+    """What a reader subscribed to; empty means everything."""
+
+    metrics: frozenset[str] = frozenset()
+    runs: frozenset[str] = frozenset()
+    max_points: int = 1_000
+
+    @property
+    def everything(self) -> bool:
+        """Whether nothing is filtered."""
+        return not self.metrics and not self.runs
+
+    def wants(self, row: Record) -> bool:
+        """Return whether a point row (with run_id) is of interest."""
+        return (not self.metrics or row.name in self.metrics) and (not self.runs or row.run_id in self.runs)
+
+
+@dataclass(frozen=True)
+class Batch:
+    """What happened in an experiment between two positions."""
+
+    events: Sequence[Record]
+    points: Sequence[Any]
+    more: bool = False
+
+
+@dataclass(frozen=True)
+class PointView:
+    """A point with the identity of its run."""
+
+    run_no: int
+    run_id: str
+    attempt: int
+    seq: int
+    name: str
+    step: float
+    round: int
+    t: float
+    value: float | None
+    kind: int
+
+
+def read_batch(ctx: Context, experiment_id: str, position: Position) -> Batch:
+    """Read what follows a position, at most ``CATCH_UP_ROWS`` points."""
+    with ctx.store.read() as session:
+        rows = events.list_events(session, experiment_id, after=position.event, limit=2_000)
+        spans, ids = [], {}
+        for row in points.positions(session, [experiment_id]):
+            ids[row.no] = row.id
+            attempt, seq = position.runs.get(row.no, (0, 0))
+            if (row.attempt, row.last_seq) != (attempt, seq):
+                spans.append((row.no, row.attempt, seq if attempt == row.attempt else 0))
+        found = points.tail(session, spans, CATCH_UP_ROWS)
+    views = [
+        PointView(
+            row.run_no,
+            ids[row.run_no],
+            row.attempt,
+            row.seq,
+            row.name,
+            row.step,
+            row.round,
+            row.at,
+            row.value,
+            row.kind,
+        )
+        for row in found
+    ]
+    return Batch(rows, views, more=len(found) == CATCH_UP_ROWS or len(rows) == 2_000)
+
+
+def advance(position: Position, batch: Batch) -> None:
+    """Move a position past a batch."""
+    if batch.events:
+        position.event = max(position.event, batch.events[-1].seq)
+    for point in batch.points:
+        position.runs[point.run_no] = (point.attempt, point.seq)
+
+
+def frames_of(batch: Batch, position: Position, interest: Interest, *, live: bool = True) -> list[dict[str, Any]]:
+    """Return the frames of a batch for a reader and move its position; seen rows are left out.
+
+    An ``end`` frame is made live only: in the past of an extended experiment it was not the end.
+    """
+    fresh = [row for row in batch.events if row.seq > position.event]
+    new = [point for point in batch.points if (point.attempt, point.seq) > position.runs.get(point.run_no, (0, 0))]
+    advance(position, Batch(fresh, new))
+    frames = [frame for row in fresh if (frame := event_frame(row, live=live)) is not None]
+    wanted = [point for point in new if interest.wants(point)]
+    rounds = [
+        {"block_id": row.block_id, "replicate": row.replicate, "round": row.round, "comparison": row.payload}
+        for row in fresh
+        if row.type == "round_completed"
+    ]
+    if wanted or rounds:
+        frames.insert(0, {"type": "delta", "points": point_columns(wanted), "rounds": rounds})
+    cursor = position.cursor()
+    return [{**frame, "cursor": cursor} for frame in frames]
+
+
+def event_frame(row: Record, *, live: bool) -> dict[str, Any] | None:
+    """Return the frame of an event, or None where it travels in a delta."""
+    if row.type == "round_completed":
+        return None
+    if row.type == "truncate":
+        return {"type": "truncate", **row.payload, "event": row.seq}
+    if row.type == "experiment_end" and live:
+        return {"type": "end", "status": row.status, **row.payload, "event": row.seq}
+    kind = "status" if row.type in _STATUS_TYPES else "event"
+    return {"type": kind, "event": events.event_document(row)}
+
+
+def point_columns(rows: Sequence[Any]) -> list[dict[str, Any]]:
+    """Return points grouped by (run, attempt, metric), as columns."""
+    order = sorted(rows, key=lambda row: (row.run_id, row.attempt, row.name, row.seq))
+    grouped = []
+    for (run_id, attempt, name), members in groupby(order, key=lambda row: (row.run_id, row.attempt, row.name)):
+        items = list(members)
+        grouped.append(
+            {
+                "run_id": run_id,
+                "attempt": attempt,
+                "metric": name,
+                "seq": [row.seq for row in items],
+                "step": [row.step for row in items],
+                "round": [row.round for row in items],
+                "t": [row.t for row in items],
+                "value": [row.value for row in items],
+                "nf": [[index, word(row.kind)] for index, row in enumerate(items) if row.kind],
+            }
+        )
+    return grouped
+
+
+def snapshot(ctx: Context, experiment_id: str, interest: Interest) -> tuple[dict[str, Any], Position]:
+    """Return the snapshot frame of an experiment and the position it stands for."""
+    with ctx.store.read() as session:
+        row = existing(session, experiment_id)
+        position = Position(row.event_seq)
+        for place in points.positions(session, [experiment_id]):
+            position.runs[place.no] = (place.attempt, place.last_seq)
+        states = experiments.blocks(session, experiment_id)
+        runs = experiments.runs(session, experiment_id)
+        status = experiments.derived_status(row, states)
+        latest = events.newest_by_block(session, experiment_id, "round_completed")
+    chosen = [run.id for run in runs if not interest.runs or run.id in interest.runs]
+    series = _snapshot_series(ctx, experiment_id, chosen, interest)
+    frame = {
+        "type": "snapshot",
+        "experiment": {"id": experiment_id, "name": row.name, "status": status.value, "rounds": row.rounds},
+        "blocks": [_block_state(block) for block in states],
+        "runs": [run_document(run) for run in runs],
+        "series": series,
+        "comparisons": {item.block_id: item.payload for item in latest},
+        "cursor": position.cursor(),
+    }
+    return frame, position
+
+
+def _block_state(block: Record) -> dict[str, Any]:
+    return {
+        "id": block.id,
+        "replicate": block.replicate,
+        "status": block.status,
+        "cause": block.cause,
+        "attempt": block.attempt,
+        "complete_rounds": block.open_round,
+    }
+
+
+def _snapshot_series(
+    ctx: Context, experiment_id: str, runs: Sequence[str], interest: Interest
+) -> Sequence[Mapping[str, Any]]:
+    if not interest.metrics or not runs:
+        return []
+    room = max(1, 200_000 // max(1, len(runs) * len(interest.metrics)))
+    fitting = list(runs)[: max(1, 200 // len(interest.metrics))]
+    request = SeriesRequest(fitting, sorted(interest.metrics), "round", None, None, min(interest.max_points, room))
+    document = read_series(ctx, experiment_id, request)
+    return list(document["series"])
+
+
+def last_end(ctx: Context, experiment_id: str) -> dict[str, Any] | None:
+    """Return the end frame of an experiment that is over now, or None."""
+    with ctx.store.read() as session:
+        row = experiments.get(session, experiment_id)
+        if row is None or row.finished_at is None:
+            return None
+        found = events.newest(session, experiment_id, "experiment_end")
+    return event_frame(found, live=True) if found is not None else None

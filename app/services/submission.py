@@ -1,0 +1,343 @@
+"""Submission: dry run, submit, clone, extend, retry. What is refused leaves nothing behind."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy.orm import Session
+
+from app.errors import ConflictError, InvalidError
+from app.services import grown_grafts
+from app.services.audit import record
+from app.services.context import Actor, Context
+from app.services.placement import Fit, Need, fit
+from app.services.scheduling import worker_view
+from app.services.steering import existing, owned
+from app.store import experiments, scheduling, workers
+from app.store.engine import utc
+from app.store.events import NewEvent, add_events
+from app.store.experiments import NewBlock
+from app.store.tables import Record
+from lockstep.spec import rules, tasks
+from lockstep.spec.analysis_rules import canonical_hash, power_table, seed_problems
+from lockstep.spec.defaults import complete
+from lockstep.spec.plan import Plan, as_document, make_plan
+from lockstep.spec.presets import merge
+from lockstep.spec.problems import InvalidSpecError, Problem
+from lockstep.spec.resolve import ResolvedArm, ResolvedSpec, parse
+from lockstep.spec.rules import Registered
+from lockstep.status import BlockStatus, Desired
+
+
+@dataclass(frozen=True)
+class Checked:
+    """A specification that may be submitted, with its warnings."""
+
+    resolved: ResolvedSpec
+    warnings: list[str]
+    registered: Registered
+
+
+def check(ctx: Context, raw: Mapping[str, Any]) -> Checked:
+    """Validate a specification against schema, rules, registered names and linked experiments.
+
+    Raises:
+        InvalidError: ``invalid_spec`` with every problem found.
+    """
+    try:
+        resolved = parse(raw)
+    except InvalidSpecError as error:
+        raise _invalid(error.problems) from error
+    with ctx.store.read() as session:
+        if any(arm.copied for arm in resolved.arms):
+            resolved = _with_copies(session, raw, resolved)
+        registered = Registered(*workers.registered_names(session))
+        tuning = experiments.seeds_of(session, resolved.spec.experiment.tuning)
+    resolved = complete(resolved, registered)
+    problems, warnings = rules.check(resolved, registered)
+    problems.extend(_tuning_problems(resolved, tuning))
+    if problems:
+        raise _invalid(problems)
+    return Checked(resolved, warnings, registered)
+
+
+def _with_copies(session: Session, raw: Mapping[str, Any], resolved: ResolvedSpec) -> ResolvedSpec:
+    """Resolve again with the grafts that finished episodes ended with, so that the spec says all by itself."""
+    problems, arms = [], list(raw["arms"])
+    for index, arm in enumerate(resolved.arms):
+        if arm.copied is not None:
+            found = grown_grafts.copy(session, arm.copied, task=resolved.spec.env.task, arm_index=index)
+            problems += [found] if isinstance(found, Problem) else []
+            arms[index] = {**arms[index], "static_set": found}
+    if problems:
+        raise _invalid(problems)
+    return parse({**raw, "arms": arms})
+
+
+def _invalid(problems: Any) -> InvalidError:
+    found = list(problems)
+    first = found[0]
+    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    detail = f"{first.pointer or '/'}: {first.message}{more}"
+    return InvalidError(detail, code="invalid_spec", errors=found)
+
+
+def _tuning_problems(resolved: ResolvedSpec, seeds: Mapping[str, int]) -> list[Problem]:
+    found = []
+    for index, experiment_id in enumerate(resolved.spec.experiment.tuning):
+        at = f"/experiment/tuning/{index}"
+        if experiment_id not in seeds:
+            found.append(Problem(at, "unknown_experiment", f"no experiment {experiment_id!r}", "check the id"))
+    used = [name for name, seed in seeds.items() if seed == resolved.spec.experiment.seed]
+    if resolved.spec.analysis is not None:
+        found.extend(seed_problems(resolved.spec.analysis, used_in_tuning=used))
+    return found
+
+
+def plan(ctx: Context, raw: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what a submission would do; writes nothing."""
+    checked = check(ctx, raw)
+    resolved = checked.resolved
+    planned = make_plan(resolved)
+    with ctx.store.read() as session:
+        views = [worker_view(row, idle=row.status == "idle") for row in scheduling.registered_workers(session)]
+        shares = scheduling.owner_shares(session, ctx.store.now(session), scheduling.devices_in_use(session))
+        ahead = len(scheduling.eligible_blocks(session, ctx.store.now(session), shares, limit=10_000))
+    choice = fit(_need(checked, planned), views)
+    placement = choice.placement if isinstance(choice, Fit) else resolved.spec.lockstep.placement
+    waits = None if isinstance(choice, Fit) else {"code": choice.code, "text": choice.text}
+    return {
+        **as_document(planned),
+        "placement": placement,
+        "waits": waits,
+        "queue_position": ahead + 1,
+        "seconds_estimate": _duration(planned, len(views)),
+        "warnings": [*checked.warnings, *_short_rounds(resolved, planned)],
+        "spec": resolved.document,
+        "spec_hash": resolved.hash,
+        "arms": [_arm_document(arm) for arm in resolved.arms],
+        "power": _power(resolved),
+    }
+
+
+def _duration(planned: Plan, num_workers: int) -> float | None:
+    if planned.seconds_per_block is None:
+        return None
+    waves = -(-len(planned.blocks) // max(1, num_workers))
+    return planned.seconds_per_block * waves
+
+
+def _short_rounds(resolved: ResolvedSpec, planned: Plan) -> list[str]:
+    if planned.seconds_per_block is None:
+        return []
+    seconds = planned.seconds_per_block / resolved.spec.budget.rounds
+    gang = resolved.spec.lockstep.placement == "one_per_device"
+    if not gang or seconds >= 2.0:
+        return []
+    return [f"a round lasts about {seconds:.1f} s; below 2 s the barrier over HTTP costs a visible share"]
+
+
+def _power(resolved: ResolvedSpec) -> list[dict[str, Any]]:
+    analysis = resolved.spec.analysis
+    if analysis is None or analysis.inference == "none":
+        return []
+    return [
+        {
+            "sd": row.sd,
+            "replicates": row.replicates,
+            "level": row.level,
+            "power": row.power,
+            "minimum_detectable": row.minimum_detectable,
+        }
+        for row in power_table(analysis, len(resolved.arms))
+    ]
+
+
+def _arm_document(arm: ResolvedArm) -> dict[str, Any]:
+    return {
+        "label": arm.label,
+        "policy": arm.policy,
+        "reward_mode": arm.reward_mode,
+        "diff": [{"path": d.path, "base": d.base, "value": d.value} for d in arm.diff],
+    }
+
+
+def needs_document(checked: Checked, planned: Plan) -> dict[str, Any]:
+    """Return what a worker must have to train an experiment."""
+    resolved, spec = checked.resolved, checked.resolved.spec
+    gymnasium = spec.env.kind == "gymnasium"
+    builtin = {*tasks.REWARD_MODES, *tasks.GYM_REWARD_MODES}
+    modes = {arm.reward_mode for arm in resolved.arms} | {*spec.eval.xeval_modes}
+    return {
+        "memory_bytes": planned.memory_bytes,
+        "dataset": None if gymnasium else tasks.TASKS[spec.env.task].dataset,
+        "environment": _environment(checked) if gymnasium else None,
+        "rewards": sorted(modes - builtin),
+    }
+
+
+def _environment(checked: Checked) -> str:
+    """A registered environment is needed by its own name, any other by its kind."""
+    env = checked.resolved.spec.env
+    return env.id if env.id is not None and env.id in checked.registered.environments else env.kind
+
+
+def _need(checked: Checked, planned: Plan) -> Need:
+    resolved = checked.resolved
+    needs = needs_document(checked, planned)
+    return Need(
+        num_arms=len(resolved.arms),
+        placement=resolved.spec.lockstep.placement,
+        memory_bytes=needs["memory_bytes"],
+        dataset=needs["dataset"],
+        rewards=frozenset(needs["rewards"]),
+        environment=needs["environment"],
+    )
+
+
+def submit(ctx: Context, raw: Mapping[str, Any], actor: Actor, *, parent_id: str | None = None) -> str:
+    """Store an experiment with its blocks and runs; return its id."""
+    checked = check(ctx, raw)
+    resolved = checked.resolved
+    planned = make_plan(resolved)
+    experiment_id = ctx.store.new_id("exp")
+    with ctx.store.write() as session:
+        now = ctx.store.now(session)
+        values = {
+            **_experiment_values(checked, planned, raw),
+            "id": experiment_id,
+            "owner": actor.principal,
+            "rank": experiments.next_rank(session),
+            "parent_id": parent_id,
+            "created_at": utc(now),
+        }
+        experiments.insert_experiment(session, values, _arm_rows(resolved))
+        new = [NewBlock(block.replicate, 0, len(block.arms)) for block in planned.blocks]
+        experiments.insert_blocks(ctx.store, session, now, experiment_id, new)
+        text = f"submitted: {len(resolved.arms)} arms x {len(planned.blocks)} replicates"
+        add_events(session, now, experiment_id, [NewEvent("submitted", text, actor=actor.name)])
+        record(ctx, session, actor, "experiment.submit", experiment_id, None, {"spec_hash": resolved.hash})
+    ctx.bell.ring()
+    return experiment_id
+
+
+def _experiment_values(checked: Checked, planned: Plan, raw: Mapping[str, Any]) -> dict[str, Any]:
+    resolved = checked.resolved
+    spec = resolved.spec
+    analysis = spec.analysis
+    return {
+        "name": spec.experiment.name,
+        "notes": spec.experiment.notes,
+        "tags": list(spec.experiment.tags),
+        "kind": spec.experiment.kind,
+        "mode": spec.experiment.mode,
+        "spec": resolved.document,
+        "submitted": dict(raw),
+        "spec_hash": resolved.hash,
+        "analysis": analysis.model_dump(mode="json") if analysis is not None else None,
+        "analysis_hash": canonical_hash(analysis) if analysis is not None else None,
+        "warnings": checked.warnings,
+        "seed": str(spec.experiment.seed),
+        "rounds": spec.budget.rounds,
+        "num_arms": len(resolved.arms),
+        "placement": spec.lockstep.placement,
+        "needs": needs_document(checked, planned),
+        "priority": spec.experiment.priority,
+        "desired": Desired.RUN,
+        "version": 1,
+        "event_seq": 0,
+    }
+
+
+def _arm_rows(resolved: ResolvedSpec) -> list[dict[str, Any]]:
+    return [
+        {
+            **_arm_document(arm),
+            "arm_index": index,
+            "static_set": dict(arm.static_set) if arm.static_set else None,
+            "config": dict(arm.config),
+        }
+        for index, arm in enumerate(resolved.arms)
+    ]
+
+
+def clone(ctx: Context, experiment_id: str, overrides: Mapping[str, Any], actor: Actor) -> str:
+    """Submit a copy of an experiment with sections of its spec laid over; return the new id."""
+    with ctx.store.read() as session:
+        source = existing(session, experiment_id)
+    raw = merge(source.submitted, overrides)
+    return submit(ctx, raw, actor, parent_id=experiment_id)
+
+
+def extend(ctx: Context, experiment_id: str, replicates: int, actor: Actor, *, exploratory: bool) -> list[str]:
+    """Append replicates where the registered analysis allows it (statistics.md 8).
+
+    Raises:
+        ConflictError: ``extension_breaks_guarantee`` unless ``exploratory``.
+    """
+    with ctx.store.write() as session:
+        experiment = owned(session, experiment_id, actor)
+        if experiment.desired == Desired.CANCEL:
+            raise ConflictError("the experiment was cancelled", code="terminal")
+        now = ctx.store.now(session)
+        rows = experiments.newest_blocks(experiments.blocks(session, experiment_id))
+        reason = _extension_refused(experiment, len(rows), replicates)
+        if reason and not exploratory:
+            raise ConflictError(
+                f"{reason}; ask with exploratory: true to add blocks outside of the registered analysis, "
+                "or submit a new linked experiment with fresh seeds",
+                code="extension_breaks_guarantee",
+            )
+        first = rows[-1].replicate + 1 if rows else 0
+        if first + replicates > 1000:
+            raise InvalidError(f"at most 1000 replicates; {first} exist", code="too_many_replicates")
+        new = [NewBlock(first + offset, 0, experiment.num_arms) for offset in range(replicates)]
+        ids = experiments.insert_blocks(ctx.store, session, now, experiment_id, new)
+        values: dict[str, Any] = {"finished_at": None}
+        if reason and experiment.exploratory_from is None:
+            values["exploratory_from"] = first
+        experiments.change(session, experiment_id, **values)
+        text = f"extended by {replicates} replicates" + (" (exploratory, after data were seen)" if reason else "")
+        add_events(session, now, experiment_id, [NewEvent("extended", text, actor=actor.name)])
+        record(ctx, session, actor, "experiment.extend", experiment_id, None, {"replicates": replicates})
+    ctx.bell.ring()
+    return ids
+
+
+def _extension_refused(experiment: Record, present: int, replicates: int) -> str | None:
+    """Return why the plan forbids an extension, or None."""
+    if experiment.mode == "smoke":
+        return "a smoke run is never part of a comparison"
+    analysis = experiment.analysis or {}
+    mode = analysis.get("looks", {}).get("mode", "fixed")
+    if mode == "anytime" or analysis.get("inference") == "none":
+        return None
+    if mode == "planned":
+        last = max(analysis["looks"]["at"])
+        return None if present + replicates <= last else f"the last registered look is at {last} blocks"
+    if experiment.unblinded_at is None:
+        return None
+    return "the plan has one analysis at a fixed number of blocks and its result has been seen"
+
+
+def retry(ctx: Context, experiment_id: str, actor: Actor) -> list[str]:
+    """Create the next generation of every failed block; refused where there is none."""
+    with ctx.store.write() as session:
+        experiment = owned(session, experiment_id, actor)
+        now = ctx.store.now(session)
+        newest = experiments.newest_blocks(experiments.blocks(session, experiment_id))
+        failed = [row for row in newest if row.status == BlockStatus.FAILED]
+        if not failed:
+            raise ConflictError("no block of this experiment has failed", code="nothing_to_retry")
+        new = [NewBlock(row.replicate, row.generation + 1, experiment.num_arms) for row in failed]
+        ids = experiments.insert_blocks(ctx.store, session, now, experiment_id, new)
+        # a paused experiment stays paused: its blocks wait for the resume
+        desired = Desired.RUN if experiment.desired == Desired.CANCEL else experiment.desired
+        experiments.change(session, experiment_id, finished_at=None, desired=desired)
+        text = f"retry of {len(failed)} failed blocks"
+        add_events(session, now, experiment_id, [NewEvent("retried", text, actor=actor.name)])
+        record(ctx, session, actor, "experiment.retry", experiment_id, None, {"blocks": ids})
+    ctx.bell.ring()
+    return ids

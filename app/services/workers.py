@@ -1,0 +1,273 @@
+"""Use cases of a worker outside of an assignment: register, heartbeat; and of its operator."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from sqlalchemy.exc import IntegrityError
+from sqlalchemy.orm import Session
+
+from app.errors import ConflictError, GoneError, NotFoundError, UpgradeError
+from app.services.audit import record
+from app.services.block_ends import end_assignment, refund_device_fault, settle
+from app.services.context import Actor, Context
+from app.services.fencing import grace, refuse_gone
+from app.store import blocks, leases, scheduling, workers
+from app.store.blocks import Why
+from app.store.tables import Record
+from lockstep.protocol import (
+    PROTOCOL_VERSION,
+    HeartbeatReply,
+    HeartbeatRequest,
+    LeaseState,
+    Progress,
+    RegisterReply,
+    RegisterRequest,
+)
+from lockstep.status import AssignmentState, BlockStatus, Cause, Desired, WorkerStatus
+
+_STILL_QUARANTINED = "in quarantine since before its restart: "
+
+
+def register(ctx: Context, request: RegisterRequest) -> RegisterReply:
+    """Enter a supervisor; an older incarnation of the same name on the device is superseded.
+
+    Raises:
+        UpgradeError: when the worker speaks an older protocol.
+        ConflictError: ``device_in_use`` when another live worker holds the device.
+    """
+    if request.protocol < PROTOCOL_VERSION:
+        raise UpgradeError(f"protocol {request.protocol} is too old; this server speaks {PROTOCOL_VERSION}")
+    try:
+        with ctx.store.write() as session:
+            worker_id = _enter(ctx, session, request)
+            epoch = scheduling.get_meta(session, "server_epoch") or ""
+    except IntegrityError as error:
+        raise _in_use(request.device.uid) from error
+    ctx.bell.ring()
+    return RegisterReply(
+        worker_id=worker_id,
+        heartbeat_seconds=ctx.settings.heartbeat_seconds,
+        lease_ttl_seconds=ctx.settings.lease_ttl_seconds,
+        server_epoch=epoch,
+    )
+
+
+def _in_use(device_uid: str, holder: str = "another worker") -> ConflictError:
+    return ConflictError(
+        f"device {device_uid} is in use by {holder}; stop that worker first, or choose another device",
+        code="device_in_use",
+    )
+
+
+def _enter(ctx: Context, session: Session, request: RegisterRequest) -> str:
+    now = ctx.store.now(session)
+    known = workers.same_incarnation(session, request.device.uid, request.incarnation)
+    if known is not None:
+        return str(known.id)
+    quarantined = False
+    holder = workers.live_on_device(session, request.device.uid)
+    if holder is not None:
+        if holder.name != request.name or holder.host != request.host:
+            raise _in_use(request.device.uid, f"worker {holder.name} on {holder.host}")
+        _supersede(ctx, session, now, holder)
+        quarantined = holder.status == WorkerStatus.QUARANTINED
+    for lost in workers.lost_on_device(session, request.device.uid):
+        leases.move_worker(session, now, lost.id, WorkerStatus.RETIRED, "superseded by a new incarnation")
+    worker_id = ctx.store.new_id("wrk")
+    workers.insert_worker(session, now, {"id": worker_id, **_columns(request)})
+    if quarantined and holder is not None:  # a restart does not clear a quarantine; an operator does
+        text = (holder.status_text or "").removeprefix(_STILL_QUARANTINED)
+        leases.move_worker(session, now, worker_id, WorkerStatus.QUARANTINED, _STILL_QUARANTINED + text)
+    return worker_id
+
+
+def _columns(request: RegisterRequest) -> dict[str, object]:
+    device = request.device
+    return {
+        "name": request.name,
+        "host": request.host,
+        "incarnation": request.incarnation,
+        "device_uid": device.uid,
+        "device_kind": device.kind,
+        "device_class": device.device_class,
+        "device_model": device.model,
+        "memory_bytes": float(device.memory_bytes),
+        "versions": request.versions,
+        "datasets": request.datasets,
+        "rewards": request.rewards,
+        "environments": request.environments,
+    }
+
+
+def _supersede(ctx: Context, session: Session, now: float, holder: Record) -> None:
+    """The host lock of the device was free, so the older process is gone: its lease ends now."""
+    text = "superseded by a new start of the same worker"
+    for row in leases.live(session):
+        if row.worker_id == holder.id:
+            lose_assignment(ctx, session, now, row, text)
+    leases.move_worker(session, now, holder.id, WorkerStatus.LOST, text)
+    if not leases.move_worker(session, now, holder.id, WorkerStatus.RETIRED, text):
+        raise _in_use(holder.device_uid, f"worker {holder.name}, which is {holder.status}")
+
+
+def lose_assignment(ctx: Context, session: Session, now: float, row: Record, text: str) -> None:
+    """End a live assignment whose worker is gone and stop its block (cause worker_lost)."""
+    block = blocks.get(session, row.block_id, lock=True)
+    if block is not None and end_assignment(session, now, block, row, AssignmentState.EXPIRED):
+        stop_for_loss(ctx, session, now, block, text)
+
+
+def stop_for_loss(ctx: Context, session: Session, now: float, block: Record, text: str) -> None:
+    """Stop a block that has lost a worker; a failed reservation costs no budget."""
+    blocks.stop(
+        session,
+        now,
+        block,
+        Why("system", Cause.WORKER_LOST, text),
+        grace_seconds=grace(ctx, session, block),
+        counts=block.status != BlockStatus.RESERVED,
+    )
+    settle(ctx, session, now, block.id)
+
+
+def heartbeat(ctx: Context, worker_id: str, request: HeartbeatRequest) -> HeartbeatReply:
+    """Renew leases, take note of progress and health, tell what is wanted.
+
+    Raises:
+        NotFoundError: for an unknown worker.
+        GoneError: for another incarnation, or a retired worker: register again.
+    """
+    with ctx.store.write(urgent=True) as session:
+        worker = workers.get(session, worker_id)
+        if worker is None:
+            raise NotFoundError(f"no worker {worker_id}", code="unknown_worker")
+        refuse_gone(worker, WorkerStatus.RETIRED)
+        if worker.incarnation != request.incarnation:
+            raise GoneError(f"worker {worker_id} has started anew; register again", code="worker_gone")
+        now = ctx.store.now(session)
+        states: list[LeaseState] = []
+        if request.state == "leaving":
+            status = _leave(ctx, session, now, worker)
+        else:
+            states = [_renew(ctx, session, now, worker, item) for item in request.progress]
+            if worker.status == WorkerStatus.RESERVED:
+                leases.keep_uncollected(session, worker, now + ctx.settings.lease_ttl_seconds)
+            status = workers.note_beat(session, now, worker_id, request.health.model_dump())
+            status = _follow(session, now, worker, WorkerStatus(status), request)
+    if status != worker.status:
+        ctx.bell.ring()
+    return HeartbeatReply(leases=states, drain=worker.drain, status=status)
+
+
+def _leave(ctx: Context, session: Session, now: float, worker: Record) -> str:
+    """The supervisor ends: what it still holds goes back at once, and it is given nothing more; return its status.
+
+    A worker in quarantine stays there, because a restart does not clear a quarantine.
+    """
+    text = "its supervisor has ended"
+    for row in leases.live(session):
+        if row.worker_id == worker.id:
+            lose_assignment(ctx, session, now, row, text)
+    if worker.status in (WorkerStatus.RESERVED, WorkerStatus.BUSY):
+        leases.move_worker(session, now, worker.id, WorkerStatus.CLEANING, text)
+    if worker.status == WorkerStatus.STARTING:  # the table lets it retire by way of lost only
+        leases.move_worker(session, now, worker.id, WorkerStatus.LOST, text)
+    if worker.status != WorkerStatus.QUARANTINED:
+        leases.move_worker(session, now, worker.id, WorkerStatus.RETIRED, text)
+    return workers.status(session, worker.id)
+
+
+def _renew(ctx: Context, session: Session, now: float, worker: Record, item: Progress) -> LeaseState:
+    if worker.drain_now:
+        _lock_block_of(session, item.assignment_id)
+    renewed = leases.renew(
+        session,
+        item.assignment_id,
+        item.lease,
+        now + ctx.settings.lease_ttl_seconds,
+        {"round": item.round, "step": item.step},
+        item.frame_age_seconds,
+    )
+    block = blocks.get(session, renewed.block_id) if renewed is not None else None
+    if renewed is None or block is None or renewed.attempt != block.attempt:
+        return LeaseState(assignment_id=item.assignment_id, valid=False, desired="abort")
+    if worker.drain_now and block.status in (BlockStatus.RESERVED, BlockStatus.RUNNING):
+        why = Why("operator", Cause.PREEMPTED, f"worker {worker.name} drains now")
+        blocks.stop(session, now, block, why, grace_seconds=grace(ctx, session, block))
+        block = blocks.get(session, block.id) or block
+    within = block.stop_deadline_epoch - now if block.stop_deadline_epoch is not None else None
+    return LeaseState(
+        assignment_id=item.assignment_id, valid=True, desired=desired_of(block), stop_within_seconds=within
+    )
+
+
+def _lock_block_of(session: Session, assignment_id: str) -> None:
+    """Block before assignment, as everywhere, because a drain stops the block after the renewal."""
+    known = leases.get(session, assignment_id)
+    if known is not None:
+        blocks.get(session, known.block_id, lock=True)
+
+
+def _follow(
+    session: Session, now: float, worker: Record, status: WorkerStatus, request: HeartbeatRequest
+) -> WorkerStatus:
+    """Let the status, whose row is held, follow what the supervisor reports of its device; return it."""
+    if status is WorkerStatus.LOST:
+        leases.move_worker(session, now, worker.id, WorkerStatus.CLEANING, "answers again; it holds no lease")
+        status = WorkerStatus.CLEANING
+    if not request.health.ok and status in (WorkerStatus.STARTING, WorkerStatus.IDLE, WorkerStatus.CLEANING):
+        leases.move_worker(session, now, worker.id, WorkerStatus.QUARANTINED, request.health.detail)
+        refund_device_fault(session, now, worker.id)
+        return WorkerStatus.QUARANTINED
+    if request.state == "idle" and status in (WorkerStatus.STARTING, WorkerStatus.CLEANING):
+        leases.move_worker(session, now, worker.id, WorkerStatus.IDLE, "device check passed")
+        status = WorkerStatus.IDLE
+    if worker.drain and status in (WorkerStatus.IDLE, WorkerStatus.CLEANING, WorkerStatus.QUARANTINED):
+        leases.move_worker(session, now, worker.id, WorkerStatus.RETIRED, "drained")
+        status = WorkerStatus.RETIRED
+    return status
+
+
+def desired_of(block: Record) -> Literal["run", "pause", "cancel", "drain", "abort"]:
+    """Return what the heartbeat tells a worker about its block."""
+    wanted = Desired(block.desired)
+    if block.status != BlockStatus.STOPPING:
+        return "run"
+    if wanted is not Desired.RUN:
+        return "cancel" if wanted is Desired.CANCEL else "pause"
+    return "drain" if block.cause == Cause.PREEMPTED else "abort"
+
+
+def drain(ctx: Context, worker_id: str, actor: Actor, *, now: bool) -> None:
+    """Ask a worker to take no more work and retire; ``now`` stops its block at the next round border."""
+    with ctx.store.write() as session:
+        worker = _steerable(session, worker_id)
+        at = ctx.store.now(session)
+        workers.change(session, worker_id, drain=True, drain_now=worker.drain_now or now)
+        record(ctx, session, actor, "worker.drain", worker_id, None, {"now": now})
+        if worker.status in (WorkerStatus.IDLE, WorkerStatus.CLEANING, WorkerStatus.QUARANTINED):
+            leases.move_worker(session, at, worker_id, WorkerStatus.RETIRED, "drained", actor=actor.name)
+    ctx.bell.ring()
+
+
+def clear(ctx: Context, worker_id: str, actor: Actor) -> None:
+    """Take a worker out of quarantine; it must pass its device check again."""
+    with ctx.store.write() as session:
+        worker = _steerable(session, worker_id)
+        if worker.status != WorkerStatus.QUARANTINED:
+            raise ConflictError(f"worker {worker.name} is {worker.status}, not quarantined", code="not_quarantined")
+        at = ctx.store.now(session)
+        workers.change(session, worker_id, fast_failures=0)
+        leases.move_worker(session, at, worker_id, WorkerStatus.IDLE, "quarantine cleared", actor=actor.name)
+        record(ctx, session, actor, "worker.clear", worker_id, None, None)
+    ctx.bell.ring()
+
+
+def _steerable(session: Session, worker_id: str) -> Record:
+    worker = workers.get(session, worker_id)
+    if worker is None:
+        raise NotFoundError(f"no worker {worker_id}", code="unknown_worker")
+    if worker.status == WorkerStatus.RETIRED:
+        raise ConflictError(f"worker {worker.name} is retired", code="worker_retired")
+    return worker

@@ -1,0 +1,347 @@
+"""What a report is built from: plain frozen records handed over by the service.
+
+One record per thing that was observed; nothing is aggregated over replicates here. Scores arrive
+in raw units of their metric. NaN and infinities are data (a diverged run), never an error.
+
+From records to outcomes: join scores by replicate index, orient them, choose the blocks.
+
+Nothing is averaged over replicates. Blocks decided after data were seen (an exploratory
+extension) and blocks beyond the current look stay out of the registered analysis.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+from lockstep.spec.analysis import AnalysisSpec
+from lockstep.spec.metrics import find_metric
+from lockstep.stats.scores import ArmScores, arm_scores
+from lockstep.stats.sequential import look_levels
+from lockstep.stats.verdict import Design
+
+#: The outcome of one run: a score, an algorithmic failure, or an infrastructure loss.
+STATUSES = ("ok", "failed", "lost")
+
+
+@dataclass(frozen=True)
+class ScoreRow:
+    """The single number of one run for one metric.
+
+    Attributes:
+        arm: label of the arm.
+        replicate: block index; scores are joined by it, never by completion order.
+        run_id: identity of the run.
+        metric: registered metric name.
+        raw: value in the metric's unit; None when the run has none.
+        status: ok, failed (diverged: an outcome) or lost (infrastructure).
+        cause: why it failed or was lost.
+        device: identity of the device.
+    """
+
+    arm: str
+    replicate: int
+    run_id: str
+    metric: str
+    raw: float | None
+    status: str
+    cause: str | None = None
+    device: str | None = None
+
+    def __post_init__(self) -> None:
+        if self.status not in STATUSES:
+            raise ValueError(f"score of {self.run_id}: status must be one of {STATUSES}, got {self.status!r}")
+
+
+@dataclass(frozen=True)
+class CurvePoint:
+    """One evaluation of one run along training (step = round)."""
+
+    arm: str
+    replicate: int
+    metric: str
+    step: int
+    value: float | None
+
+
+@dataclass(frozen=True)
+class RunFacts:
+    """What is recorded of one run besides its scores; None means not recorded.
+
+    Attributes:
+        arm: label of the arm.
+        replicate: block index.
+        run_id: identity of the run.
+        status: ok, failed or lost.
+        cause: why it failed or was lost.
+        device: device identity (UUID or CPU slot).
+        driver: driver and library versions, as one string.
+        replicate_seed: seed the run was started with.
+        env_steps: environment steps trained in total.
+        evaluator: version of the frozen evaluator.
+        eval_seeds: hash of the evaluation seeds.
+        eval_episodes: number of evaluation episodes.
+        code_revision: revision of the code, with container image if any.
+        device_seconds: time the device was held.
+        resumed: how often the run went on from a checkpoint.
+        deterministic: whether deterministic kernels were on.
+        repeated_by_hand: whether a user repeated the run although it had an outcome.
+    """
+
+    arm: str
+    replicate: int
+    run_id: str
+    status: str
+    cause: str | None = None
+    device: str | None = None
+    driver: str | None = None
+    replicate_seed: int | None = None
+    env_steps: int | None = None
+    evaluator: str | None = None
+    eval_seeds: str | None = None
+    eval_episodes: int | None = None
+    code_revision: str | None = None
+    device_seconds: float | None = None
+    resumed: int = 0
+    deterministic: bool | None = None
+    repeated_by_hand: bool = False
+
+
+@dataclass(frozen=True)
+class ConfigDifference:
+    """One field in which an arm departs from the base."""
+
+    path: str
+    base: object
+    value: object
+
+
+@dataclass(frozen=True)
+class ArmFacts:
+    """An arm as submitted; the order of arms is the order of the spec."""
+
+    label: str
+    reward_mode: str | None = None
+    policy: str = "ppo"
+    differences: tuple[ConfigDifference, ...] = ()
+
+
+@dataclass(frozen=True)
+class TrainingRow:
+    """Training summary of one run: what the reference's own comparison printed; never decides.
+
+    Accuracies in percent of the validation split, reward in the arm's own reward units.
+    """
+
+    arm: str
+    replicate: int
+    episodes: int
+    final_accuracy: float | None
+    best_accuracy: float | None
+    mean_reward: float | None
+
+
+@dataclass(frozen=True)
+class CrossScore:
+    """Evaluation episodes of one arm's policy in one replicate, scored under one reward mode."""
+
+    arm: str
+    mode: str
+    replicate: int
+    mean: float | None
+    sd: float | None
+    episodes: int
+
+
+@dataclass(frozen=True)
+class Extension:
+    """Blocks added after results were seen; shown apart, never replaces the registered verdict."""
+
+    first_block: int
+    decided_utc: str
+    reason: str
+
+
+@dataclass(frozen=True)
+class CalibrationStamp:
+    """Evidence that the analysis pipeline keeps its error rate: date, code version, modes passed."""
+
+    date: str
+    version: str
+    modes: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class ReportInputs:
+    """Everything one report is built from.
+
+    Attributes:
+        experiment_id: identity of the experiment.
+        name: its title.
+        generated_utc: ISO instant; the only field in which two equal reports may differ.
+        kind: ab or aa.
+        analysis: the completed analysis section.
+        registered_hash: SHA-256 of the analysis as stored before the first training step.
+        arms: arms in spec order.
+        planned_blocks: blocks queued.
+        scores: one row per run and metric.
+        runs: one row per run.
+        curves: evaluations along training.
+        training: training summaries.
+        cross_scores: cross-evaluation under all reward modes.
+        look: number (1-based) of the registered look this report is, under planned looks.
+        threshold: value for time to threshold, raw units; None: a descriptive midpoint.
+        extension: exploratory blocks added after unblinding.
+        stamp: A/A calibration stamp.
+        code_version: version of lockstep.
+        notes: further facts for the methods section, such as device models.
+    """
+
+    experiment_id: str
+    name: str
+    generated_utc: str
+    analysis: AnalysisSpec
+    registered_hash: str
+    arms: tuple[ArmFacts, ...]
+    planned_blocks: int
+    scores: tuple[ScoreRow, ...]
+    kind: str = "ab"
+    runs: tuple[RunFacts, ...] = ()
+    curves: tuple[CurvePoint, ...] = ()
+    training: tuple[TrainingRow, ...] = ()
+    cross_scores: tuple[CrossScore, ...] = ()
+    look: int | None = None
+    threshold: float | None = None
+    extension: Extension | None = None
+    stamp: CalibrationStamp | None = None
+    code_version: str = "0"
+    notes: Mapping[str, str] = field(default_factory=dict)
+
+
+#: (arm, replicate) -> score row of one metric
+Table = Mapping[tuple[str, int], ScoreRow]
+
+
+@dataclass(frozen=True)
+class Clock:
+    """Where the analysis stands: level in force, look k of K, and the blocks that may be seen."""
+
+    level: float
+    look: int | None
+    num_looks: int
+    levels: tuple[float, ...]
+    blocks: tuple[int, ...]
+    reached: bool
+
+
+@dataclass(frozen=True)
+class MetricScores:
+    """Arms of one metric over given blocks; ``blocks[arm][i]`` is the replicate index of value i."""
+
+    metric: str
+    direction: str
+    arms: tuple[ArmScores, ...]
+    blocks: Mapping[str, tuple[int, ...]]
+
+
+def score_table(inputs: ReportInputs, metric: str) -> dict[tuple[str, int], ScoreRow]:
+    """Return the rows of one metric by (arm, replicate); two rows for one run are an error."""
+    known = {arm.label for arm in inputs.arms}
+    table: dict[tuple[str, int], ScoreRow] = {}
+    for row in inputs.scores:
+        if row.metric != metric or row.arm not in known:
+            continue
+        if (row.arm, row.replicate) in table:
+            raise ValueError(f"{metric}: arm {row.arm!r}, replicate {row.replicate} has two scores; keep one")
+        table[row.arm, row.replicate] = row
+    return table
+
+
+def direction_of(analysis: AnalysisSpec, metric: str) -> str:
+    """Return max or min for a metric: as registered in the analysis, else as in the registry."""
+    if metric == analysis.primary.metric:
+        return analysis.primary.direction
+    for guard in analysis.guardrails:
+        if guard.metric == metric:
+            return guard.good_direction
+    known = find_metric(metric)
+    for choice in analysis.secondary:
+        if choice.metric == metric and (known is None or choice.direction != "max"):
+            return choice.direction
+    return known.direction if known else "max"
+
+
+def finished_blocks(inputs: ReportInputs, table: Table) -> list[int]:
+    """Return replicate indices in which every arm has a row, in order, without exploratory ones."""
+    labels = [arm.label for arm in inputs.arms]
+    replicates = sorted({replicate for _, replicate in table})
+    limit = None if inputs.extension is None else inputs.extension.first_block
+    return [r for r in replicates if all((a, r) in table for a in labels) and (limit is None or r < limit)]
+
+
+def clock(inputs: ReportInputs) -> Clock:
+    """Return level, look and visible blocks under the registered look mode."""
+    analysis = inputs.analysis
+    blocks = finished_blocks(inputs, score_table(inputs, analysis.primary.metric))
+    if analysis.looks.mode != "planned":
+        return Clock(analysis.alpha, None, 1, (analysis.alpha,), tuple(blocks), True)
+    at = analysis.looks.at
+    levels = look_levels(at, analysis.looks.boundary, analysis.alpha)
+    done = sum(1 for n in at if n <= len(blocks))
+    look = inputs.look if inputs.look is not None else max(1, done)
+    if not 1 <= look <= len(at):
+        raise ValueError(f"look must be 1..{len(at)}, got {look}")
+    return Clock(levels[look - 1], look, len(at), levels, tuple(blocks[: at[look - 1]]), done >= look)
+
+
+def metric_scores(inputs: ReportInputs, metric: str, blocks: Iterable[int]) -> MetricScores:
+    """Return oriented outcomes of one metric.
+
+    Paired designs keep the given blocks; unpaired designs keep every row of each arm among them
+    and any further replicate of that arm alone.
+    """
+    table, direction = score_table(inputs, metric), direction_of(inputs.analysis, metric)
+    wanted = list(blocks)
+    arms, indices = [], {}
+    for arm in inputs.arms:
+        rows = _rows_of(arm.label, table, wanted, inputs)
+        arms.append(_oriented(arm.label, rows, direction))
+        indices[arm.label] = tuple(row.replicate for row in rows)
+    return MetricScores(metric, direction, tuple(arms), indices)
+
+
+def design_of(analysis: AnalysisSpec, level: float, kind: str = "ab") -> Design:
+    """Return the registered design in oriented units at the level in force."""
+    floor = analysis.failure.floor
+    sign = 1.0 if analysis.primary.direction == "max" else -1.0
+    return Design(
+        paired=analysis.paired,
+        estimand=analysis.estimand,
+        sesoi=analysis.sesoi,
+        level=level,
+        floor=None if floor is None else sign * floor,
+        comparisons=analysis.comparisons,
+        control=analysis.control,
+        adjust=analysis.pairwise_adjust,
+        fallback=analysis.small_n_fallback,
+        mode=analysis.looks.mode,
+        e_value=analysis.looks.e_value,
+        inference=analysis.inference,
+        seed=analysis.analysis_seed,
+        identity_check=kind == "aa",
+    )
+
+
+def _rows_of(label: str, table: Table, blocks: Sequence[int], inputs: ReportInputs) -> list[ScoreRow]:
+    if inputs.analysis.paired:
+        return [table[label, r] for r in blocks if (label, r) in table]
+    limit = None if inputs.extension is None else inputs.extension.first_block
+    seen = sorted(r for arm, r in table if arm == label)
+    look_end = max(blocks) if blocks and inputs.analysis.looks.mode == "planned" else None
+    return [table[label, r] for r in seen if (limit is None or r < limit) and (look_end is None or r <= look_end)]
+
+
+def _oriented(label: str, rows: Sequence[ScoreRow], direction: str) -> ArmScores:
+    # a successful run without a score fails the gate "primary present"; here it counts as lost
+    statuses = ["lost" if row.status == "ok" and row.raw is None else row.status for row in rows]
+    return arm_scores(label, [row.raw for row in rows], statuses, direction)

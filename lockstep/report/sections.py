@@ -1,0 +1,383 @@
+"""Sections of the report beside the primary comparison: guardrails, secondaries, failures, panels.
+
+Training summaries and cross-evaluation: printed for orientation, they never decide.
+
+Data behind the plots: every replicate's score, profiles, and the statistic against its boundary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import replace
+from itertools import combinations
+from math import sqrt
+from typing import Any
+
+import numpy as np
+from scipy.special import ndtri
+
+from lockstep.report.inputs import Clock, CrossScore, MetricScores, ReportInputs, design_of, metric_scores
+from lockstep.report.numbers import ends, number
+from lockstep.stats.companions import (
+    MIN_REPLICATES,
+    best_arm,
+    failure_probability,
+    friedman,
+    interquartile_mean,
+    leave_one_out,
+    normal_factor,
+    profile,
+    reference_posterior,
+)
+from lockstep.stats.companions import paired_t as one_sample_t
+from lockstep.stats.failures import clopper_pearson, failure_guardrail, fisher, guardrail
+from lockstep.stats.multiplicity import benjamini_hochberg, dunnett_test, tukey
+from lockstep.stats.planning import Goal, ReplicatesNeeded, replicates_needed
+from lockstep.stats.scores import ArmScores, FlooredArm, resolve_floor, usable
+from lockstep.stats.sequential import evalue_path
+from lockstep.stats.verdict import Design, ExperimentResult, PairResult, location, paired_differences, registered_test
+
+BH_RATE = 0.1
+#: Most blocks for leave-one-out; beyond, a single block carries little and n tests take seconds.
+_LEAVE_OUT_UP_TO = {"sign_flip": 30, "signed_rank": 100}
+
+
+def arm_table(result: ExperimentResult, scores: MetricScores, design: Design, sign: float) -> list[dict[str, Any]]:
+    """Return one row per arm in raw units: n, failures, mean, location, SD, robust summaries."""
+    return [_arm_row(arm, own, design, sign) for arm, own in zip(result.arms, scores.arms, strict=True)]
+
+
+def guardrail_rows(
+    inputs: ReportInputs, scores: MetricScores, winner: str | None, clock: Clock
+) -> list[dict[str, Any]]:
+    """Return every registered guardrail and the implicit failure rate, winner against each rival."""
+    if winner is None:
+        return []
+    analysis = inputs.analysis
+    design = replace(design_of(analysis, analysis.alpha), floor=None)
+    rivals = [a.label for a in scores.arms if a.label != winner]
+    if analysis.control is not None and analysis.control != winner:
+        rivals = [analysis.control]
+    rows = []
+    for guard in analysis.guardrails:
+        own = {arm.label: arm for arm in metric_scores(inputs, guard.metric, clock.blocks).arms}
+        relative = guard.max_harm is None
+        margin = guard.max_harm_rel if guard.max_harm is None else guard.max_harm
+        for rival in rivals:
+            found = guardrail(own[winner], own[rival], design, margin or 0.0, relative)
+            rows.append(_guard_row(guard.metric, winner, found))
+    arms = {arm.label: arm for arm in scores.arms}
+    failures = [failure_guardrail(arms[winner], arms[rival], analysis.alpha) for rival in rivals]
+    return rows + [_guard_row("failure rate", winner, found) for found in failures]
+
+
+def secondary_rows(inputs: ReportInputs, clock: Clock) -> list[dict[str, Any]]:
+    """Return exploratory comparisons of every registered secondary metric, BH over all of them."""
+    rows: list[dict[str, Any]] = []
+    for choice in inputs.analysis.secondary:
+        scores = metric_scores(inputs, choice.metric, clock.blocks)
+        registered = design_of(inputs.analysis, inputs.analysis.alpha)
+        design = replace(registered, mode="fixed", floor=None, equivalence=False)
+        floor, _ = resolve_floor(scores.arms, None)
+        for x, y in combinations(usable(scores.arms, floor, design.paired), 2):
+            test = registered_test(x, y, design) if min(x.values.size, y.values.size) > 1 else None
+            rows.append(
+                {
+                    "metric": choice.metric,
+                    "a": x.label,
+                    "b": y.label,
+                    "estimate": number(test.estimate) if test else None,
+                    "ci": ends(test.ci_superiority) if test else None,
+                    "p": number(test.p) if test else None,
+                    "exploratory": True,
+                }
+            )
+    for row, q in zip(rows, benjamini_hochberg([row["p"] for row in rows]), strict=True):
+        row["q"] = number(q)
+        row["below_q"] = q is not None and q <= BH_RATE
+    return rows
+
+
+def failure_rows(arms: Sequence[ArmScores]) -> list[dict[str, Any]]:
+    """Return failures k of n with Clopper-Pearson and Fisher p against every other arm."""
+    return [
+        {
+            "arm": arm.label,
+            "k": arm.num_failures,
+            "n": arm.num_outcomes,
+            "ci": ends(clopper_pearson(arm.num_failures, arm.num_outcomes)),
+            "fisher_p": {o.label: number(_fisher(arm, o)) for o in arms if o.label != arm.label},
+        }
+        for arm in arms
+    ]
+
+
+def leave_one_out_row(pair: PairResult | None, design: Design) -> dict[str, Any] | None:
+    """Return the range of p without each block in turn, for the deciding paired comparison."""
+    test = "sign_flip" if design.estimand == "mean" else "signed_rank"
+    if pair is None or not design.paired or not 3 <= pair.a.values.size <= _LEAVE_OUT_UP_TO[test]:
+        return None
+    found = leave_one_out(paired_differences(pair.a, pair.b), test, design.level, design.rng())
+    return {
+        "a": pair.a.label,
+        "b": pair.b.label,
+        "test": test,
+        "p_full": number(found.p_full),
+        "p_range": [number(p) for p in found.p_range],
+        "flips": found.any_flip,
+    }
+
+
+def bayes_panel(result: ExperimentResult, design: Design, scores: MetricScores) -> dict[str, Any] | None:
+    """Return the reference posterior of every pair; None where it is undefined."""
+    if not design.paired or design.sesoi is None or not all(arm.values.size for arm in result.arms):
+        return None
+    pairs = []
+    for pair in result.pairs:
+        found = reference_posterior(paired_differences(pair.a, pair.b), design.sesoi)
+        row = {"p_above": found.p_above, "p_rope": found.p_rope, "p_below": found.p_below} if found else None
+        first, second = (next(a for a in scores.arms if a.label == x.label) for x in (pair.a, pair.b))
+        pairs.append(
+            {
+                "a": pair.a.label,
+                "b": pair.b.label,
+                "posterior": row,
+                "p_fails_more": _fails(first, second, design),
+            }
+        )
+    best = best_arm(np.column_stack([arm.values for arm in result.arms]), design.rng())
+    labels = [arm.label for arm in result.arms]
+    return {
+        "pairs": pairs,
+        "best_arm": None if best is None else dict(zip(labels, map(number, best[0]), strict=True)),
+        "expected_loss": None if best is None else dict(zip(labels, map(number, best[1]), strict=True)),
+        "error_controlled": False,
+        "note": "reference posterior; never the verdict" + ("" if design.mode == "fixed" else "; not error-controlled"),
+    }
+
+
+def omnibus(result: ExperimentResult, design: Design) -> dict[str, Any] | None:
+    """Return companions over three or more arms: Friedman, or Tukey, Games-Howell and Dunnett."""
+    values = [arm.values for arm in result.arms]
+    if len(values) < 3 or min(v.size for v in values) < 2:
+        return None
+    if design.paired:
+        return {"friedman_p": number(friedman(np.column_stack(values)).p)}
+    if any(np.ptp(v) == 0 for v in values):
+        return None
+    labels = [arm.label for arm in result.arms]
+    found: dict[str, Any] = {
+        name: {f"{labels[i]}|{labels[j]}": number(p) for (i, j), p in tukey(values, equal).items()}
+        for name, equal in (("tukey_p", True), ("games_howell_p", False))
+    }
+    if design.control in labels:
+        at = labels.index(design.control)
+        others = [v for i, v in enumerate(values) if i != at]
+        ps = dunnett_test(others, values[at], design.rng())[1]
+        found["dunnett_p"] = dict(zip([x for x in labels if x != design.control], map(number, ps), strict=True))
+    return found
+
+
+def replicates_more(pair: PairResult | None, design: Design, alpha: float) -> ReplicatesNeeded | None:
+    """Return how many replicates would resolve the smallest effect of interest; None if unknown."""
+    if pair is None or design.sesoi is None or min(pair.a.values.size, pair.b.values.size) < 3:
+        return None
+    goal = Goal(design.sesoi, design.paired, design.estimand, alpha)
+    return replicates_needed(min(pair.a.values.size, pair.b.values.size), spread(pair, design), goal)
+
+
+def spread(pair: PairResult, design: Design) -> float:
+    """Return the SD of paired differences, or the pooled SD within arms."""
+    if design.paired:
+        return float(paired_differences(pair.a, pair.b).std(ddof=1))
+    return sqrt((float(pair.a.values.var(ddof=1)) + float(pair.b.values.var(ddof=1))) / 2)
+
+
+def pair_correlation(arms: Sequence[FlooredArm]) -> float | None:
+    """Return the mean correlation between arms over blocks, None below three blocks or without variance."""
+    if arms[0].values.size < 3 or any(np.ptp(arm.values) == 0 for arm in arms):
+        return None
+    matrix = np.corrcoef([arm.values for arm in arms])
+    return float(np.mean([matrix[i, j] for i, j in combinations(range(len(arms)), 2)]))
+
+
+def _arm_row(arm: FlooredArm, own: ArmScores, design: Design, sign: float) -> dict[str, Any]:
+    values, n = arm.values, arm.values.size
+    many = n >= MIN_REPLICATES
+    mean = float(values.mean()) if n else None
+    sd = float(values.std(ddof=1)) if n > 1 else None
+    reach = normal_factor(n) * sd if many and sd is not None else None
+    estimand = "shift" if design.estimand == "p_superiority" else design.estimand
+    return {
+        "arm": arm.label,
+        "n": n,
+        "failed": own.num_failures,
+        "mean": number(None if mean is None else sign * mean),
+        "location": number(sign * location(arm, estimand)) if n else None,
+        "mean_ci": ends(one_sample_t(sign * values).interval(0.05)) if n > 1 else None,
+        "sd": number(sd),
+        "min": number(float((sign * values).min())) if n else None,
+        "max": number(float((sign * values).max())) if n else None,
+        "iqm": number(sign * interquartile_mean(values)) if many else None,
+        "tolerance_95_95": None
+        if reach is None or mean is None
+        else sorted([sign * mean - reach, sign * mean + reach]),
+    }
+
+
+def _guard_row(metric: str, winner: str, found: Any) -> dict[str, Any]:
+    return {
+        "metric": metric,
+        "winner": winner,
+        "rival": found.rival,
+        "state": found.state,
+        "estimate": number(found.estimate),
+        "bound": number(found.bound),
+        "margin": number(found.margin),
+        "p": number(found.p),
+    }
+
+
+def _fisher(a: ArmScores, b: ArmScores) -> float | None:
+    if a.num_outcomes == 0 or b.num_outcomes == 0:
+        return None
+    return fisher([[x.num_failures, x.num_outcomes - x.num_failures] for x in (a, b)])
+
+
+def _fails(a: ArmScores, b: ArmScores, design: Design) -> float | None:
+    if a.num_outcomes == 0 or b.num_outcomes == 0:
+        return None
+    counts = a.num_failures, a.num_outcomes, b.num_failures, b.num_outcomes
+    return number(failure_probability(*counts, design.rng()))
+
+
+def training_rows(inputs: ReportInputs) -> list[dict[str, Any]]:
+    """Return per arm: episodes, final, best and mean training figures, averaged over replicates.
+
+    Training rewards of arms with different reward modes are in different currencies.
+    """
+    rows = []
+    for arm in inputs.arms:
+        own = [row for row in inputs.training if row.arm == arm.label]
+        if own:
+            rows.append(
+                {
+                    "arm": arm.label,
+                    "reward_mode": arm.reward_mode,
+                    "replicates": len(own),
+                    "episodes": sum(row.episodes for row in own),
+                    "final_accuracy": _mean(row.final_accuracy for row in own),
+                    "best_accuracy": _mean(row.best_accuracy for row in own),
+                    "mean_reward": _mean(row.mean_reward for row in own),
+                }
+            )
+    return rows
+
+
+def cross_scores(inputs: ReportInputs) -> dict[str, Any] | None:
+    """Return the matrix policy arm x reward mode: pooled over replicates, and per replicate."""
+    if not inputs.cross_scores:
+        return None
+    modes = sorted({cell.mode for cell in inputs.cross_scores})
+    own = {arm.label: arm.reward_mode for arm in inputs.arms}
+    cells = []
+    for arm in inputs.arms:
+        for mode in modes:
+            found = sorted(
+                (c for c in inputs.cross_scores if c.arm == arm.label and c.mode == mode),
+                key=lambda c: c.replicate,
+            )
+            if found:
+                cells.append(_cell(arm.label, mode, found, own[arm.label] == mode))
+    return {"modes": modes, "cells": cells}
+
+
+def _cell(arm: str, mode: str, found: list[CrossScore], is_own: bool) -> dict[str, Any]:
+    means = [c.mean for c in found if number(c.mean) is not None]
+    return {
+        "arm": arm,
+        "mode": mode,
+        "own_mode": is_own,
+        "mean": _mean(c.mean for c in found),
+        "sd_between_replicates": number(float(np.std([m for m in means if m is not None], ddof=1)))
+        if len(means) > 1
+        else None,
+        "episodes": sum(c.episodes for c in found),
+        "replicates": [
+            {"replicate": c.replicate, "mean": number(c.mean), "sd": number(c.sd), "n": c.episodes} for c in found
+        ],
+    }
+
+
+def _mean(values: Iterable[float | None]) -> float | None:
+    known = [v for v in values if number(v) is not None]
+    return number(float(np.mean([v for v in known if v is not None]))) if known else None
+
+
+_GRID = 101
+
+
+def score_panel(result: ExperimentResult, scores: MetricScores, sign: float) -> list[dict[str, Any]]:
+    """Return every replicate that enters the analysis, in raw units; failures stand at the floor."""
+    return [
+        {
+            "arm": arm.label,
+            "replicate": scores.blocks[arm.label][int(position)],
+            "value": number(sign * float(value)),
+            "status": "failed" if np.isneginf(ranked) else "ok",
+        }
+        for arm in result.arms
+        for position, value, ranked in zip(arm.replicates, arm.values, arm.ranked, strict=True)
+    ]
+
+
+def profile_panel(result: ExperimentResult, sign: float) -> dict[str, Any] | None:
+    """Return the share of replicates above tau on a common grid (raw units), from ten replicates on."""
+    if min(arm.values.size for arm in result.arms) < MIN_REPLICATES:
+        return None
+    everything = sign * np.concatenate([arm.values for arm in result.arms])
+    taus = np.linspace(float(everything.min()), float(everything.max()), _GRID)
+    return {
+        "tau": [number(float(t)) for t in taus],
+        "arms": [
+            {"arm": arm.label, "share": [float(s) for s in profile(sign * arm.values, taus)]} for arm in result.arms
+        ],
+    }
+
+
+def nondeterminism(result: ExperimentResult) -> dict[str, float | None] | None:
+    """Return the SD within blocks of identical arms against the SD between replicates, None below two blocks."""
+    if min(arm.values.size for arm in result.arms) < 2:
+        return None
+    blocks = np.column_stack([arm.values for arm in result.arms])
+    within, between = float(np.sqrt(blocks.var(axis=1, ddof=1).mean())), float(blocks.mean(axis=1).std(ddof=1))
+    return {"nondeterminism_sd": number(within), "seed_sd": number(between)}
+
+
+def sequential_panel(
+    pair: PairResult | None, clock: Clock, design: Design, at: tuple[int, ...]
+) -> dict[str, Any] | None:
+    """Return the deciding comparison's statistic against its boundary, look by look or block by block."""
+    if pair is None or not design.paired or pair.a.values.size < 2:
+        return None
+    base = {"a": pair.a.label, "b": pair.b.label, "mode": design.mode}
+    if design.mode == "anytime":
+        path = evalue_path(design.e_value, paired_differences(pair.a, pair.b))
+        blocks = list(range(1, path.size + 1))
+        return base | {"n": blocks, "e": [number(float(e)) for e in path], "threshold": 1 / design.level}
+    if design.mode != "planned":
+        return None
+    z = [_z_at(pair, design, n) for n in at]
+    return base | {"n": list(at), "z": z, "boundary": [number(-float(ndtri(a / 2))) for a in clock.levels]}
+
+
+def _z_at(pair: PairResult, design: Design, n: int) -> float | None:
+    """Return z = Phi^-1(1 - p/2) of the first n complete blocks, None when they are not there yet."""
+    if pair.a.values.size < n:
+        return None
+    p = registered_test(_first(pair.a, n), _first(pair.b, n), design).p
+    return number(-float(ndtri(p / 2)))
+
+
+def _first(arm: FlooredArm, n: int) -> FlooredArm:
+    return FlooredArm(arm.label, arm.values[:n], arm.ranked[:n], arm.replicates[:n])

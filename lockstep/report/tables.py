@@ -1,0 +1,371 @@
+"""The tables of the report as rows of text, shared by the HTML and Markdown renderers.
+
+Numbers are formatted here once; p values the design could not bring below alpha are not shown.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from lockstep.report.numbers import p_text, percent, plain, signed
+from lockstep.report.wording import FLAGS
+
+Report = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class TextTable:
+    """A titled table: ``note`` explains it; rows whose index is in ``muted`` are exploratory."""
+
+    title: str
+    header: tuple[str, ...]
+    rows: tuple[tuple[str, ...], ...]
+    note: str = ""
+    muted: bool = False
+
+
+def all_tables(report: Report) -> list[TextTable]:
+    """Return every table that has rows, in reading order."""
+    makers = (arms_table, differences_table, companions_table, guardrails_table, failures_table, curve_table)
+    later = (
+        secondary_table,
+        config_table,
+        training_table,
+        cross_table,
+        bayes_table,
+        exploratory_table,
+        integrity_table,
+    )
+    return [table for table in (make(report) for make in (*makers, *later)) if table.rows]
+
+
+def arms_table(report: Report) -> TextTable:
+    """Return the table of arms in raw units."""
+    unit = report["facts"]["unit"]
+    rows = tuple(
+        (
+            row["arm"],
+            str(row["n"]),
+            str(row["failed"]),
+            plain(row["mean"], 4),
+            span(row["mean_ci"]),
+            plain(row["location"], 4),
+            plain(row["sd"]),
+            "" if row["iqm"] is None else plain(row["iqm"], 4),
+            span(row["tolerance_95_95"]),
+        )
+        for row in report["table"]
+    )
+    header = (
+        "arm",
+        "n",
+        "failed",
+        "mean",
+        "95 % CI of mean",
+        "location",
+        "SD of runs",
+        "IQM",
+        "range of runs",
+    )
+    note = (
+        f"Scores in {unit or 'raw units'}; n counts replicates. The CI of the mean shrinks with n, the SD of "
+        "runs does not. Location is the estimate behind the test. IQM and the range that holds 95 % of runs "
+        "(with 95 % confidence, if runs are normally distributed) need ten replicates."
+    )
+    return TextTable("Arms", header, rows, note)
+
+
+def differences_table(report: Report) -> TextTable:
+    """Return the pairwise table."""
+    comparisons = report["comparisons"]
+    level = comparisons[0]["alpha_used"]
+    rows = tuple(_difference_row(c) for c in comparisons)
+    header = (
+        "comparison",
+        "difference",
+        f"{percent(1 - level)} % CI",
+        f"{percent(1 - 2 * level)} % CI",
+        "test",
+        "p",
+        "p adjusted",
+        "E",
+        "A12",
+        "g",
+        "verdict",
+    )
+    unit = report["facts"]["difference_unit"] or "raw units"
+    note = (
+        f"First arm minus second in {unit}, positive when the first is better. "
+        f"Adjusted p: {report['adjustment']}. A12: share of pairs of runs that the first arm wins. "
+        "E: e-value of an anytime analysis."
+    )
+    return TextTable("Differences", header, rows, note)
+
+
+def companions_table(report: Report) -> TextTable:
+    """Return companions, sensitivity and leave-one-out as one table of notes."""
+    rows = [(f"{c['a']} - {c['b']}", _companion_text(c)) for c in report["comparisons"] if c["companions"]]
+    sensitivity = report["sensitivity"]
+    names = {
+        "floor": "failure score = worst score seen",
+        "omit": "failures left out",
+        "lost": "losses against winner",
+    }
+    rows += [(names[k], f"verdict {v}") for k, v in sensitivity.items() if v is not None]
+    left = report["leave_one_out"]
+    if left is not None:
+        low, high = left["p_range"]
+        flips = "some single block flips p <= alpha" if left["flips"] else "no single block flips p <= alpha"
+        rows.append(("leave one block out", f"p from {plain(low, 2)} to {plain(high, 2)}; {flips}"))
+    for name, p in (report["omnibus"] or {}).items():
+        shown = (
+            f"p {p_text(p)}" if not isinstance(p, Mapping) else "; ".join(f"{k}: p {p_text(v)}" for k, v in p.items())
+        )
+        rows.append((f"all arms: {name.removesuffix('_p').replace('_', '-')}", shown))
+    note = "Other methods on the same scores. They are printed for robustness and never change the verdict."
+    return TextTable("Robustness", ("what", "result"), tuple(rows), note)
+
+
+def guardrails_table(report: Report) -> TextTable:
+    """Return the guardrails of the winner."""
+    rows = tuple(
+        (
+            f"{g['metric']}",
+            f"{g['winner']} against {g['rival']}",
+            g["state"],
+            signed(g["estimate"]),
+            signed(g["bound"]),
+            "" if g["margin"] is None else plain(g["margin"]),
+        )
+        for g in report["guardrails"]
+    )
+    header = ("guardrail", "comparison", "state", "harm", "upper bound", "margin")
+    return TextTable("Guardrails", header, rows, "Harm is positive. pass: the bound lies below the margin.")
+
+
+def failures_table(report: Report) -> TextTable:
+    """Return failures with exact intervals."""
+    rows = tuple(
+        (
+            row["arm"],
+            f"{row['k']}/{row['n']}",
+            span([100 * v for v in row["ci"]]) + " %",
+            "; ".join(f"{other}: p {p_text(p)}" for other, p in row["fisher_p"].items()),
+        )
+        for row in report["failures"]
+    )
+    note = "Failed (diverged) runs of all runs with an outcome, with the exact 95 % interval of the rate."
+    return TextTable("Failures", ("arm", "failed", "95 % CI of rate", "Fisher against"), rows, note)
+
+
+def curve_table(report: Report) -> TextTable:
+    """Return the registered joint curve test."""
+    curve = report["curve"]
+    if curve is None or not curve["pairs"]:
+        return TextTable("Curves", (), ())
+    rows = tuple(
+        (f"{pair['a']} - {pair['b']}", str(step), signed(difference), p_cell(p))
+        for pair in curve["pairs"]
+        for step, difference, p in zip(curve["steps"], pair["mean_difference"], pair["p_adj"], strict=True)
+    )
+    note = f"Joint test of {curve['metric']} over the registered steps; p is adjusted over all of them."
+    return TextTable("Along training", ("comparison", "round", "difference", "p adjusted"), rows, note)
+
+
+def secondary_table(report: Report) -> TextTable:
+    """Return exploratory metrics."""
+    rows = tuple(
+        (
+            s["metric"],
+            f"{s['a']} - {s['b']}",
+            signed(s["estimate"]),
+            span(s["ci"]),
+            p_text(s["p"]),
+            p_text(s["q"]),
+        )
+        for s in report["secondary"]
+    )
+    note = "Exploratory: Benjamini-Hochberg at q = .1 over this table. None of it enters the verdict."
+    header = ("metric", "comparison", "difference", "95 % CI", "p", "q")
+    return TextTable("Secondary metrics (exploratory)", header, rows, note, muted=True)
+
+
+def config_table(report: Report) -> TextTable:
+    """Return what differs between the arms."""
+    rows = tuple(
+        (arm["label"], d["path"], _value(d["base"]), _value(d["value"]))
+        for arm in report["registration"]["arms"]
+        for d in arm["differences"]
+    )
+    return TextTable("What differs between the arms", ("arm", "setting", "base", "this arm"), rows)
+
+
+def training_table(report: Report) -> TextTable:
+    """Return training summaries."""
+    rows = tuple(
+        (
+            row["arm"],
+            row["reward_mode"] or "",
+            str(row["episodes"]),
+            plain(row["final_accuracy"]),
+            plain(row["best_accuracy"]),
+            plain(row["mean_reward"]),
+        )
+        for row in report["training"]
+    )
+    header = ("arm", "reward", "episodes", "final accuracy", "best accuracy", "mean reward")
+    note = "Means over replicates while training. Rewards of different modes are different currencies."
+    return TextTable("Training summary (descriptive)", header, rows, note, muted=True)
+
+
+def cross_table(report: Report) -> TextTable:
+    """Return the cross-evaluation matrix."""
+    if report["xeval"] is None:
+        return TextTable("Cross-evaluation", (), ())
+    rows = tuple(
+        (
+            c["arm"],
+            f"{c['mode']}{' (own)' if c['own_mode'] else ''}",
+            plain(c["mean"]),
+            plain(c["sd_between_replicates"]),
+        )
+        for c in report["xeval"]["cells"]
+    )
+    note = "Evaluation episodes of each arm's policy, scored under every reward mode, in that mode's units."
+    header = ("policy of arm", "scored under", "mean", "SD between replicates")
+    return TextTable("Cross-evaluation (descriptive)", header, rows, note, muted=True)
+
+
+def bayes_table(report: Report) -> TextTable:
+    """Return the Bayesian panel."""
+    if report["bayes"] is None:
+        return TextTable("Bayes", (), ())
+    rows = tuple(
+        (f"{p['a']} - {p['b']}", *(plain(p["posterior"][k]) for k in ("p_above", "p_rope", "p_below")))
+        for p in report["bayes"]["pairs"]
+        if p["posterior"] is not None
+    )
+    header = ("comparison", "above +sesoi", "within", "below -sesoi")
+    return TextTable("Posterior (never the verdict)", header, rows, report["bayes"]["note"], muted=True)
+
+
+def exploratory_table(report: Report) -> TextTable:
+    """Return the pooled analysis of an extension decided after data were seen."""
+    found = report["exploratory"]
+    if found is None:
+        return TextTable("Exploratory", (), ())
+    rows = tuple(
+        (f"{c['a']} - {c['b']}", signed(c["estimate"]), span(c["ci_superiority"]), p_cell(c["p"]))
+        for c in found["comparisons"]
+    )
+    note = (
+        f"EXPLORATORY: all {found['blocks']} blocks together, decided on {found['decided_utc']} after "
+        f"results had been seen ({found['reason']}). The registered verdict above stays as it was."
+    )
+    return TextTable("Extended data (exploratory)", ("comparison", "difference", "CI", "p"), rows, note, muted=True)
+
+
+def integrity_table(report: Report) -> TextTable:
+    """Return every gate."""
+    rows = tuple((g["gate"], g["class"], g["state"], g["detail"]) for g in report["integrity"])
+    note = "A failed void gate makes the comparison invalid; a failed flag gate is a warning."
+    return TextTable("Integrity", ("gate", "class", "state", "detail"), rows, note)
+
+
+def fact_items(report: Report) -> list[tuple[str, str]]:
+    """Return the facts row as (term, text)."""
+    facts, registration = report["facts"], report["registration"]
+    looks, stamp = facts["looks"], report["aa"]["stamp"]
+    bad = [g["gate"] for g in report["integrity"] if g["state"] == "fail"]
+    unchecked = sum(1 for g in report["integrity"] if g["state"] == "not checked")
+    look = f"look {looks['k']} of {looks['K']}" if looks["k"] else looks["mode"]
+    return [
+        (
+            "Arms x blocks",
+            f"{len(facts['arms'])} x {facts['planned']} planned, {facts['complete_blocks']} complete",
+        ),
+        ("Failed runs", ", ".join(f"{arm}: {k}" for arm, k in facts["failed"].items())),
+        ("Lost runs", ", ".join(f"{arm}: {k}" for arm, k in facts["lost"].items())),
+        ("Environment steps per run", "not recorded" if facts["steps"] is None else f"{facts['steps']:,}"),
+        ("Device-hours", "not recorded" if facts["device_hours"] is None else plain(facts["device_hours"])),
+        ("Analysis", look),
+        ("Correlation within blocks", "n/a" if facts["rho"] is None else plain(facts["rho"], 2)),
+        ("Arm x device balanced", {True: "yes", False: "no", None: "not checked"}[facts["balanced"]]),
+        ("Integrity", f"{'failed: ' + ', '.join(bad) if bad else 'no gate failed'}, {unchecked} not checked"),
+        (
+            "A/A calibration",
+            "no stamp" if stamp is None else f"{', '.join(stamp['modes'])} ({stamp['date']})",
+        ),
+        (
+            "Analysis as registered",
+            f"{'yes' if registration['as_registered'] else 'no'} ({registration['hash'][:12]})",
+        ),
+        ("Blocks for 80 % power", _needed_text(report["more"])),
+        ("Code", ", ".join(facts["code_revisions"]) or "not recorded"),
+    ]
+
+
+def flag_texts(report: Report) -> list[tuple[str, str]]:
+    """Return each flag of the verdict with its meaning."""
+    return [(flag, FLAGS.get(flag, "")) for flag in report["verdict"]["flags"]]
+
+
+def span(ends: Sequence[float | None] | None) -> str:
+    """Return ``low to high`` or an empty text."""
+    return "" if ends is None else f"{plain(ends[0])} to {plain(ends[1])}"
+
+
+def p_cell(p: float | None) -> str:
+    """Return a p value for a table cell, without the equals sign."""
+    return p_text(p).removeprefix("= ")
+
+
+def _needed_text(more: Mapping[str, Any] | None) -> str:
+    if more is None:
+        return "cannot be estimated"
+    low, high = more["more"]
+    return f"about {more['N_plugin']} to {more['N_upper80']} in all, {low} to {high} more"
+
+
+def _difference_row(c: Mapping[str, Any]) -> tuple[str, ...]:
+    unreachable = c["verdict"] == "NO_INFERENCE"
+    return (
+        f"{c['a']} - {c['b']}",
+        signed(c["estimate"]),
+        span(c["ci_superiority"]) or "none",
+        span(c["ci_equivalence"]) or "none",
+        c["test"] or "",
+        "not shown" if unreachable else p_cell(c["p"]),
+        "not shown" if unreachable else p_cell(c["p_adj"]),
+        "" if c["e_value"] is None else plain(c["e_value"]),
+        plain(c["effect"]["A12"]),
+        plain(c["effect"]["g"]),
+        c["verdict"],
+    )
+
+
+def _companion_text(c: Mapping[str, Any]) -> str:
+    if c["verdict"] == "NO_INFERENCE":
+        return "not shown: this n supports no inference" + _greyed(c)
+    names = {
+        "signed_rank_p": "signed-rank p",
+        "sign_flip_p": "sign-flip p",
+        "rank_p": "rank p",
+        "permutation_p": "permutation p",
+        "brunner_munzel_p": "Brunner-Munzel p",
+        "t_p": "t p",
+        "tost_p": "equivalence (TOST) p",
+    }
+    found = [f"{name} {p_text(c['companions'][k])}" for k, name in names.items() if k in c["companions"]]
+    return ", ".join(found)
+
+
+def _greyed(c: Mapping[str, Any]) -> str:
+    interval = c["companions"].get("t_ci")
+    return f" (t interval, for orientation only: {span(interval)})" if interval else ""
+
+
+def _value(value: object) -> str:
+    return "-" if value is None else str(value)

@@ -1,0 +1,1 @@
+"""What may be submitted: sections, arms, presets, tasks, metrics, reward constants, rules, plan."""

@@ -1,0 +1,181 @@
+"""The ``analysis`` section of an experiment: what is registered before the first training step.
+
+Strict frozen models with every default of statistics.md 2. ``complete_analysis`` fills what
+depends on the experiment (planned replicates, default metric, demonstrations), so that the hash
+covers the resolved plan. Rules that need facts of the experiment live in ``analysis``.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+
+from lockstep.spec.metrics import default_primary, find_metric
+
+Direction = Literal["max", "min"]
+Estimand = Literal["shift", "mean", "p_superiority"]
+LooksMode = Literal["fixed", "planned", "anytime"]
+
+
+class _Strict(BaseModel):
+    model_config = ConfigDict(strict=True, frozen=True, extra="forbid")
+
+
+class PrimaryMetric(_Strict):
+    """A metric with its aggregation over the evaluations of one run."""
+
+    metric: str = Field("eval/accuracy", description="Registered metric, scored by the frozen evaluator")
+    aggregate: Literal["final_mean", "auc"] = Field(
+        "final_mean",
+        description="final_mean: mean over the evaluation episodes at the fixed last step; auc: trapezoid "
+        "over the common evaluation grid divided by its range. Best checkpoint is not offered: it is biased",
+    )
+    direction: Direction = Field("max", description="max: larger is better; min: smaller is better")
+
+
+def _metric_from_text(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    return {"metric": value, "aggregate": "final_mean", "direction": "max"}
+
+
+MetricChoice = Annotated[PrimaryMetric, BeforeValidator(_metric_from_text)]
+
+
+class Replicates(_Strict):
+    """Numbers of blocks; null is filled in from ``experiment.replicates``."""
+
+    planned: int | None = Field(None, ge=1, le=1000, description="Blocks queued; default experiment.replicates")
+    max: int | None = Field(None, ge=1, le=1000, description="Most blocks ever analysed; default planned")
+
+
+class Looks(_Strict):
+    """When the data may be looked at; blocks are the clock."""
+
+    mode: LooksMode = Field("fixed", description="fixed: once, at planned; planned: at `at`; anytime: e-values")
+    at: Annotated[tuple[int, ...], Field(strict=False)] = Field(
+        (),
+        max_length=5,
+        description="planned: complete blocks at each look, increasing, last = replicates.max",
+    )
+    boundary: Literal["pocock", "obf"] = Field("pocock", description="planned: shape of the boundary")
+    e_value: Literal["sign", "t"] = Field("sign", description="anytime: which e-value")
+
+
+class FailureRule(_Strict):
+    """How a failed (diverged) run is scored."""
+
+    floor: float | None = Field(
+        None,
+        allow_inf_nan=True,
+        description="Raw score given to a failed replicate, in units of the primary metric",
+    )
+
+
+class Guardrail(_Strict):
+    """A metric that the winner must not harm by more than a margin."""
+
+    metric: str = Field(description="Registered metric")
+    direction: Direction | None = Field(None, description="Good direction; default: that of the metric registry")
+    max_harm: float | None = Field(None, gt=0, allow_inf_nan=False, description="Margin in raw units, > 0")
+    max_harm_rel: float | None = Field(None, gt=0, le=1, description="Margin as a share of the rival's location")
+
+    @model_validator(mode="after")
+    def _one_margin(self) -> Self:
+        if (self.max_harm is None) == (self.max_harm_rel is None):
+            raise ValueError("a guardrail needs exactly one of max_harm (raw units) and max_harm_rel (share)")
+        return self
+
+    @property
+    def good_direction(self) -> str:
+        """Return the direction in which the metric is good: as given, else as registered, else max."""
+        metric = find_metric(self.metric)
+        return self.direction or (metric.direction if metric else "max")
+
+
+class CurveTest(_Strict):
+    """Registered steps at which the learning curves are compared jointly."""
+
+    metric: str = Field(description="Registered metric evaluated along training")
+    at: Annotated[tuple[int, ...], Field(strict=False)] = Field(
+        min_length=1, max_length=1000, description="Rounds (evaluation steps) of the joint test, increasing"
+    )
+
+
+class AnalysisSpec(_Strict):
+    """The registered analysis (statistics.md 2)."""
+
+    primary: MetricChoice = Field(default_factory=PrimaryMetric, description="The one metric that decides")
+    estimand: Estimand = Field(
+        "shift",
+        description="shift: Hodges-Lehmann, rank tests; mean: sign-flip or permutation; p_superiority: unpaired only",
+    )
+    sesoi: float | None = Field(
+        None,
+        allow_inf_nan=True,
+        description="Smallest effect of interest, raw units, > 0 (p_superiority: < .5)",
+    )
+    inference: Literal["full", "none"] = Field("full", description="none: demonstration, no verdict is offered")
+    alpha: float = Field(0.05, ge=0.001, le=0.2, description="Two-sided error level")
+    comparisons: Literal["winner", "all_pairs", "vs_control"] = Field("winner", description="Which question is asked")
+    control: str | None = Field(None, description="Label of the control arm, for vs_control")
+    paired: bool = Field(True, description="Arms share replicate seeds; cannot change after registration")
+    replicates: Replicates = Field(default_factory=Replicates, description="Planned and largest number of blocks")
+    small_n_fallback: Literal["none", "unpaired_rank"] = Field(
+        "none", description="unpaired_rank: with 4 or 5 complete blocks use the unpaired exact rank test"
+    )
+    looks: Looks = Field(default_factory=Looks, description="When results may be seen")
+    pairwise_adjust: Literal["auto", "holm", "max_t"] = Field("auto", description="Adjustment of the pairwise table")
+    failure: FailureRule = Field(default_factory=FailureRule, description="Scoring of failed runs")
+    guardrails: Annotated[tuple[Guardrail, ...], Field(strict=False)] = Field(
+        (), max_length=20, description="Metrics that must not get worse"
+    )
+    secondary: Annotated[tuple[MetricChoice, ...], Field(strict=False)] = Field(
+        (), max_length=100, description="Exploratory metrics, Benjamini-Hochberg at q = .1"
+    )
+    curve: CurveTest | None = Field(None, description="Joint comparison along training")
+    bayes_panel: bool = Field(False, description="Show the reference posterior; never the verdict")
+    analysis_seed: int = Field(0, ge=0, le=2**63 - 1, description="Seed of every resampling in the analysis")
+    pilot_sd: float | None = Field(None, gt=0, allow_inf_nan=False, description="SD from a pilot, raw units; warns")
+    tuning_effort: dict[str, int] | None = Field(None, description="Declared tuning trials per arm; only warns")
+
+
+def complete_analysis(spec: AnalysisSpec, *, kind: str, replicates: int, env_kind: str) -> AnalysisSpec:
+    """Return the analysis with every default that depends on the experiment filled in; idempotent.
+
+    Planned and largest block counts come from ``experiment.replicates``, the metric from the kind
+    of environment, and A/A or single-replicate experiments are demonstrations unless said otherwise.
+    """
+    planned = spec.replicates.planned or replicates
+    largest = spec.replicates.max or max(planned, *spec.looks.at, planned)
+    update: dict[str, Any] = {"replicates": Replicates(planned=planned, max=largest)}
+    if "primary" not in spec.model_fields_set:
+        update["primary"] = PrimaryMetric(metric=default_primary(env_kind))
+    if "inference" not in spec.model_fields_set and (largest == 1 or kind == "aa"):
+        update["inference"] = "none"
+    return spec.model_copy(update=update)
+
+
+def default_analysis(*, kind: str, replicates: int, env_kind: str = "morphogenesis") -> AnalysisSpec:
+    """Return the analysis used when a spec gives none: a demonstration, whatever the numbers."""
+    spec = AnalysisSpec(inference="none")
+    return complete_analysis(spec, kind=kind, replicates=replicates, env_kind=env_kind)
+
+
+def canonical_json(analysis: AnalysisSpec) -> str:
+    """Return the resolved analysis as canonical JSON: sorted keys, no spaces, no NaN."""
+    return json.dumps(
+        analysis.model_dump(mode="json"),
+        sort_keys=True,
+        separators=(",", ":"),
+        ensure_ascii=False,
+        allow_nan=False,
+    )
+
+
+def canonical_hash(analysis: AnalysisSpec) -> str:
+    """Return the SHA-256 (hex) of the canonical JSON; a non-finite number is an error (validate first)."""
+    return hashlib.sha256(canonical_json(analysis).encode()).hexdigest()

@@ -1,0 +1,361 @@
+"""What a registered analysis may not ask for: refusals, warnings and expected power.
+
+Every refusal has a code, a JSON pointer, a sentence and the nearest legal design
+(statistics.md 2.1). Rules see plain facts of the experiment, never the store.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from math import isfinite
+
+from pydantic import ValidationError
+
+from lockstep.spec.analysis import AnalysisSpec, canonical_hash, canonical_json, complete_analysis, default_analysis
+from lockstep.spec.metrics import find_metric, is_reward_dependent, primary_candidates
+from lockstep.spec.problems import Problem, pointer
+from lockstep.stats.exact import min_p, smallest_n, smallest_n_anytime, within
+from lockstep.stats.planning import Goal, expected_power, minimum_detectable
+from lockstep.stats.sequential import look_levels
+
+__all__ = [
+    "AnalysisSpec",
+    "canonical_hash",
+    "canonical_json",
+    "complete_analysis",
+    "default_analysis",
+    "level_to_beat",
+    "num_tests",
+    "power_table",
+    "problems_from_validation_error",
+    "seed_problems",
+    "validate_analysis",
+]
+
+
+@dataclass(frozen=True)
+class _Facts:
+    labels: tuple[str, ...]
+    replicates: int
+    arms_differ_in_reward: bool
+    env_kind: str
+
+
+@dataclass(frozen=True)
+class PowerRow:
+    """Expected power at the smallest effect of interest under one assumed SD (raw units)."""
+
+    sd: float
+    replicates: int
+    level: float
+    power: float | None
+    minimum_detectable: float | None
+
+
+def validate_analysis(
+    analysis: AnalysisSpec,
+    *,
+    labels: Sequence[str],
+    replicates: int,
+    kind: str = "ab",
+    arms_differ_in_reward: bool = True,
+    env_kind: str = "morphogenesis",
+) -> tuple[list[Problem], list[str]]:
+    """Return refusals and warnings of an analysis; takes well under 50 ms.
+
+    Args:
+        analysis: the section as submitted; defaults are completed here.
+        labels: arm labels in order.
+        replicates: ``experiment.replicates``.
+        kind: ``ab`` or ``aa``.
+        arms_differ_in_reward: whether any two arms have different reward settings.
+        env_kind: ``morphogenesis`` or ``gymnasium``.
+    """
+    full = complete_analysis(analysis, kind=kind, replicates=replicates, env_kind=env_kind)
+    facts = _Facts(tuple(labels), replicates, arms_differ_in_reward, env_kind)
+    problems = [*_metric_problems(full, facts), *_field_problems(full, facts)]
+    if full.inference == "full":
+        problems += _inference_problems(full)
+        if not problems:
+            problems += _reach_problems(full, len(facts.labels))
+    return problems, [f"{p.code} {p.pointer}: {p.message}; {p.remedy}" for p in _warnings(full, facts)]
+
+
+def seed_problems(
+    analysis: AnalysisSpec, *, shares_seeds: bool = True, used_in_tuning: Sequence[str] = ()
+) -> list[Problem]:
+    """Return refusals about replicate seeds.
+
+    Args:
+        analysis: the section as submitted.
+        shares_seeds: whether all arms share replicate seeds.
+        used_in_tuning: ids of linked tuning experiments that used this experiment's root seed.
+    """
+    found = []
+    if used_in_tuning:
+        linked = ", ".join(used_in_tuning)
+        message = f"experiment.seed was already used while tuning ({linked}); it would favour the tuned arm"
+        found.append(_found("E_SEED_REUSED", "/experiment/seed", message, "choose a seed that no tuning used"))
+    if analysis.paired and not shares_seeds:
+        message = "paired: true needs arms that share replicate seeds"
+        found.append(_found("E_PAIRING", "/analysis/paired", message, "set analysis.paired to false"))
+    return found
+
+
+def level_to_beat(analysis: AnalysisSpec, num_arms: int) -> float:
+    """Return the level that the decisive exact test must reach at the last look."""
+    base = analysis.alpha
+    if analysis.looks.mode == "planned":
+        base = look_levels(analysis.looks.at, analysis.looks.boundary, analysis.alpha)[-1]
+    return base / num_tests(analysis, num_arms)
+
+
+def num_tests(analysis: AnalysisSpec, num_arms: int) -> int:
+    """Return by how many comparisons the level is divided (1 for the winner rule and max-T)."""
+    if analysis.comparisons == "winner":
+        return 1
+    if analysis.comparisons == "vs_control":
+        return max(1, num_arms - 1)
+    max_t = analysis.pairwise_adjust == "max_t" or (analysis.pairwise_adjust == "auto" and num_arms == 3)
+    return 1 if max_t and analysis.paired else num_arms * (num_arms - 1) // 2
+
+
+def power_table(analysis: AnalysisSpec, num_arms: int, sds: Sequence[float] | None = None) -> tuple[PowerRow, ...]:
+    """Return expected power and minimum detectable effect over assumed SDs, for the dry-run plan.
+
+    ``sds``: raw units, of paired differences when paired, within an arm otherwise. Default: around
+    the pilot SD when one is registered, else .5, 1 and 2 times the smallest effect of interest.
+    """
+    if sds is None:
+        centre = analysis.pilot_sd or analysis.sesoi
+        sds = () if centre is None else tuple(centre * f for f in (0.5, 1.0, 2.0))
+    n = analysis.replicates.max or analysis.replicates.planned or 1
+    return tuple(_power_row(analysis, num_arms, n, sd) for sd in sds)
+
+
+def problems_from_validation_error(error: ValidationError, prefix: str = "/analysis") -> tuple[Problem, ...]:
+    """Translate pydantic's field errors into problems with the codes of statistics.md 2.1."""
+    return tuple(
+        _found(
+            _field_code(item["loc"], item.get("input")),
+            prefix + pointer(*item["loc"]),
+            f"{'.'.join(str(part) for part in item['loc']) or 'analysis'}: {item['msg']}",
+            "use a value that the field's description allows",
+        )
+        for item in error.errors(include_url=False)
+    )
+
+
+def _power_row(analysis: AnalysisSpec, num_arms: int, n: int, sd: float) -> PowerRow:
+    level = level_to_beat(analysis, num_arms)
+    reachable = n >= 2 and within(min_p(analysis.paired, n), level)
+    goal = Goal(analysis.sesoi or 0.0, analysis.paired, analysis.estimand, level)
+    power = expected_power(goal, sd, n) if analysis.sesoi and reachable else None
+    found = minimum_detectable(goal, sd, n) if reachable else None
+    return PowerRow(sd, n, level, power, None if analysis.estimand == "p_superiority" else found)
+
+
+def _metric_problems(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]:
+    name = analysis.primary.metric
+    offered = ", ".join(primary_candidates(facts.env_kind))
+    if is_reward_dependent(name) and facts.arms_differ_in_reward:
+        yield _found(
+            "E_REWARD_DEPENDENT",
+            "/analysis/primary/metric",
+            f"primary metric {name!r} is computed from each arm's own training reward, and the arms differ "
+            "in reward: their returns are in different currencies",
+            f"choose one of {offered}",
+        )
+        return
+    named = [("/analysis/primary/metric", name)]
+    named += [(f"/analysis/guardrails/{i}/metric", g.metric) for i, g in enumerate(analysis.guardrails)]
+    named += [(f"/analysis/secondary/{i}/metric", s.metric) for i, s in enumerate(analysis.secondary)]
+    named += [("/analysis/curve/metric", analysis.curve.metric)] if analysis.curve else []
+    for at, metric_name in named:
+        metric = find_metric(metric_name)
+        if metric is None and metric_name.startswith(("train/", "reward/", "xeval/")) and at != named[0][0]:
+            continue
+        if metric is None or facts.env_kind not in metric.env_kinds:
+            message = f"metric {metric_name!r} is not scored by the evaluator of {facts.env_kind} environments"
+            yield _found("E_METRIC_UNKNOWN", at, message, f"choose one of {offered}")
+
+
+def _field_problems(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]:
+    yield from _pairing_problems(analysis)
+    yield from _control_problems(analysis, facts)
+    yield from _replicate_problems(analysis, facts)
+
+
+def _pairing_problems(analysis: AnalysisSpec) -> Iterator[Problem]:
+    if analysis.paired and analysis.estimand == "p_superiority":
+        message = "estimand p_superiority is defined for unpaired arms only"
+        yield _found("E_PAIRING", "/analysis/estimand", message, "use estimand shift, or set analysis.paired to false")
+    if analysis.looks.mode == "anytime" and not analysis.paired:
+        message = "looks.mode anytime uses e-values of paired differences"
+        yield _found("E_ANYTIME_UNPAIRED", "/analysis/looks/mode", message, "set analysis.paired to true")
+
+
+def _control_problems(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]:
+    known = ", ".join(facts.labels)
+    if analysis.comparisons == "vs_control" and analysis.control is None:
+        yield _found("E_CONTROL", "/analysis/control", "vs_control needs a control arm", f"name one of {known}")
+    if analysis.control is not None and analysis.control not in facts.labels:
+        message = f"control {analysis.control!r} is not an arm"
+        yield _found("E_CONTROL", "/analysis/control", message, f"name one of {known}")
+
+
+def _replicate_problems(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]:
+    planned, largest = analysis.replicates.planned, analysis.replicates.max
+    if planned is None or largest is None:
+        raise ValueError("analysis.replicates is not resolved: call resolve_analysis first")
+    at = "/analysis/replicates"
+    if planned != facts.replicates:
+        message = f"replicates.planned is {planned}, experiment.replicates is {facts.replicates}"
+        yield _found("E_REPLICATES", f"{at}/planned", message, f"set both to {planned} or omit planned")
+    if planned > largest:
+        message = f"replicates.planned {planned} exceeds replicates.max {largest}"
+        yield _found("E_REPLICATES", f"{at}/max", message, f"set replicates.max to {planned}")
+    if analysis.looks.mode == "planned":
+        yield from _look_order_problems(analysis, planned, largest)
+
+
+def _look_order_problems(analysis: AnalysisSpec, planned: int, largest: int) -> Iterator[Problem]:
+    at = analysis.looks.at
+    if not at or any(b <= a for a, b in pairwise(at)) or at[0] < 1:
+        message = f"looks.at must be increasing block counts, got {list(at)}"
+        yield _found("E_LOOKS", "/analysis/looks/at", message, "use for example at: [7, 14, 20]")
+        return
+    if at[-1] != largest:
+        message = f"the last look ({at[-1]}) must equal replicates.max ({largest})"
+        yield _found("E_LOOKS", "/analysis/looks/at", message, f"set replicates.max to {at[-1]}")
+    if planned not in at:
+        message = f"replicates.planned ({planned}) must be one of the looks {list(at)}"
+        yield _found(
+            "E_LOOKS",
+            "/analysis/replicates/planned",
+            message,
+            f"set it and experiment.replicates to {at[-1]}",
+        )
+
+
+def _inference_problems(analysis: AnalysisSpec) -> Iterator[Problem]:
+    yield from _sesoi_problems(analysis)
+    metric = find_metric(analysis.primary.metric)
+    floor = analysis.failure.floor
+    if floor is None or not isfinite(floor):
+        worst = None if metric is None else metric.worst_bound
+        hint = "a finite score no run can fall below" if worst is None else f"for example {worst:g}"
+        message = "failure.floor is required (a finite number): runs may diverge, and a failure is an outcome"
+        yield _found("E_FLOOR", "/analysis/failure/floor", message, f"set analysis.failure.floor to {hint}")
+        return
+    yield from _floor_bound_problems(analysis, floor)
+
+
+def _sesoi_problems(analysis: AnalysisSpec) -> Iterator[Problem]:
+    sesoi = analysis.sesoi
+    if sesoi is None or not isfinite(sesoi) or sesoi <= 0:
+        message = f"sesoi must be a finite number > 0 in raw units of the primary metric, got {sesoi}"
+        yield _found("E_SESOI", "/analysis/sesoi", message, "name the smallest difference worth acting on")
+    elif analysis.estimand == "p_superiority" and sesoi >= 0.5:
+        message = f"sesoi of p_superiority is a distance from .5 and must be < .5, got {sesoi}"
+        yield _found("E_SESOI", "/analysis/sesoi", message, "use for example 0.1")
+
+
+def _floor_bound_problems(analysis: AnalysisSpec, floor: float) -> Iterator[Problem]:
+    metric = find_metric(analysis.primary.metric)
+    if metric is None:
+        return
+    upward = analysis.primary.direction == "max"
+    bound = metric.lower if upward else metric.upper
+    if bound is not None and (floor > bound if upward else floor < bound):
+        message = f"failure.floor {floor:g} is better than the worst {metric.name}, {bound:g} {metric.unit}"
+        yield _found("E_FLOOR", "/analysis/failure/floor", message, f"set analysis.failure.floor to {bound:g}")
+
+
+def _reach_problems(analysis: AnalysisSpec, num_arms: int) -> Iterator[Problem]:
+    largest = analysis.replicates.max or 1
+    if analysis.looks.mode == "anytime":
+        need = smallest_n_anytime(analysis.alpha)
+        if largest < need:
+            message = f"no e-value of {largest} blocks can reach 1/alpha = {1 / analysis.alpha:g} (at most 2^n/2)"
+            yield _found("E_ALPHA_UNREACHABLE", "/analysis/alpha", message, f"raise replicates.max to {need}")
+        return
+    if analysis.looks.mode == "planned":
+        early = [*_early_looks(analysis, num_arms)]
+        yield from early
+        if early:
+            return
+    level = level_to_beat(analysis, num_arms)
+    paired = analysis.paired and not _falls_back(analysis, largest)
+    if within(min_p(paired, largest), level):
+        return
+    need = smallest_n(level, analysis.paired)
+    message = (
+        f"with {largest} {'blocks' if paired else 'replicates per arm'} the smallest two-sided p of the "
+        f"exact test is {min_p(paired, largest):.4g}, above the level {level:.4g} it must beat"
+    )
+    yield _found("E_ALPHA_UNREACHABLE", "/analysis/alpha", message, f"raise replicates.max to {need}")
+
+
+def _falls_back(analysis: AnalysisSpec, blocks: int) -> bool:
+    return analysis.small_n_fallback == "unpaired_rank" and 4 <= blocks < 6
+
+
+def _early_looks(analysis: AnalysisSpec, num_arms: int) -> Iterator[Problem]:
+    levels = look_levels(analysis.looks.at, analysis.looks.boundary, analysis.alpha)
+    for k, (n, level) in enumerate(zip(analysis.looks.at, levels, strict=True)):
+        own = level / num_tests(analysis, num_arms)
+        if not within(min_p(analysis.paired, n), own):
+            message = f"look {k + 1} after {n} blocks cannot reach its own level {own:.4g}"
+            remedy = f"move it to {smallest_n(own, analysis.paired)} or later"
+            yield _found("E_LOOK_UNREACHABLE", f"/analysis/looks/at/{k}", message, remedy)
+
+
+def _warnings(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]:
+    largest = analysis.replicates.max or 1
+    if analysis.inference == "none":
+        message = "no inference possible: this analysis is a demonstration and will never name a winner"
+        remedy = "use at least 6 replicates, a sesoi and a failure floor"
+        yield _found("W_NO_INFERENCE", "/analysis/inference", message, remedy)
+    elif largest < 10 and analysis.secondary:
+        message = f"robust summaries and bootstrap intervals need 10 replicates; {largest} are planned"
+        yield _found("W_FEW_REPLICATES", "/analysis/replicates/max", message, "plan 10 or more for them")
+    yield from _power_warnings(analysis, facts)
+    effort = analysis.tuning_effort or {}
+    if len(set(effort.values())) > 1 or (effort and set(effort) != set(facts.labels)):
+        message = f"declared tuning effort differs between arms: {dict(sorted(effort.items()))}"
+        yield _found("W_TUNING_UNEQUAL", "/analysis/tuning_effort", message, "tune every arm with the same effort")
+    metric = find_metric(analysis.primary.metric)
+    if metric is not None and metric.direction != analysis.primary.direction:
+        message = f"{metric.name} is usually better when {metric.direction}imal, but direction is the opposite"
+        yield _found("W_DIRECTION", "/analysis/primary/direction", message, f"check direction: {metric.direction}")
+
+
+def _power_warnings(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]:
+    if analysis.pilot_sd is None or analysis.sesoi is None or analysis.inference == "none":
+        return
+    if not isfinite(analysis.sesoi) or analysis.sesoi <= 0:
+        return
+    row = power_table(analysis, len(facts.labels), [analysis.pilot_sd])[0]
+    if row.power is not None and row.power < 0.5:
+        message = f"expected power at {analysis.sesoi:g} is {row.power:.2f} with the pilot SD {analysis.pilot_sd:g}"
+        yield _found("W_LOW_POWER", "/analysis/replicates/max", message, "plan more replicates or a larger sesoi")
+
+
+def _found(code: str, at: str, message: str, remedy: str) -> Problem:
+    return Problem(at, code, message, remedy)
+
+
+_FIELD_CODES = {"sesoi": "E_SESOI", "control": "E_CONTROL", "failure": "E_FLOOR", "paired": "E_PAIRING"}
+_BAYES_WORDS = ("bayes", "posterior", "credible")
+
+
+def _field_code(loc: tuple[int | str, ...], given: object) -> str:
+    head = str(loc[0]) if loc else ""
+    if head == "looks" and any(word in f"{loc} {given}".lower() for word in _BAYES_WORDS):
+        return "E_BAYES_STOP"
+    if head == "primary" and loc[-1] == "direction":
+        return "E_DIRECTION"
+    return _FIELD_CODES.get(head, "E_ANALYSIS_FIELD")

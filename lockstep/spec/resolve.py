@@ -1,0 +1,388 @@
+"""What may be submitted: parsing, presets, resolution against the task, arms and hashes.
+
+``parse`` turns text or plain data into a ``ResolvedSpec`` in which every field has its value, or
+raises ``InvalidSpecError`` with all problems found. Nothing here loads an environment.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar, get_args
+
+import yaml
+from pydantic import BaseModel, Field, ValidationError
+from pydantic_core import ErrorDetails
+
+from lockstep.spec import sections, tasks
+from lockstep.spec.analysis_rules import (
+    AnalysisSpec,
+    complete_analysis,
+    default_analysis,
+    problems_from_validation_error,
+)
+from lockstep.spec.presets import PRESETS, merge
+from lockstep.spec.problems import InvalidSpecError, Problem, nearest, pointer
+from lockstep.spec.rewards import Reward
+
+ModelT = TypeVar("ModelT", bound=BaseModel)
+
+MAX_DEPTH = 12
+#: What an arm may change (training.md 5.4); anything else would change the task.
+OVERRIDABLE = ("reward", "ppo", "net", "obs_norm", "return_norm", "reward_norm")
+_META = ("experiment", "arms", "preset", "analysis")
+
+
+class Config(sections.Section):
+    """Everything that configures training; an arm's overrides are laid over it."""
+
+    budget: sections.Budget = Field(default_factory=sections.Budget, description="How long every run trains")
+    env: sections.Env = Field(default_factory=sections.Env, description="What is learnt, and on how many environments")
+    host: sections.Optimiser = Field(default_factory=sections.Optimiser, description="Optimiser of host networks")
+    graft: sections.Optimiser = Field(default_factory=sections.Optimiser, description="Optimiser of grafts")
+    reward: Reward = Field(default_factory=Reward, description="Reward mode and its constants")
+    ppo: sections.Ppo = Field(default_factory=sections.Ppo, description="Proximal policy optimisation")
+    net: sections.Net = Field(default_factory=sections.Net, description="Network of the policy")
+    obs_norm: sections.ObsNorm = Field(
+        default_factory=sections.ObsNorm, description="Running statistics of observations"
+    )
+    return_norm: Literal["popart", "none"] | None = Field(None, description="Default: popart; gymnasium none")
+    reward_norm: Literal["none", "return_std"] = Field(
+        "none", description="Reward divided by the running std of returns, or as it is"
+    )
+    precision: sections.Precision = Field(
+        default_factory=sections.Precision, description="Number formats, equal for all arms"
+    )
+    engine: sections.Engine = Field(
+        default_factory=sections.Engine, description="How hosts are computed, equal for all arms"
+    )
+    lockstep: sections.Lockstep = Field(
+        default_factory=sections.Lockstep, description="How the arms of a block share devices, time and random numbers"
+    )
+    eval: sections.Eval = Field(default_factory=sections.Eval, description="Evaluation of frozen policies")
+    checkpoint: sections.Checkpoint = Field(
+        default_factory=sections.Checkpoint, description="How often a block can be resumed from"
+    )
+    telemetry: sections.Telemetry = Field(default_factory=sections.Telemetry, description="How much is recorded")
+
+
+class Spec(Config):
+    """An experiment as submitted, presets applied."""
+
+    experiment: sections.Experiment = Field(description="Name, kind, seed and replicates")
+    arms: tuple[sections.Arm, ...] = Field(min_length=2, max_length=8, description="What is compared")
+    preset: str | None = Field(None, description="Named values under the submitted ones")
+    analysis: AnalysisSpec | None = Field(
+        None, description="How the arms will be compared; null only without inference"
+    )
+
+
+@dataclass(frozen=True)
+class Difference:
+    """One field in which an arm departs from the base."""
+
+    path: str
+    base: Any
+    value: Any
+
+
+@dataclass(frozen=True)
+class ResolvedArm:
+    """An arm with its whole training configuration (plain data) and what differs from the base.
+
+    Attributes:
+        static_set: {slot: blueprint} of a static control; None also where ``copied`` is yet to be looked up.
+        copied: the finished episode whose grafts a static control asks for.
+    """
+
+    label: str
+    policy: str
+    reward_mode: str
+    static_set: Mapping[str, str] | None
+    config: Mapping[str, Any]
+    diff: tuple[Difference, ...]
+    copied: sections.FinishedEpisode | None = None
+
+
+@dataclass(frozen=True)
+class ResolvedSpec:
+    """A valid specification in which every field has a value."""
+
+    spec: Spec
+    document: Mapping[str, Any]
+    arms: tuple[ResolvedArm, ...]
+    hash: str
+
+
+def load_text(text: str) -> dict[str, Any]:
+    """Parse YAML or JSON text into plain data; aliases, tags and depth bombs are refused."""
+    try:
+        _check_events(text)
+        data = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        raise _problem("", "malformed", f"not valid YAML or JSON: {error}", "check the syntax") from error
+    if not isinstance(data, dict):
+        raise _problem("", "malformed", "the specification must be a mapping", "begin with 'experiment:'")
+    return data
+
+
+def _check_events(text: str) -> None:
+    """Refuse aliases, and nesting before it costs: the scanner's time grows with the square of the depth."""
+    depth = 0
+    for event in yaml.parse(text, Loader=yaml.SafeLoader):
+        if isinstance(event, yaml.AliasEvent):
+            raise _problem("", "yaml_alias", "YAML aliases are not allowed", "write the value out")
+        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
+        if depth > MAX_DEPTH + 1:
+            raise _problem("", "too_deep", "nested too deeply", f"use at most {MAX_DEPTH} levels")
+
+
+def parse(raw: Mapping[str, Any]) -> ResolvedSpec:
+    """Validate plain data against the schema and fill every default.
+
+    Raises:
+        InvalidSpecError: with every problem of the schema. Cross-field rules are in
+            ``lockstep.spec.rules``.
+    """
+    _check_plain(raw)
+    document = _with_preset(raw)
+    spec = _fill(_validate_spec(document))
+    base = _config_data(spec)
+    given = raw.get("reward")
+    named = frozenset(given) if isinstance(given, Mapping) else frozenset()
+    arms = tuple(_resolve_arm(index, arm, base, named) for index, arm in enumerate(spec.arms))
+    full = spec.model_dump(mode="json", by_alias=True)
+    return ResolvedSpec(spec=spec, document=full, arms=arms, hash=canonical_hash(full))
+
+
+def canonical_json(value: Any) -> str:
+    """Return the one text of a JSON value: sorted keys, no spaces, no NaN."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+
+
+def canonical_hash(value: Any) -> str:
+    """Return SHA-256 (hex) of the canonical JSON."""
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def diff_paths(base: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> list[Difference]:
+    """Return the leaves in which two nested dictionaries differ, in path order."""
+    found: list[Difference] = []
+    for key in sorted({*base, *other}):
+        path = f"{prefix}{key}"
+        left, right = base.get(key), other.get(key)
+        if isinstance(left, Mapping) and isinstance(right, Mapping):
+            found.extend(diff_paths(left, right, path + "."))
+        elif left != right:
+            found.append(Difference(path, left, right))
+    return found
+
+
+def _problem(at: str, code: str, message: str, remedy: str) -> InvalidSpecError:
+    return InvalidSpecError([Problem(at, code, message, remedy)])
+
+
+def _check_plain(raw: Mapping[str, Any]) -> None:
+    try:
+        json.dumps(raw, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        message = f"not plain JSON data: {error}"
+        raise _problem("", "malformed", message, "use text, finite numbers, lists and mappings") from error
+    if _depth(raw) > MAX_DEPTH:
+        raise _problem("", "too_deep", "nested too deeply", f"use at most {MAX_DEPTH} levels")
+
+
+def _depth(value: Any) -> int:
+    if isinstance(value, Mapping):
+        return 1 + max((_depth(item) for item in value.values()), default=0)
+    if isinstance(value, list):
+        return 1 + max((_depth(item) for item in value), default=0)
+    return 0
+
+
+def _with_preset(raw: Mapping[str, Any]) -> dict[str, Any]:
+    name = raw.get("preset")
+    if name is None:
+        return dict(raw)
+    if not isinstance(name, str) or name not in PRESETS:
+        raise _problem("/preset", "unknown_preset", f"unknown preset {name!r}", nearest(str(name), PRESETS))
+    return merge(PRESETS[name], raw)
+
+
+def _validate_spec(document: Mapping[str, Any]) -> Spec:
+    """Validate the whole; the analysis has codes of its own (statistics.md 2.1)."""
+    analysis = _analysis_problems(document.get("analysis"))
+    try:
+        spec = _validate(Spec, document)
+    except InvalidSpecError as error:
+        rest = [problem for problem in error.problems if not problem.pointer.startswith("/analysis")]
+        raise InvalidSpecError([*rest, *analysis]) from error
+    return spec
+
+
+def _analysis_problems(data: Any) -> list[Problem]:
+    if data is None:
+        return []
+    try:
+        AnalysisSpec.model_validate_json(json.dumps(data))
+    except ValidationError as error:
+        return list(problems_from_validation_error(error))
+    return []
+
+
+def _validate(model: type[ModelT], data: Mapping[str, Any], *root: str | int) -> ModelT:
+    try:
+        return model.model_validate_json(json.dumps(data))
+    except ValidationError as error:
+        details = error.errors(include_url=False, include_context=False)
+        raise InvalidSpecError([_from_pydantic(model, detail, root) for detail in details]) from error
+
+
+def _from_pydantic(model: type[BaseModel], error: ErrorDetails, root: tuple[str | int, ...]) -> Problem:
+    location = tuple(part for part in error["loc"] if part not in sections.TAGS)
+    at = pointer(*root, *location)
+    if error["type"] == "extra_forbidden":
+        key = str(location[-1])
+        return Problem(at, "unknown_key", f"unknown key {key!r}", nearest(key, _known_keys(model, location)))
+    if error["type"] == "missing":
+        return Problem(at, "missing", "this field is required", "add it")
+    value = json.dumps(error["input"], default=str)[:80]
+    return Problem(at, error["type"], f"{error['msg']} (got {value})", "see the field's range in the schema")
+
+
+def _known_keys(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
+    current: Any = model
+    for part in location[:-1]:
+        if isinstance(part, str) and part in _names(current):
+            current = _names(current)[part]
+        current = _model_within(current) or current
+    return sorted(_names(current))
+
+
+def _names(model: Any) -> dict[str, Any]:
+    fields = getattr(model, "model_fields", {})
+    return {info.alias or name: info.annotation for name, info in fields.items()}
+
+
+def _model_within(annotation: Any) -> Any:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next((found for arg in get_args(annotation) if (found := _model_within(arg))), None)
+
+
+def _fill(spec: Spec) -> Spec:
+    """Give every task-dependent field its value."""
+    data = spec.model_dump(mode="json", by_alias=True)
+    gymnasium = spec.env.kind == "gymnasium"
+    data["return_norm"] = data["return_norm"] or ("none" if gymnasium else "popart")
+    data["eval"]["episodes"] = data["eval"]["episodes"] or (100 if gymnasium else 16)
+    if gymnasium:
+        data["reward"]["mode"] = data["reward"]["mode"] if "reward" in spec.model_fields_set else "native"
+    elif spec.env.task in tasks.TASKS:
+        _fill_task(data, tasks.TASKS[spec.env.task])
+    else:
+        message = f"unknown task {spec.env.task!r}"
+        raise _problem("/env/task", "unknown_task", message, nearest(spec.env.task, tasks.TASKS))
+    _fill_smoke(data)
+    _fill_policy(data)
+    _fill_analysis(data, spec.analysis)
+    return _validate(Spec, data)
+
+
+def _fill_task(data: dict[str, Any], task: tasks.Task) -> None:
+    for name in ("slots", "horizon", "batch_size", "batches_per_step", "augment", "pace"):
+        if data["env"][name] is None:
+            value = getattr(task, name)
+            data["env"][name] = list(value) if isinstance(value, tuple) else value
+    for part, defaults in (("host", task.host), ("graft", task.graft)):
+        for name, value in defaults.items():
+            if data[part][name] is None:
+                data[part][name] = value
+
+
+def _fill_smoke(data: dict[str, Any]) -> None:
+    if data["experiment"]["mode"] == "smoke":
+        data["experiment"]["replicates"] = 1
+        data["budget"]["rounds"] = min(2, data["budget"]["rounds"])
+        data["analysis"] = None
+
+
+def _fill_policy(data: dict[str, Any]) -> None:
+    ppo = data["ppo"]
+    ppo["entropy_anneal_rounds"] = ppo["entropy_anneal_rounds"] or data["budget"]["rounds"]
+    ppo["adv_norm"] = ppo["adv_norm"] or ("rollout" if data["net"]["body"] == "lstm" else "minibatch")
+
+
+def _fill_analysis(data: dict[str, Any], given: AnalysisSpec | None) -> None:
+    """Complete the analysis as given (which knows what was left out), or the default of a demonstration."""
+    facts = {
+        "kind": data["experiment"]["kind"],
+        "replicates": data["experiment"]["replicates"],
+        "env_kind": data["env"]["kind"],
+    }
+    demonstration = facts["kind"] == "aa" or facts["replicates"] == 1
+    if given is not None and data["experiment"]["mode"] != "smoke":
+        data["analysis"] = complete_analysis(given, **facts).model_dump(mode="json")
+    elif demonstration:
+        data["analysis"] = default_analysis(**facts).model_dump(mode="json")
+
+
+def _config_data(spec: Spec) -> dict[str, Any]:
+    data = spec.model_dump(mode="json", by_alias=True)
+    return {name: value for name, value in data.items() if name not in _META}
+
+
+def _resolve_arm(index: int, arm: sections.Arm, base: Mapping[str, Any], named: frozenset[str]) -> ResolvedArm:
+    """Return one arm; ``named`` are the fields of the experiment's own reward section, presets left out."""
+    overrides = _overrides(index, arm)
+    merged = json.loads(json.dumps(base))
+    for path, value in overrides.items():
+        _set_path(merged, path.split("."), value, pointer("arms", index, "overrides", path))
+    if "net.body" in overrides and "ppo.adv_norm" not in overrides:
+        merged["ppo"]["adv_norm"] = "rollout" if merged["net"]["body"] == "lstm" else "minibatch"
+    config = _validate(Config, merged, "arms", index, "overrides").model_dump(mode="json", by_alias=True)
+    mode = str(config["reward"]["mode"])
+    diff = tuple(diff_paths(base, config))
+    own = {path.removeprefix("reward.") for path in overrides if path.startswith("reward.")}
+    config["reward"] = _reward_of(mode, config["reward"], own | (named if mode == base["reward"]["mode"] else set()))
+    copied = arm.static_set if isinstance(arm.static_set, sections.FinishedEpisode) else None
+    static_set = None if isinstance(arm.static_set, sections.FinishedEpisode) else arm.static_set
+    return ResolvedArm(arm.label, arm.policy, mode, static_set, config, diff, copied)
+
+
+def _reward_of(mode: str, section: Mapping[str, Any], own: Collection[str]) -> dict[str, Any]:
+    """A registered or native mode gets what was written for it, not the defaults of the built-in constants.
+
+    A constant of its own may bear the name of a built-in one: it is kept where the arm sets it, or where the
+    experiment's reward section names both the mode and the constant.
+    """
+    if mode in tasks.REWARD_MODES:
+        return dict(section)
+    constants = set(Reward.model_fields) - {"mode"}
+    return {name: value for name, value in section.items() if name not in constants or name in own}
+
+
+def _overrides(index: int, arm: sections.Arm) -> dict[str, Any]:
+    overrides = dict(arm.overrides)
+    if arm.reward is not None:
+        if overrides.get("reward.mode", arm.reward) != arm.reward:
+            at = pointer("arms", index, "reward")
+            raise _problem(at, "contradiction", "reward and overrides['reward.mode'] differ", "keep one of them")
+        overrides["reward.mode"] = arm.reward
+    for path in overrides:
+        if path.split(".")[0] not in OVERRIDABLE:
+            at = pointer("arms", index, "overrides", path)
+            message = f"{path!r} may not differ between arms: they would no longer face the same task"
+            raise _problem(at, "not_overridable", message, f"override only {', '.join(OVERRIDABLE)}")
+    return overrides
+
+
+def _set_path(target: dict[str, Any], parts: list[str], value: Any, at: str) -> None:
+    for part in parts[:-1]:
+        below = target.get(part)
+        if not isinstance(below, dict):
+            raise _problem(at, "unknown_key", f"no section {part!r}", nearest(part, target))
+        target = below
+    target[parts[-1]] = value

@@ -1,0 +1,59 @@
+"""Values judged by the flat JSON Schemas that workers announce for registered rewards and environments.
+
+Only what such a schema may say is understood: ``properties`` of scalar ``type``, ``minimum``, ``maximum``,
+``exclusiveMinimum``, ``exclusiveMaximum`` and ``enum``. An unknown name is always refused.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+from lockstep.spec.problems import Problem, nearest
+
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "number": (int, float),
+    "integer": (int,),
+    "boolean": (bool,),
+    "string": (str,),
+    "null": (type(None),),
+}
+_BOUNDS: Mapping[str, Callable[[float, float], bool]] = {
+    "minimum": lambda value, bound: value >= bound,
+    "maximum": lambda value, bound: value <= bound,
+    "exclusiveMinimum": lambda value, bound: value > bound,
+    "exclusiveMaximum": lambda value, bound: value < bound,
+}
+
+
+def flat_problems(schema: Mapping[str, Any], values: Mapping[str, Any], at: Callable[[str], str]) -> Iterator[Problem]:
+    """Yield what is wrong with ``values``; ``at`` gives the pointer of a name."""
+    properties = schema.get("properties", {})
+    for name, value in values.items():
+        if name not in properties:
+            yield Problem(at(name), "unknown_key", f"unknown key {name!r}", nearest(name, properties))
+        elif broken := _broken(properties[name], value):
+            yield Problem(
+                at(name), "out_of_range", f"{name} = {value!r} is not {broken}", f"use a value that is {broken}"
+            )
+
+
+def _broken(rule: Mapping[str, Any], value: Any) -> str | None:
+    """Return the words of the first rule that ``value`` breaks, or None."""
+    names = rule.get("type", list(_TYPES))
+    names = [names] if isinstance(names, str) else names
+    if not any(_is(value, name) for name in names):
+        return f"of type {' or '.join(names)}"
+    if "enum" in rule and value not in rule["enum"]:
+        return f"one of {', '.join(map(str, rule['enum']))}"
+    if isinstance(value, (int, float)) and not isinstance(value, bool):
+        for word, holds in _BOUNDS.items():
+            if word in rule and not holds(value, rule[word]):
+                return f"within {word} {rule[word]}"
+    return None
+
+
+def _is(value: Any, name: str) -> bool:
+    if isinstance(value, bool):
+        return name == "boolean"
+    return isinstance(value, _TYPES.get(name, ()))

@@ -1,0 +1,417 @@
+"""The report as data: always valid, deterministic, and honest at the edges."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from lockstep.report import build_report, report_json
+from lockstep.report.inputs import CalibrationStamp, CrossScore, Extension, ReportInputs, ScoreRow, TrainingRow
+from tests.lockstep.report.factories import Cell, curve_points, make_analysis, make_inputs, score_rows
+
+BETTER: list[Cell] = [70.0, 71.0, 72.0, 73.0, 74.0, 75.5]
+WORSE: list[Cell] = [60.0, 62.0, 61.0, 66.0, 63.0, 64.0]
+
+
+def build(inputs: ReportInputs) -> dict[str, Any]:
+    """Return the report after a strict JSON round trip."""
+    report = build_report(inputs)
+    assert json.loads(report_json(report)) == report
+    return report
+
+
+def verdict(scores: dict[str, list[Cell]], **fields: Any) -> dict[str, Any]:
+    changes = {k: fields.pop(k) for k in ("kind", "runs", "registered_hash", "planned_blocks", "extra") if k in fields}
+    blocks = max(len(v) for v in scores.values())
+    analysis = make_analysis(blocks, kind=changes.get("kind", "ab"), **fields)
+    found: dict[str, Any] = build(make_inputs(scores, analysis, **changes))["verdict"]
+    return found
+
+
+def test_report_outline_has_every_field_of_the_specification() -> None:
+    report = build(make_inputs({"a": BETTER, "b": WORSE}))
+    outline = (
+        "schema experiment_id generated_utc versions registration verdict facts comparisons guardrails secondary "
+        "curve failures sensitivity leave_one_out integrity aa more bayes methods_sentence scores_sha256 seeds"
+    )
+    assert set(outline.split()) <= set(report)
+    comparison = (
+        "a b pairs test estimate se p p_adj p_method alpha_used ci_superiority ci_equivalence coverage verdict "
+        "better e_value companions effect"
+    )
+    assert set(comparison.split()) <= set(report["comparisons"][0])
+    assert {"code", "level", "winner", "leader", "best_set", "reason", "flags", "suffix", "sentence"} <= set(
+        report["verdict"]
+    )
+
+
+def test_report_same_inputs_same_bytes_whatever_the_row_order() -> None:
+    inputs = make_inputs({"a": BETTER, "b": WORSE})
+    shuffled = replace(inputs, scores=tuple(reversed(inputs.scores)), runs=tuple(reversed(inputs.runs)))
+    assert report_json(build_report(inputs)) == report_json(build_report(shuffled))
+
+
+def test_report_generated_utc_is_the_only_difference() -> None:
+    inputs = make_inputs({"a": BETTER, "b": WORSE})
+    later = build_report(replace(inputs, generated_utc="2027-01-01T00:00:00Z"))
+    assert later | {"generated_utc": inputs.generated_utc} == build_report(inputs)
+
+
+def test_pairs_are_joined_by_replicate_not_by_completion_order() -> None:
+    report = build(make_inputs({"a": BETTER, "b": WORSE}))
+    assert [p["difference"] for p in report["comparisons"][0]["pairs"]] == [10.0, 9.0, 11.0, 7.0, 11.0, 11.5]
+
+
+def test_duplicate_score_of_a_run_is_an_error() -> None:
+    inputs = make_inputs({"a": BETTER, "b": WORSE})
+    with pytest.raises(ValueError, match="two scores"):
+        build_report(replace(inputs, scores=(*inputs.scores, inputs.scores[0])))
+
+
+def test_verdict_winner_meaningful_sentence_states_effect_interval_test_n_and_sesoi() -> None:
+    found = verdict({"a": BETTER, "b": WORSE})
+    assert found["code"] == "WINNER_MEANINGFUL"
+    assert found["promotable"] is True
+    assert found["sentence"] == (
+        "`a` beats `b` on eval/accuracy: +10.0 pp [95 % CI +7.00, +11.5], exact signed-rank p = .031, "
+        "n = 6 replicates per arm, smallest effect of interest 2 pp."
+    )
+
+
+def test_verdict_winner_that_may_be_small_says_so() -> None:
+    found = verdict({"a": BETTER, "b": WORSE}, sesoi=8.0)
+    assert found["code"] == "WINNER"
+    assert found["sentence"].endswith("The true advantage may be smaller than 8 pp.")
+
+
+def test_verdict_negligible_difference_is_named() -> None:
+    found = verdict({"a": [60.5, 61.5, 62.5, 63.5, 64.5, 65.6], "b": [60.0, 61.0, 62.0, 63.0, 64.0, 65.0]})
+    assert found["code"] == "DIFFERENT_BUT_NEGLIGIBLE"
+    assert found["winner"] == "a"
+    assert found["promotable"] is False
+    assert "better, by an amount that does not matter" in found["sentence"]
+
+
+def test_verdict_equivalent_states_the_ninety_percent_interval() -> None:
+    found = verdict({"a": [60.1, 61.0, 62.2, 62.9, 64.1, 64.8], "b": [60.0, 61.2, 62.0, 63.0, 64.0, 65.0]})
+    assert found["code"] == "EQUIVALENT"
+    assert found["sentence"].startswith("No meaningful difference on eval/accuracy: 90 % CI ")
+    assert "lies inside +/-2 pp (n = 6)" in found["sentence"]
+
+
+def test_verdict_inconclusive_says_how_many_more_with_device_hours() -> None:
+    found = verdict({"a": [60.0, 66.0, 62.0, 69.0, 61.0, 65.0], "b": [61.0, 62.0, 64.0, 63.0, 60.0, 66.0]})
+    assert found["code"] == "INCONCLUSIVE"
+    assert "Not settled: CI " in found["sentence"]
+    assert "more replicates (" in found["sentence"]
+    assert "device-hours) would resolve 2 pp with 80 % power." in found["sentence"]
+
+
+def test_verdict_one_replicate_compares_two_runs() -> None:
+    found = verdict({"a": [60.0], "b": [70.0]}, inference="full")
+    assert (found["code"], found["reason"]) == ("NO_INFERENCE", "ONE_REPLICATE")
+    assert found["sentence"] == "One replicate per arm: this compares two runs, not two configurations."
+    assert (found["winner"], found["leader"], found["best_set"]) == (None, None, [])
+
+
+def test_verdict_five_blocks_cannot_reach_alpha_and_the_p_is_not_claimed() -> None:
+    found = verdict({"a": BETTER[:5], "b": WORSE[:5]})
+    assert (found["code"], found["reason"]) == ("NO_INFERENCE", "ALPHA_UNREACHABLE")
+    assert found["sentence"] == "n = 5 cannot reach alpha = 0.05 with this test."
+
+
+def test_verdict_identical_runs_says_the_setting_had_no_effect() -> None:
+    found = verdict({"a": BETTER, "b": BETTER})
+    assert found["code"] == "IDENTICAL_RUNS"
+    assert found["sentence"] == (
+        "All scores are identical: the changed setting had no effect on the metric, was not applied, or the metric is "
+        "at its limit."
+    )
+
+
+@pytest.mark.parametrize("blocks", [1, 2, 6])
+def test_verdict_aa_identical_for_any_number_of_replicates(blocks: int) -> None:
+    found = verdict({"a": BETTER[:blocks], "b": BETTER[:blocks]}, kind="aa")
+    assert found["code"] == "IDENTICAL_RUNS"
+    assert "A/A" in found["sentence"]
+
+
+def test_verdict_aa_that_differs_reports_nondeterminism_against_seed_spread() -> None:
+    found = verdict({"a": BETTER, "b": [x + 0.1 for x in BETTER if isinstance(x, float)]}, kind="aa")
+    assert (found["code"], found["reason"], found["winner"]) == ("NO_INFERENCE", "AA_DIFFERS", None)
+    assert found["sentence"] == (
+        "Identical arms gave different scores: SD 0.0707 pp within blocks against 2.01 pp between replicates."
+    )
+
+
+def test_more_replicates_never_follow_from_the_observed_effect() -> None:
+    noise = [3.0, -4.0, 2.0, -1.0, 5.0, -5.0]
+    small = build(make_inputs({"a": [60 + e for e in noise], "b": [60.0] * 6}))
+    large = build(make_inputs({"a": [63 + e for e in noise], "b": [60.0] * 6}))
+    assert small["verdict"]["code"] == large["verdict"]["code"] == "INCONCLUSIVE"
+    assert small["more"] == large["more"]
+
+
+def test_verdict_tie_at_top_names_the_tied_arms() -> None:
+    scores: dict[str, list[Cell]] = {
+        "a": [60.1, 59.8, 60.3, 59.9, 60.0, 60.2, 59.7, 60.4],
+        "b": [60.0, 59.9, 60.2, 60.0, 60.1, 60.1, 59.8, 60.3],
+        "c": [50.0, 50.3, 49.9, 50.6, 50.1, 49.7, 50.4, 50.2],
+    }
+    found = verdict(scores, sesoi=0.5)
+    assert (found["code"], found["best_set"]) == ("TIE_AT_TOP", ["a", "b"])
+    assert "`a` and `b` tie at the top and beat the rest" in found["sentence"]
+    assert "chosen by the data" in found["sentence"]
+
+
+def test_verdict_winner_of_three_reports_the_largest_p() -> None:
+    scores: dict[str, list[Cell]] = {
+        "a": BETTER,
+        "b": WORSE,
+        "c": [x - 1 for x in WORSE if isinstance(x, float)],
+    }
+    found = verdict(scores)
+    assert found["winner"] == "a"
+    assert "beats every other arm" in found["sentence"]
+    assert "(largest of 2 comparisons)" in found["sentence"]
+    assert found["p_max"] == 0.03125
+
+
+EDGES: dict[str, dict[str, list[Cell]]] = {
+    "nothing finished": {"a": ["lost"] * 6, "b": ["lost"] * 6},
+    "all failed": {"a": ["failed"] * 6, "b": ["failed"] * 6},
+    "one arm failed": {"a": BETTER, "b": ["failed"] * 6},
+    "non-finite": {"a": [float("inf"), *BETTER[1:]], "b": [float("nan"), *WORSE[1:4], float("-inf"), 64.0]},
+    "constant": {"a": [5.0] * 6, "b": [4.0] * 6},
+    "one replicate": {"a": [1.0], "b": [2.0]},
+    "two replicates": {"a": [1.0, 2.0], "b": [2.0, 1.0]},
+    "one complete block": {"a": [1.0, "lost"], "b": [2.0, 1.0]},
+    "everything equal": {"a": [5.0] * 6, "b": [5.0] * 6},
+    "three arms, one lost": {"a": BETTER, "b": WORSE, "c": ["lost"] * 6},
+}
+
+
+@pytest.mark.parametrize("name", EDGES)
+@pytest.mark.parametrize(
+    "fields",
+    [
+        {},
+        {"estimand": "mean"},
+        {"paired": False},
+        {"paired": False, "estimand": "mean"},
+        {"paired": False, "estimand": "p_superiority", "sesoi": 0.2},
+        {"looks": {"mode": "anytime"}},
+        {"looks": {"mode": "anytime", "e_value": "t"}},
+        {"comparisons": "all_pairs", "bayes_panel": True},
+        {"small_n_fallback": "unpaired_rank"},
+        {"inference": "none"},
+    ],
+    ids=lambda f: "-".join(map(str, f)) or "default",
+)
+def test_report_edge_scores_still_give_a_valid_report(name: str, fields: dict[str, Any]) -> None:
+    found = verdict(EDGES[name], **fields)
+    assert found["sentence"]
+    assert "nan" not in found["sentence"].lower().replace("finance", "")
+    if name in ("nothing finished", "one replicate", "one complete block"):
+        assert found["code"] in ("NO_INFERENCE", "INCONCLUSIVE")
+
+
+def test_report_no_score_at_all_is_valid() -> None:
+    inputs = make_inputs({"a": BETTER, "b": WORSE})
+    report = build(replace(inputs, scores=(), runs=()))
+    assert (report["verdict"]["code"], report["verdict"]["reason"]) == ("NO_INFERENCE", "NO_COMPLETE_BLOCKS")
+
+
+def test_failures_are_counted_with_exact_intervals_and_never_omitted() -> None:
+    scores: dict[str, list[Cell]] = {"a": BETTER, "b": [*WORSE[:4], "failed", "failed"]}
+    report = build(make_inputs(scores))
+    row = report["failures"][1]
+    assert (row["k"], row["n"]) == (2, 6)
+    assert row["ci"] == pytest.approx([0.0433, 0.7772], abs=1e-3)
+    assert row["fisher_p"]["a"] == pytest.approx(0.4545, abs=1e-3)
+    assert report["comparisons"][0]["pairs"][5]["b"] == 0.0
+    assert report["sensitivity"]["floor"] is not None
+
+
+def test_floor_sensitive_verdict_is_downgraded() -> None:
+    scores: dict[str, list[Cell]] = {
+        "a": [50.0, 51.0, 52.0, 53.0, 54.0, 55.0, 40.0],
+        "b": ["failed"] * 6 + [41.0],
+    }
+    found = verdict(scores, sesoi=30.0)
+    assert (found["code"], found["reason"], found["winner"]) == ("INCONCLUSIVE", "FLOOR_SENSITIVE", None)
+    assert "depends on the score given to failed runs" in found["sentence"]
+
+
+def test_omitting_failures_that_would_change_the_verdict_is_flagged_not_obeyed() -> None:
+    scores: dict[str, list[Cell]] = {"a": [*BETTER, "failed"], "b": [*WORSE, 65.0]}
+    found = verdict(scores)
+    assert "DRIVEN_BY_FAILURES" in found["flags"]
+
+
+def test_lost_runs_that_could_reverse_the_winner_are_flagged() -> None:
+    scores: dict[str, list[Cell]] = {"a": [*BETTER, "lost", "lost"], "b": [*WORSE, 90.0, 91.0]}
+    found = verdict(scores)
+    assert found["code"] == "WINNER_MEANINGFUL"
+    assert {"LOSS_SENSITIVE", "MANY_LOST", "INCOMPLETE"} <= set(found["flags"])
+
+
+def test_guardrail_harm_turns_the_winner_into_winner_with_harm() -> None:
+    analysis = make_analysis(6, guardrails=[{"metric": "eval/param_ratio", "max_harm": 0.1}])
+    ratios = score_rows({"a": [2.0, 2.1, 2.2, 2.1, 2.0, 2.3], "b": [1.1, 1.2, 1.1, 1.3, 1.2, 1.1]}, "eval/param_ratio")
+    report = build(make_inputs({"a": BETTER, "b": WORSE}, analysis, ratios))
+    assert report["guardrails"][0]["state"] == "harm"
+    assert report["guardrails"][0]["estimate"] == pytest.approx(0.95, abs=0.05)
+    assert report["verdict"]["code"] == "WINNER_WITH_HARM"
+    assert report["verdict"]["promotable"] is False
+    assert "harm on eval/param_ratio" in report["verdict"]["sentence"]
+
+
+@pytest.mark.parametrize(("ours", "state", "promotable"), [(1.15, "pass", True), (1.3, "unproven", False)])
+def test_guardrail_pass_and_unproven_decide_promotion(ours: float, state: str, promotable: bool) -> None:
+    analysis = make_analysis(6, guardrails=[{"metric": "eval/param_ratio", "max_harm_rel": 0.2}])
+    base = [1.1, 1.2, 1.1, 1.3, 1.2, 1.1]
+    noise = [0.3, -0.3, 0.2, -0.2, 0.1, -0.1] if state == "unproven" else [0.0] * 6
+    rows = score_rows({"a": [ours + e for e in noise], "b": list(base)}, "eval/param_ratio")
+    report = build(make_inputs({"a": BETTER, "b": WORSE}, analysis, rows))
+    assert report["guardrails"][0]["state"] == state
+    assert report["verdict"]["promotable"] is promotable
+    assert ("GUARDRAIL_UNPROVEN" in report["verdict"]["flags"]) is (not promotable)
+
+
+def test_secondary_metrics_are_exploratory_and_corrected() -> None:
+    analysis = make_analysis(6, secondary=["eval/loss", "eval/committed_accuracy"])
+    rows = score_rows({"a": [1.0, 1.1, 1.2, 1.0, 1.1, 1.3], "b": [2.0, 2.2, 2.1, 2.3, 2.2, 2.5]}, "eval/loss")
+    rows += score_rows({"a": WORSE, "b": BETTER}, "eval/committed_accuracy")
+    report = build(make_inputs({"a": BETTER, "b": WORSE}, analysis, rows))
+    assert [row["estimate"] > 0 for row in report["secondary"]] == [True, False]  # a smaller loss is better
+    assert all(row["exploratory"] and row["q"] >= row["p"] for row in report["secondary"])
+    assert report["verdict"]["winner"] == "a"
+
+
+def test_minimised_primary_reports_raw_scores_and_oriented_differences() -> None:
+    analysis = make_analysis(6, primary={"metric": "eval/loss", "direction": "min"}, failure={"floor": 9.0}, sesoi=0.1)
+    report = build(
+        make_inputs({"a": [1.0, 1.1, 1.2, 1.0, 1.1, "failed"], "b": [2.0, 2.2, 2.1, 2.3, 2.2, 2.5]}, analysis)
+    )
+    pairs = report["comparisons"][0]["pairs"]
+    assert (pairs[0]["a"], pairs[0]["b"], pairs[0]["difference"]) == (1.0, 2.0, 1.0)
+    assert (pairs[5]["a"], pairs[5]["difference"]) == (9.0, -6.5)
+    assert report["facts"]["floor"] == 9.0
+
+
+def test_planned_look_uses_its_own_level_and_the_first_blocks_only() -> None:
+    looks = {"mode": "planned", "at": [7, 14]}
+    analysis = make_analysis(14, looks=looks)
+    a: list[Cell] = [*(70.0 + i for i in range(7)), 0.0, 0.0, 0.0]
+    b: list[Cell] = [*(60.0 + i * 0.9 for i in range(7)), 50.0, 50.0, 50.0]
+    report = build(make_inputs({"a": a, "b": b}, analysis, planned_blocks=14))
+    assert report["facts"]["looks"]["k"] == 1
+    assert report["facts"]["complete_blocks"] == 7
+    assert report["verdict"]["level"] == pytest.approx(0.0294, abs=1e-3)
+    assert (report["verdict"]["code"], report["verdict"]["suffix"]) == ("WINNER_MEANINGFUL", "@look 1")
+
+
+def test_planned_look_not_reached_gives_no_analysis() -> None:
+    analysis = make_analysis(14, looks={"mode": "planned", "at": [7, 14]})
+    report = build(make_inputs({"a": BETTER, "b": WORSE}, analysis))
+    assert (report["verdict"]["code"], report["verdict"]["reason"]) == ("NO_INFERENCE", "LOOK_NOT_REACHED")
+
+
+def test_anytime_verdict_carries_e_value_and_suffix() -> None:
+    a: list[Cell] = [70.0 + 0.3 * (i % 3) for i in range(10)]
+    b: list[Cell] = [60.0 + 0.2 * (i % 4) for i in range(10)]
+    report = build(make_inputs({"a": a, "b": b}, make_analysis(10, looks={"mode": "anytime"})))
+    assert report["verdict"]["code"] == "WINNER_MEANINGFUL"
+    assert report["verdict"]["suffix"] == "@anytime 10"
+    assert report["comparisons"][0]["e_value"] >= 20
+    assert report["sequential"]["threshold"] == pytest.approx(20.0)
+
+
+def test_exploratory_extension_never_replaces_the_registered_verdict() -> None:
+    a: list[Cell] = [61.0, 60.0, 63.0, 62.0, 64.0, 61.0, *[80.0] * 6]
+    b: list[Cell] = [60.0, 62.0, 61.0, 64.0, 62.0, 63.0, *[50.0] * 6]
+    inputs = make_inputs({"a": a, "b": b}, make_analysis(6), planned_blocks=6)
+    report = build(replace(inputs, extension=Extension(6, "2026-11-27T01:00:00Z", "close result")))
+    alone = build(make_inputs({"a": a[:6], "b": b[:6]}, make_analysis(6)))
+    assert report["verdict"]["code"] == alone["verdict"]["code"] == "INCONCLUSIVE"
+    assert report["comparisons"] == alone["comparisons"]
+    assert report["exploratory"]["label"] == "EXPLORATORY"
+    assert report["exploratory"]["blocks"] == 12
+    assert "EXPLORATORY_EXTENSION" in report["verdict"]["flags"]
+
+
+def test_curve_test_is_joint_over_the_registered_steps() -> None:
+    analysis = make_analysis(6, curve={"metric": "eval/accuracy", "at": [1, 2, 3]})
+    curves = {
+        "a": [[50.0 + r, 60.0 + r, 70.0 + 2 * r] for r in range(6)],
+        "b": [[50.5 - r * 0.1, 55.0 + r * 0.5, 60.0 + r] for r in range(6)],
+    }
+    report = build(make_inputs({"a": BETTER, "b": WORSE}, analysis, curves=curve_points(curves, [1, 2, 3])))
+    assert report["curve"]["steps"] == [1, 2, 3]
+    assert report["curve"]["p_adj"][2] == 0.03125
+    assert report["curves"]["band"].startswith("pointwise 95 %")
+    assert report["time_to_threshold"]["horizon"] == 3
+
+
+def test_curve_test_failed_run_keeps_the_floor_and_a_hole_gives_a_reason() -> None:
+    analysis = make_analysis(6, curve={"metric": "eval/accuracy", "at": [1, 2]})
+    ends: list[float | None] = [50.0, 51.0, 52.0, 53.0, 54.0, None]
+    curves: dict[str, list[list[float | None]]] = {
+        "a": [[50.0 + r, 60.0 + r] for r in range(6)],
+        "b": [[45.0 + r, end] for r, end in enumerate(ends)],
+    }
+    points = curve_points(curves, [1, 2])
+    failed = build(make_inputs({"a": BETTER, "b": [*WORSE[:5], "failed"]}, analysis, curves=points))
+    assert failed["curve"]["pairs"][0]["mean_difference"][1] == pytest.approx((5 * 10 + 65) / 6)
+    holed = build(make_inputs({"a": BETTER, "b": WORSE}, analysis, curves=points))
+    assert (holed["curve"]["p_adj"], holed["curve"]["reason"]) == (None, "CURVE_INCOMPLETE")
+
+
+def test_time_to_threshold_never_reached_is_censored_not_dropped() -> None:
+    curves = {"a": [[10.0, 80.0]] * 6, "b": [[10.0, 20.0]] * 6}
+    report = build(make_inputs({"a": BETTER, "b": WORSE}, curves=curve_points(curves, [1, 2]), threshold=50.0))
+    times = report["time_to_threshold"]
+    assert times["arms"][1]["times"] == [[2.0, 0]] * 6
+    assert times["registered"] is True
+    assert times["pairs"][0]["permutation_p"] == pytest.approx(2 / 924)
+
+
+def test_training_rows_and_cross_scores_are_summarised() -> None:
+    training = tuple(TrainingRow(a, r, 32, 60.0 + r, 65.0, 1.5) for a in "ab" for r in range(6))
+    cross = tuple(CrossScore(a, m, r, float(r), 0.5, 8) for a in "ab" for m in "ab" for r in range(6))
+    report = build(make_inputs({"a": BETTER, "b": WORSE}, training=training, cross_scores=cross))
+    assert report["training"][0]["final_accuracy"] == 62.5
+    assert report["training"][0]["episodes"] == 192
+    own = [c for c in report["xeval"]["cells"] if c["own_mode"]]
+    assert [(c["arm"], c["mode"], c["mean"]) for c in own] == [("a", "a", 2.5), ("b", "b", 2.5)]
+
+
+def test_reward_shared_metric_is_flagged() -> None:
+    analysis = make_analysis(6, primary="eval/return_mean")
+    assert "REWARD_SHARED" in build(make_inputs({"a": BETTER, "b": WORSE}, analysis))["verdict"]["flags"]
+
+
+def test_stamp_and_seed_are_printed() -> None:
+    report = build(
+        make_inputs({"a": BETTER, "b": WORSE}, stamp=CalibrationStamp("2026-11-27", "0.1.0", ("simulation",)))
+    )
+    assert report["aa"]["modes"] == ["simulation"]
+    assert report["seeds"] == {"analysis": 0}
+
+
+def test_score_row_unknown_status_is_refused() -> None:
+    with pytest.raises(ValueError, match="status"):
+        ScoreRow("a", 0, "r", "eval/accuracy", 1.0, "running")
+
+
+def test_many_blocks_fall_back_to_seeded_monte_carlo() -> None:
+    a: list[Cell] = [60.0 + (i * 7 % 11) for i in range(40)]
+    b: list[Cell] = [59.0 + (i * 5 % 13) for i in range(40)]
+    analysis = make_analysis(40, estimand="mean")
+    first, second = (build(make_inputs({"a": a, "b": b}, analysis)) for _ in range(2))
+    assert first == second
+    assert first["comparisons"][0]["p_method"] == "monte-carlo"

@@ -1,0 +1,274 @@
+"""Parsing, resolution, arms and hashes of a specification; each refusal names field and remedy."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.spec import tasks
+from lockstep.spec.defaults import complete
+from lockstep.spec.presets import PRESETS
+from lockstep.spec.problems import InvalidSpecError, Problem
+from lockstep.spec.resolve import Spec, load_text, parse
+from lockstep.spec.rules import Registered, check
+from tests.factories import tiny_spec
+
+EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
+
+
+def problems_of(raw: dict[str, Any]) -> list[Problem]:
+    try:
+        found, _ = check(parse(raw))
+    except InvalidSpecError as error:
+        return list(error.problems)
+    return found
+
+
+@pytest.mark.parametrize("path", EXAMPLES, ids=lambda path: path.stem)
+def test_example_is_valid_and_resolves_the_same_way_twice(path: Path) -> None:
+    first, second = parse(load_text(path.read_text())), parse(load_text(path.read_text()))
+    assert check(first)[0] == []
+    assert first.hash == second.hash
+    assert parse(first.document).hash == first.hash
+
+
+@pytest.mark.parametrize("name", list(PRESETS))
+def test_preset_resolves_for_its_task(name: str) -> None:
+    env = {"env": {"id": "CartPole-v1"}} if name.startswith("gym") else {}
+    arms = [{"label": "A"}, {"label": "B", "overrides": {"ppo.lr": 1e-3}}]
+    analysis = {"sesoi": 1.0, "failure": {"floor": 0.0}}
+    raw = {"experiment": {"name": name}, "preset": name, "arms": arms, "analysis": analysis, **env}
+    assert problems_of(raw) == []
+
+
+def test_own_keys_win_over_the_preset_and_task_fills_the_rest() -> None:
+    spec = parse(tiny_spec(env={"horizon": 9})).spec
+    assert (spec.env.horizon, spec.env.n_envs, spec.host.lr) == (9, 2, 0.05)
+    assert spec.env.slots == tasks.TASKS["digits_tiny"].slots
+    assert spec.return_norm == "popart"
+
+
+def test_diff_of_an_arm_is_minimal_and_names_base_and_value() -> None:
+    raw = tiny_spec(arms=[{"label": "A"}, {"label": "B", "reward": "sparse", "overrides": {"ppo.lr": 0.002}}])
+    arms = parse(raw).arms
+    assert arms[0].diff == ()
+    assert [(d.path, d.base, d.value) for d in arms[1].diff] == [
+        ("ppo.lr", 0.003, 0.002),
+        ("reward.mode", "shaped", "sparse"),
+    ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "pointer", "code", "remedy"),
+    [
+        ({"ppoo": {}}, "/ppoo", "unknown_key", "did you mean 'ppo'?"),
+        ({"ppo": {"lambda": 2.0}}, "/ppo/lambda", "less_than_equal", ""),
+        ({"ppo": {"lr": "0.1"}}, "/ppo/lr", "float_type", ""),
+        ({"preset": "digits_gpu"}, "/preset", "unknown_preset", "digits"),
+        ({"env": {"task": "digit_tiny"}}, "/env/task", "unknown_task", "did you mean 'digits_tiny'?"),
+        ({"env": {"slots": ["r0c0", "r0c7"]}}, "/env/slots/1", "unknown_slot", "did you mean"),
+        ({"env": {"horizon": 5}}, "/env/horizon", "too_short", "use at least"),
+        ({"env": {"batches_per_step": 99}}, "/env/batches_per_step", "too_many_batches", "use at most"),
+        ({"ppo": {"minibatches": 64}}, "/ppo/minibatches", "too_many_minibatches", "use at most 2"),
+        ({"ppo": {"aux_coef": 0.5}}, "/ppo/aux_coef", "not_built", "set it to 0"),
+        ({"lockstep": {"barrier": "none"}}, "/lockstep/barrier", "contradiction", "placement"),
+        ({"reward": {"pbrs_wait": 1.0}}, "/reward/pbrs_wait", "unknown_key", "did you mean 'pbrs_weight'?"),
+        (
+            {"arms": [{"label": "A"}, {"label": "A", "reward": "sparse"}]},
+            "/arms/1/label",
+            "duplicate",
+            "rename",
+        ),
+        ({"arms": [{"label": "A"}, {"label": "B"}]}, "/arms/1", "identical_arms", "experiment.kind: aa"),
+        (
+            {"arms": [{"label": "A"}, {"label": "B", "overrides": {"env.horizon": 9}}]},
+            "/arms/1/overrides/env.horizon",
+            "not_overridable",
+            "override only",
+        ),
+        (
+            {"arms": [{"label": "A"}, {"label": "B", "overrides": {"ppo.lrr": 9}}]},
+            "/arms/1/overrides/ppo/lrr",
+            "unknown_key",
+            "did you mean 'lr'?",
+        ),
+        ({"experiment": {"kind": "aa"}}, "/experiment/kind", "aa_arms_differ", "make the arms equal"),
+        ({"analysis": None}, "/analysis", "missing", "add analysis"),
+        (
+            {"arms": [{"label": "A"}, {"label": "S", "policy": "static_matched"}]},
+            "/arms/1/static_set",
+            "missing",
+            "{slot: blueprint}",
+        ),
+        (
+            {"arms": [{"label": "A"}, {"label": "S", "policy": "static_matched", "static_set": {"run": "r"}}]},
+            "/arms/1/static_set/episode",
+            "missing",
+            "add it",
+        ),
+        (
+            {"arms": [{"label": "A"}, {"label": "S", "policy": "static_matched", "static_set": {"r0c0": 3}}]},
+            "/arms/1/static_set/r0c0",
+            "string_type",
+            "",
+        ),
+        (
+            {"arms": [{"label": "A"}, {"label": "S", "static_set": {"run": "r", "episode": 0}}]},
+            "/arms/1/static_set",
+            "not_applicable",
+            "remove it",
+        ),
+        ({"precision": {"host": "fp16"}}, "/precision/host", "literal_error", ""),
+    ],
+)
+def test_refusal_names_field_and_remedy(changes: dict[str, Any], pointer: str, code: str, remedy: str) -> None:
+    raw = {**tiny_spec(experiment={"replicates": 2}), **{k: v for k, v in changes.items() if v is None}}
+    for name, value in changes.items():
+        if isinstance(value, dict):
+            raw = tiny_spec(**{name: value}) if name != "experiment" else tiny_spec(experiment=value)
+        elif value is not None:
+            raw = {**raw, name: value}
+    found = [problem for problem in problems_of(raw) if problem.pointer == pointer]
+    assert found, problems_of(raw)
+    assert found[0].code == code
+    assert remedy in found[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("text", "code"),
+    [
+        ("a: &x [1]\nb: *x", "yaml_alias"),
+        ("- 1", "malformed"),
+        ("a: [", "malformed"),
+        ("a: !!python/object:os.system {}", "malformed"),
+        ("experiment: {name: .nan}", "malformed"),
+        ("experiment: {name: 2026-01-01}", "malformed"),
+        ("a: " + "[" * 30 + "]" * 30, "too_deep"),
+    ],
+)
+def test_text_that_is_no_plain_data_is_refused(text: str, code: str) -> None:
+    with pytest.raises(InvalidSpecError) as refused:
+        parse(load_text(text))
+    assert refused.value.problems[0].code == code
+
+
+def test_all_problems_are_collected_in_one_refusal() -> None:
+    raw = tiny_spec(ppo={"lr": -1.0, "clip": 3.0}, env={"n_envs": 0})
+    assert {problem.pointer for problem in problems_of(raw)} == {"/ppo/lr", "/ppo/clip", "/env/n_envs"}
+
+
+def test_replicates_one_warns_that_no_inference_is_possible() -> None:
+    raw = tiny_spec(experiment={"replicates": 1})
+    raw["analysis"] = None
+    found, warnings = check(parse(raw))
+    assert found == []
+    assert any("no inference" in warning for warning in warnings)
+
+
+def test_a_registered_reward_gets_what_was_written_for_it_and_no_built_in_default() -> None:
+    # a plug-in's constant may bear the name of a built-in one
+    arms = [
+        {"label": "a"},
+        {"label": "b", "overrides": {"reward.rent_weight": 0.25}},
+        {"label": "c", "reward": "shaped"},
+    ]
+    raw = tiny_spec(arms=arms, reward={"mode": "thrifty", "sparse_scale": 2.0})
+    a, b, c = (arm.config["reward"] for arm in parse(raw).arms)
+    assert a == {"mode": "thrifty", "sparse_scale": 2.0}
+    assert b == {"mode": "thrifty", "sparse_scale": 2.0, "rent_weight": 0.25}
+    assert len(c) > 20
+    # what the experiment's section names for the built-in mode is not meant for another one
+    raw = tiny_spec(arms=[{"label": "a"}, {"label": "b", "reward": "thrifty"}], reward={"sparse_scale": 2.0})
+    assert parse(raw).arms[1].config["reward"] == {"mode": "thrifty"}
+
+
+def undescribed(schema: dict[str, Any]) -> list[str]:
+    """Return every field of a model's JSON Schema, and of the models below it, that says nothing."""
+    models = {"": schema, **schema.get("$defs", {})}
+    fields = [
+        (f"{model}.{name}", rule) for model, m in models.items() for name, rule in m.get("properties", {}).items()
+    ]
+    assert fields
+    return [name for name, rule in fields if not rule.get("description")]
+
+
+def test_every_field_of_a_specification_says_what_it_is() -> None:
+    schema = Spec.model_json_schema(by_alias=True)
+    assert undescribed(schema) == []
+    assert len(schema["$defs"]["Reward"]["properties"]) > 80
+    # the test can fail, at the top and below
+    del schema["$defs"]["Reward"]["properties"]["rent_cap"]["description"], schema["properties"]["ppo"]["description"]
+    assert undescribed(schema) == [".ppo", "Reward.rent_cap"]
+
+
+def test_every_reward_constant_names_its_unit_and_range() -> None:
+    units = ("reward units", "parameters", "pp", "epochs", "steps", "nats", "share", "ratio", "units of Phi")
+    for name, rule in Spec.model_json_schema()["$defs"]["Reward"]["properties"].items():
+        if name == "mode" or rule.get("type") == "boolean":
+            continue
+        assert any(unit in rule["description"] for unit in units), name
+        bounds = [rule, *rule.get("anyOf", [])]
+        signed = name in ("prune_harmful_below", "ransomware_effect", "basic_plus_low")
+        assert signed or any({"minimum", "exclusiveMinimum"} & set(bound) for bound in bounds), name
+        assert "default" in rule, name
+
+
+def test_the_defaults_of_registered_names_stand_in_the_resolved_spec_and_its_hash() -> None:
+    def announced(price: float) -> Registered:
+        schema = {"properties": {"price": {"type": "number", "default": price}, "label": {"type": "string"}}}
+        return Registered(
+            {"thrifty": {"env_kinds": ["morphogenesis"], "schema": schema}},
+            {"corridor": {"properties": {"length": {"type": "integer", "default": 6}, "wide": {"default": True}}}},
+        )
+
+    arms: list[dict[str, Any]] = [
+        {"label": "a"},
+        {"label": "b", "reward": "thrifty"},
+        {"label": "c", "reward": "thrifty"},
+    ]
+    arms[2]["overrides"] = {"reward.price": 0.25, "reward.label": "x"}
+    given = parse(tiny_spec(arms=arms))
+    written = complete(given, announced(0.5))
+    a, b, c = (arm.config["reward"] for arm in written.arms)
+    assert "price" not in a
+    assert b == {"mode": "thrifty", "price": 0.5}
+    assert c == {"mode": "thrifty", "price": 0.25, "label": "x"}
+    assert written.document["arms"][1]["overrides"] == {"reward.price": 0.5}
+    assert [arm.diff for arm in written.arms] == [arm.diff for arm in given.arms]
+    # what another version would have paid is another experiment
+    assert len({given.hash, written.hash, complete(given, announced(0.75)).hash}) == 3
+    again = complete(parse(written.document), announced(0.75))
+    assert (again.hash, [arm.config for arm in again.arms]) == (written.hash, [arm.config for arm in written.arms])
+    # the default that the mode would take and the same number written out are one configuration
+    arms[2]["overrides"] = {"reward.price": 0.5}
+    found, _ = check(complete(parse(tiny_spec(arms=arms)), announced(0.5)), announced(0.5))
+    assert [problem.code for problem in found] == ["identical_arms"]
+
+    env = {"kind": "gymnasium", "id": "corridor", "kwargs": {"wide": False}}
+    gym = complete(parse({"experiment": {"name": "g"}, "env": env, "arms": arms[:2]}), announced(0.5))
+    assert gym.document["env"]["kwargs"] == {"length": 6, "wide": False}
+    assert [arm.config["env"]["kwargs"] for arm in gym.arms] == [{"length": 6, "wide": False}] * 2
+
+
+def test_copied_static_set_is_valid_without_a_server_and_said_to_be_open() -> None:
+    copied = {"run": "run_a", "episode": 2}
+    arms: list[dict[str, Any]] = [
+        {"label": "A"},
+        {"label": "S", "policy": "static_matched", "static_set": copied},
+    ]
+    resolved = parse(tiny_spec(arms=[*arms, {**arms[1], "label": "T", "static_set": {**copied, "episode": 3}}]))
+    problems, warnings = check(resolved)
+    assert not problems
+    assert sum("looked up by the server at submission" in warning for warning in warnings) == 2
+    assert [arm.static_set for arm in resolved.arms] == [None, None, None]
+
+
+def test_a_registered_default_outside_of_the_range_of_its_namesake_is_refused() -> None:
+    schema = {"properties": {"death_pay": {"type": "number", "default": -3.0}}}
+    registered = Registered({"harsh": {"env_kinds": ["morphogenesis"], "schema": schema}}, {})
+    given = parse(tiny_spec(arms=[{"label": "a"}, {"label": "b", "reward": "harsh"}]))
+    with pytest.raises(InvalidSpecError) as refused:
+        complete(given, registered)
+    assert "death_pay" in str([problem.pointer for problem in refused.value.problems])

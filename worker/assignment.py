@@ -1,0 +1,398 @@
+"""One block share on the supervisor's side: child, frames, spool, lease, stop ladder, release."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any, ParamSpec, TypeVar
+
+from lockstep import protocol as p
+from worker.control import Control, LeaseLost, Refused
+from worker.devices import Bound
+from worker.logs import LogReader
+from worker.options import Options
+from worker.spool import Spool
+from worker.standby import Starter
+from worker.supervisor import Child
+
+ArgumentsP = ParamSpec("ArgumentsP")
+ResultT = TypeVar("ResultT")
+_POLL_SECONDS = 0.2
+_RELEASE_SECONDS = 120.0
+_STOP_CAUSES = {"cancel": "user", "pause": "user", "drain": "preempted", "abort": "preempted"}
+
+
+class Share:
+    """Trains one assignment to its end.
+
+    Args:
+        control: API calls.
+        assignment: what to train, with the lease.
+        bound: device of this supervisor.
+        directory: spool and checkpoints of this share.
+        starter: starts the training process.
+        options: the operator's choices.
+    """
+
+    def __init__(
+        self,
+        control: Control,
+        assignment: p.Assignment,
+        bound: Bound,
+        directory: Path,
+        starter: Starter,
+        options: Options,
+    ) -> None:
+        self._control, self._lease, self._bound = control, assignment, bound
+        self._directory, self._starter, self._options = directory, starter, options
+        self._spool = Spool(directory / "spool.jsonl", options.spool_bytes)
+        self._child: Child | None = None
+        self._round, self._step = assignment.resume_round, 0
+        self._last_frame = self._began = time.monotonic()
+        self._lost = threading.Event()
+        self._settled = threading.Event()  # the share's last record has been acknowledged
+        self._stop_cause: str | None = None
+        self._kill_at: float | None = None
+        self._fence_after = float("inf")
+        self._acknowledged = self._began
+        self._frozen = False
+        self._failure: dict[str, Any] | None = None
+        self._finished = False
+        self._stopped = False
+        self._logs = LogReader(self._spool)
+
+    @property
+    def spool_bytes(self) -> int:
+        """Bytes that wait to be sent."""
+        return self._spool.waiting_bytes
+
+    @property
+    def _ahead(self) -> int:
+        """Rounds the child may train before the last one is acknowledged (ADR 0008).
+
+        One where this share holds all arms, for nobody waits at its barrier; the checkpoint that is being
+        uploaded must outlast the next one.
+        """
+        whole = len(self._lease.runs) == self._lease.num_arms
+        return int(whole and self._lease.checkpoint_keep >= 2)
+
+    def set_terms(self, terms: p.RegisterReply) -> None:
+        """Take over ttl and interval as the server announced them."""
+        self._fence_after = terms.lease_ttl_seconds - 2 * terms.heartbeat_seconds
+
+    def progress(self) -> dict[str, Any]:
+        """Return what the heartbeat reports of this share."""
+        return {
+            "assignment_id": self._lease.assignment_id,
+            "lease": self._lease.lease,
+            "round": self._round,
+            "step": self._step,
+            "frame_age_seconds": round(time.monotonic() - self._last_frame, 2),
+        }
+
+    def heard(self, states: Sequence[p.LeaseState], sent: float) -> None:
+        """Act on the server's word: renew, stop, or give up."""
+        for state in states:
+            if state.assignment_id != self._lease.assignment_id:
+                continue
+            if not state.valid:
+                self.lose("the lease does not hold any more")
+                return
+            self._acknowledged = sent
+            self._thaw()
+            if state.desired != "run":
+                within = state.stop_within_seconds if state.stop_within_seconds is not None else 60.0
+                self.ask_to_stop(_STOP_CAUSES[state.desired], within)
+
+    def unheard(self) -> None:
+        """No heartbeat got through: freeze the child before the lease can pass to another worker."""
+        if time.monotonic() - self._acknowledged > self._fence_after and not self._frozen:
+            self._frozen = True
+            if self._child is not None:
+                self._child.freeze()
+
+    def _thaw(self) -> None:
+        if self._frozen:
+            self._frozen = False
+            if self._child is not None:
+                self._child.thaw()
+
+    def lose(self, _why: str) -> None:
+        """The lease is lost: the child must go, its unsent results are dropped."""
+        self._lost.set()
+        self._spool.close()
+        child = self._child
+        if child is not None:
+            child.thaw()
+            child.kill()
+
+    def ask_to_stop(self, cause: str, within: float = 60.0) -> None:
+        """Ask for a stop at the next round border; the first cause stays."""
+        if self._stop_cause is not None:
+            return
+        self._stop_cause = cause
+        grace = max(0.5, min(self._lease.grace_seconds, within - 2.0))
+        self._kill_at = time.monotonic() + grace
+        if self._child is not None:
+            self._child.ask_to_stop(grace)
+
+    def run(self) -> None:
+        """Start the child, relay until it ends, release the lease."""
+        self._directory.mkdir(parents=True, exist_ok=True)
+        try:
+            self._fetch_checkpoint()
+            self._relay(self._start_child())
+        except LeaseLost:
+            self._lost.set()
+        except Refused as error:
+            cause = "worker_lost" if error.code == "corrupt_checkpoint" else "bug"
+            self._failure = {"cause": cause, "detail": f"the server refused: {error}"}
+        finally:
+            self._end_child()
+            self._release()
+            self._spool.close()
+
+    def _fetch_checkpoint(self) -> None:
+        """Lay out the committed files of the resume round as the child wrote them."""
+        if self._lease.resume_round == 0:
+            return
+        target = self._directory / "checkpoints" / f"round-{self._lease.resume_round:06d}"
+        target.mkdir(parents=True, exist_ok=True)
+        files = {}
+        for run in self._lease.runs:
+            if run.checkpoint is None or run.diverged:
+                continue
+            reference = run.checkpoint
+            content = self._patient(self._control.download, self._lease, reference.sha256)
+            if hashlib.sha256(content).hexdigest() != reference.sha256:
+                raise LeaseLost("a checkpoint did not arrive whole")
+            name = f"{run.arm}.safetensors"
+            (target / name).write_bytes(content)
+            files[name] = reference.sha256
+        manifest = {"schema_version": 1, "next_round": self._lease.resume_round, "files": files}
+        (target / "manifest.json").write_text(json.dumps(manifest, sort_keys=True))
+
+    def _start_child(self) -> Child:
+        """Give the assignment to the spare, else (or where that one ends before its first frame) to a new process."""
+        spare = self._starter.take()
+        if spare is not None:
+            self._brief(spare)
+            if spare.has_answered() or self._stop_cause is not None or self._lost.is_set():
+                return spare
+            spare.kill()
+            self._reading.join(timeout=5)
+            spare.forget()
+        return self._brief(self._starter.start())
+
+    def _brief(self, child: Child) -> Child:
+        """Hand a process the assignment; its log and the stop ladder begin."""
+        self._child = child
+        child.send(
+            {
+                "type": "assignment",
+                "assignment": self._lease.model_dump(),
+                "options": {
+                    "threads": self._options.threads,
+                    "data_dir": str(self._options.data_dir) if self._options.data_dir else None,
+                    "checkpoint_dir": str(self._directory / "checkpoints"),
+                    "device_uid": self._bound.device.uid,
+                    "rehearse": self._lease.experiment_id not in self._starter.rehearsed,
+                },
+            }
+        )
+        self._reading = threading.Thread(target=self._logs.read, args=(child.output,), name="logs", daemon=True)
+        self._reading.start()
+        threading.Thread(target=self._watch, args=(child,), name="ladder", daemon=True).start()
+        return child
+
+    def _relay(self, child: Child) -> None:
+        threading.Thread(target=self._send_all, args=(child,), name="sender", daemon=True).start()
+        for frame in child.frames():
+            self._last_frame = time.monotonic()
+            self._on_frame(frame)
+        child.process.wait()
+        self._reading.join(timeout=5)
+        self._spool.append("end", {})
+        while not (self._settled.is_set() or self._lost.is_set()):
+            self._settled.wait(_POLL_SECONDS)
+
+    def _on_frame(self, frame: dict[str, Any]) -> None:
+        kind = frame.pop("type")
+        if kind == "progress":
+            self._round, self._step = int(frame["round"]), int(frame["step"])
+        elif kind == "round":
+            self._round, self._step = int(frame["round"]) + 1, 0
+            self._spool.append(kind, {"frame": frame})
+        elif kind in ("ready", "refused", "checkpoint", "points"):
+            self._spool.append(kind, {"frame": frame})
+            if kind == "ready":
+                self._starter.ready(self._lease.experiment_id, spare=self._stop_cause is None)
+        elif kind == "failed":
+            self._failure = frame
+        elif kind == "done":
+            self._finished, self._stopped = True, bool(frame["stopped"])
+
+    def _watch(self, child: Child) -> None:
+        """The stop ladder: past the grace the whole tree is killed. The fence needs no answer of a heartbeat."""
+        while child.is_alive():
+            self.unheard()
+            if self._kill_at is not None and time.monotonic() > self._kill_at:
+                child.thaw()
+                child.kill()
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def _send_all(self, child: Child) -> None:
+        """Send the spool in order; ends with the record ``end``, or when the lease is lost."""
+        try:
+            while not self._lost.is_set():
+                record = self._spool.next(timeout=1.0)
+                if record is None:
+                    continue
+                if record["kind"] == "end":
+                    break
+                count = self._send_one(child, record)
+                if not self._lost.is_set():
+                    self._spool.acknowledge(count)
+        except LeaseLost as error:
+            self.lose(str(error))
+        except Refused as error:
+            self._failure = {"cause": "bug", "detail": f"the server refused a record: {error}"}
+            child.kill()
+        finally:
+            self._settled.set()
+
+    def _send_one(self, child: Child, record: dict[str, Any]) -> int:
+        """Send one record (log lines and points in batches); return how many records it was."""
+        kind = record["kind"]
+        if kind == "log":
+            return self._send_logs()
+        frame = record["frame"]
+        if kind == "ready":
+            self._ready(child, frame)
+        elif kind == "refused":
+            refusal = p.Refusal(field=frame["field"], message=frame["message"][:2000], remedy=frame.get("remedy", ""))
+            self._patient(self._control.ready, self._lease, p.ReadyRequest(refused=refusal))
+            self._failure = {"cause": "config", "detail": frame["message"]}
+        elif kind == "points":
+            body = json.dumps({"series": frame["series"]}).encode()
+            self._patient(self._control.post_json, self._lease, "metrics", body)
+        elif kind == "round":
+            self._hand_in(child, frame)
+        else:
+            self._hand_over(child, frame)
+        return 1
+
+    def _send_logs(self) -> int:
+        records = self._spool.following("log", 500)
+        lines = [{"seq": item["seq"], "level": item["level"], "text": item["text"]} for item in records]
+        body = json.dumps({"lines": lines, "dropped": self._spool.dropped_logs}).encode()
+        self._patient(self._control.post_json, self._lease, "logs", body)
+        return len(records)
+
+    def _ready(self, child: Child, frame: dict[str, Any]) -> None:
+        """Report ready until the start barrier opens; then the first round may go."""
+        request = p.ReadyRequest.model_validate(frame)
+        while not self._lost.is_set() and child.is_alive() and self._stop_cause is None:
+            if self._patient(self._control.ready, self._lease, request).start:
+                for ahead in range(1 + self._ahead):
+                    child.send({"type": "go", "round": self._lease.resume_round + ahead})
+                return
+            time.sleep(_POLL_SECONDS)
+
+    def _hand_in(self, child: Child, frame: dict[str, Any]) -> None:
+        """Hand in a round, wait at the barrier, and let the next one go unless a checkpoint follows."""
+        index = int(frame["round"])
+        body = {key: frame[key] for key in ("runs", "update_order", "seconds")}
+        payload = json.dumps(body).encode()
+        reply = self._patient(self._control.put_round, self._lease, index, payload)
+        if not reply.complete and self._lease.barrier == "round":
+            self._wait_at_barrier(index)
+        if not frame["checkpoint_follows"]:
+            child.send({"type": "go", "round": index + 1 + self._ahead})
+
+    def _wait_at_barrier(self, index: int) -> None:
+        while not self._lost.is_set():
+            reply = self._patient(self._control.barrier, self._lease, index, 20.0)
+            if reply.state == "complete":
+                return
+            if reply.state == "aborted":
+                self.ask_to_stop("preempted")
+                return
+
+    def _hand_over(self, child: Child, frame: dict[str, Any]) -> None:
+        """Upload a checkpoint and commit it for all runs of the share in one call."""
+        directory, next_round = Path(frame["directory"]), int(frame["next_round"])
+        arms = {run.arm: run.run_id for run in self._lease.runs}
+        for path in (Path(text) for text in frame["policies"]):
+            self._upload(path, arms[path.parent.name], "policy", f"policy/{path.parent.name}/{path.name}", None)
+        for arm, _ in sorted(frame["files"].items()):
+            name = f"{arm}.safetensors"
+            self._upload(directory / name, arms[arm], "checkpoint", f"round-{next_round:06d}/{name}", next_round)
+        runs = [p.CommitRun(run_id=arms[arm], sha256=digest) for arm, digest in sorted(frame["files"].items())]
+        body = p.CommitRequest(next_round=next_round, runs=runs).model_dump_json().encode()
+        self._patient(self._control.post_json, self._lease, "checkpoints", body)
+        child.send({"type": "go", "round": next_round + self._ahead})
+
+    def _upload(self, path: Path, run_id: str, kind: str, name: str, next_round: int | None) -> None:
+        content = path.read_bytes()
+        digest = hashlib.sha256(content).hexdigest()
+        params: dict[str, Any] = {"run_id": run_id, "kind": kind, "name": name}
+        if next_round is not None:
+            params["next_round"] = next_round
+        self._patient(self._control.upload, self._lease, digest, content, params)
+
+    def _patient(
+        self, call: Callable[ArgumentsP, ResultT], *given: ArgumentsP.args, **named: ArgumentsP.kwargs
+    ) -> ResultT:
+        return self._control.patiently(partial(call, *given, **named), until=self._lost.is_set)
+
+    def _end_child(self) -> None:
+        child = self._child
+        if child is not None:
+            if child.is_alive() and not self._lost.is_set():
+                child.ask_to_stop(1.0)
+                with contextlib.suppress(Exception):
+                    child.process.wait(timeout=1.0)
+            child.close()
+
+    def _release(self) -> None:
+        """Tell how the share ended; a lost lease has nothing to release."""
+        if self._lost.is_set():
+            return
+        send = partial(self._control.release, self._lease, self._outcome())
+        give_up = time.monotonic() + _RELEASE_SECONDS
+        with contextlib.suppress(LeaseLost, Refused):
+            self._control.patiently(send, until=lambda: self._lost.is_set() or time.monotonic() > give_up)
+
+    def _outcome(self) -> p.ReleaseRequest:
+        seconds = time.monotonic() - self._began
+        if self._finished and not self._stopped and self._failure is None:
+            return p.ReleaseRequest(outcome="completed", seconds=seconds)
+        if self._stop_cause is not None and self._failure is None:
+            detail = "stopped at a round border" if self._stopped else f"stopped: {self._exit_text()}"
+            cause: Any = self._stop_cause
+            return p.ReleaseRequest(outcome="stopped", cause=cause, detail=detail, seconds=seconds)
+        if self._failure is not None:
+            cause = self._failure["cause"]
+            detail = str(self._failure.get("detail", ""))[:20_000]
+            pinned = self._failure.get("run_id")
+            if cause == "oom" and len(self._lease.runs) == 1:
+                pinned = self._lease.runs[0].run_id
+            return p.ReleaseRequest(outcome="error", cause=cause, detail=detail, seconds=seconds, pinned_run=pinned)
+        text = self._exit_text()
+        killed = text == "killed by SIGKILL"
+        tail = "\n".join(self._logs.last_lines)
+        detail = f"{tail}\nthe training process ended without a word: {text}".lstrip()
+        return p.ReleaseRequest(
+            outcome="error", cause="worker_lost" if killed else "bug", detail=detail, seconds=seconds
+        )
+
+    def _exit_text(self) -> str:
+        return self._child.exit_text() if self._child is not None else "not started"

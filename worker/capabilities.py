@@ -1,0 +1,144 @@
+"""What this installation can train: data sets with fingerprints, registered rewards and environments.
+
+Every reward mode is checked on random transitions here, at the start of a worker. A registered mode that
+fails is announced with its defect, so that whoever submits it reads the reason; it is never assigned. A
+built-in mode that fails means a broken installation and raises.
+
+What this installation can do, asked in a process of its own so that the supervisor stays light.
+
+``python -m worker.capabilities devices`` lists GPUs as the CUDA runtime sees them; ``abilities`` lists data
+sets with fingerprints, registered rewards and environments, and versions. JSON on standard output.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import platform
+import sys
+from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from lockstep.spec.tasks import GYM_REWARD_MODES, REWARD_MODES
+from worker.envs.gymnasium.rewards import check_gym_mode, make_gym_reward
+from worker.envs.morph.rewards import check_mode, make_reward
+from worker.envs.morph.task.data import load
+from worker.train.environments import GYM, MORPH
+
+_DATASETS = ("digits", "synth", "pydoc", "cifar10", "text")
+_GAMMA = 0.99
+
+
+def datasets(data_dir: Path | None) -> dict[str, str]:
+    """Return {data set: fingerprint} of those that load; the others cannot be assigned here."""
+    found = {}
+    for name in _DATASETS:
+        try:
+            found[name] = load(name, data_dir).fingerprint()
+        except (ValueError, OSError):
+            continue
+    return found
+
+
+def rewards() -> dict[str, dict[str, Any]]:
+    """Check every mode and return the registered ones with what the API needs to judge a spec.
+
+    An entry holds ``version``, ``env_kinds``, ``schema`` and, where the mode breaks the contract of reward
+    functions or cannot be loaded, ``defect`` with the reason.
+
+    Raises:
+        RewardDefect: a built-in mode is defective.
+    """
+    for name in REWARD_MODES:
+        check_mode(make_reward(name, {}, gamma=_GAMMA, task="digits_tiny"))
+    builtin = {*REWARD_MODES, *GYM_REWARD_MODES}
+    return {p.name: _announced(p) for p in entry_points(group="lockstep.rewards") if p.name not in builtin}
+
+
+def environments() -> dict[str, dict[str, Any]]:
+    """Return environment kinds and registered environments beyond morphogenesis, with their schemas."""
+    found: dict[str, dict[str, Any]] = {}
+    if importlib.util.find_spec("gymnasium") is not None:
+        found[GYM] = {}
+    for point in entry_points(group="lockstep.environments"):
+        try:
+            found[point.name] = dict(getattr(point.load(), "schema", {}))
+        except Exception as error:  # code of others; the reason is announced
+            found[point.name] = {"defect": _reason(error)}
+    return found
+
+
+def _announced(point: EntryPoint) -> dict[str, Any]:
+    facts: dict[str, Any] = {"version": "unknown", "env_kinds": [MORPH], "schema": {}}
+    try:
+        factory = point.load()
+        facts["env_kinds"] = list(getattr(factory, "env_kinds", (MORPH,)))
+        facts["schema"] = dict(getattr(factory, "schema", {}))
+        facts["version"] = str(factory.version)
+        if MORPH in facts["env_kinds"]:
+            check_mode(make_reward(point.name, {}, gamma=_GAMMA, task="digits_tiny"))
+        if GYM in facts["env_kinds"]:
+            check_gym_mode(make_gym_reward(point.name, {}, gamma=_GAMMA, task="self-check"))
+    except Exception as error:  # code of others; the reason is announced
+        facts["defect"] = _reason(error)
+    return facts
+
+
+def _reason(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}"[:500]
+
+
+_PACKAGES = ("lockstep", "torch", "numpy", "scikit-learn", "safetensors", "gymnasium")
+
+
+def devices() -> list[dict[str, Any]]:
+    """Return every GPU by UUID."""
+    found = []
+    for index in range(torch.cuda.device_count()):
+        properties = torch.cuda.get_device_properties(index)
+        text = str(properties.uuid)
+        found.append(
+            {
+                "uid": text if text.startswith(("GPU-", "MIG-")) else f"GPU-{text}",
+                "model": properties.name,
+                "memory_bytes": properties.total_memory,
+                "capability": f"{properties.major}{properties.minor}",
+            }
+        )
+    return found
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of what computes."""
+    found = {"python": platform.python_version()}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            continue
+    found["cuda"] = str(torch.version.cuda or "none")
+    return found
+
+
+def abilities(data_dir: Path | None) -> dict[str, Any]:
+    """Return what may be assigned to a worker of this installation."""
+    return {
+        "datasets": datasets(data_dir),
+        "rewards": rewards(),
+        "environments": environments(),
+        "versions": versions(),
+    }
+
+
+def main() -> None:
+    """Print what is asked for."""
+    directory = Path(sys.argv[2]) if len(sys.argv) > 2 else None
+    found = devices() if sys.argv[1] == "devices" else abilities(directory)
+    sys.stdout.write(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""Gymnasium tasks behind the lockstep protocol."""

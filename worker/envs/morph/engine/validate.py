@@ -1,0 +1,203 @@
+"""The fused validation: every needed on/off configuration in one branching forward pass.
+
+Rows branch only at a player's slot, so what lies before the first player runs once. One packed vector
+per environment holds all that is read from it, and ``Measured`` gives it names on the host. Axes: N
+validation items, M masks, R stacked rows, n players.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name everybody reads
+from torch import Tensor
+
+from worker.envs.morph.engine import ablation
+from worker.envs.morph.engine.ablation import Contrasts, Orders, Table
+from worker.envs.morph.network.hosts import EVAL
+from worker.envs.morph.network.network import Network
+
+
+@dataclass(frozen=True)
+class ValPlan:
+    """What a validation evaluates.
+
+    Attributes:
+        players: slots in execution order that are switched on and off.
+        fossils: mask of the fossilised players.
+        prospective: slots of TRAINING grafts, each tried at alpha 1 beside main, execution order.
+        shapley: whether Shapley values are wanted.
+        orders: sampled permutations when n > 4 and Shapley values are wanted.
+        fixed: slots that stay on in every configuration (fossils that are not ablated).
+    """
+
+    players: tuple[int, ...]
+    fossils: int = 0
+    prospective: tuple[int, ...] = ()
+    shapley: bool = False
+    orders: Orders = ()
+    fixed: tuple[int, ...] = ()
+
+    @property
+    def slots(self) -> tuple[int, ...]:
+        """Return the slots whose grafts are run."""
+        return (*self.players, *self.fixed, *self.prospective)
+
+    @cached_property
+    def masks(self) -> tuple[int, ...]:
+        """Return the masks in stack order."""
+        extra = ablation.coalitions(self.orders) if self.orders else ()
+        wanted = ablation.required_masks(len(self.players), self.fossils, extra)
+        return ablation.final_order(len(self.players), wanted)
+
+    @cached_property
+    def places(self) -> tuple[int, int]:
+        """Return where in ``masks`` all players are on, and where only the fossils are."""
+        return self.masks.index((1 << len(self.players)) - 1), self.masks.index(self.fossils)
+
+    @cached_property
+    def contrasts(self) -> Contrasts:
+        """Return the contrasts read from the table."""
+        return ablation.contrasts(len(self.players), self.masks, self.shapley, self.orders)
+
+
+@dataclass
+class Measured:
+    """Results of one validation, on the host (float64).
+
+    Attributes:
+        plan: what was evaluated.
+        loss, accuracy: of main, nats and pp; ``accuracy_se`` in pp.
+        committed_loss, committed_accuracy: only fossils on.
+        mask_loss, mask_accuracy: [M] in the order of ``plan.masks``.
+        contrast: [4, R] loss mean, loss SE, accuracy mean (pp), accuracy SE (pp).
+        prospective: slot to [4], paired difference of a TRAINING graft to main, same order.
+    """
+
+    plan: ValPlan
+    loss: float
+    accuracy: float
+    accuracy_se: float
+    committed_loss: float
+    committed_accuracy: float
+    mask_loss: np.ndarray
+    mask_accuracy: np.ndarray
+    contrast: np.ndarray
+    prospective: dict[int, np.ndarray]
+
+
+class Validator:
+    """Runs validation plans on one network.
+
+    Args:
+        network: the network.
+        max_rows: items times configurations that one forward pass may hold.
+
+    Attributes:
+        forward_rows: items run through a segment so far, summed over segments.
+    """
+
+    def __init__(self, network: Network, max_rows: int) -> None:
+        self.network = network
+        self.max_rows = max_rows
+        self.forward_rows = 0
+
+    @torch.no_grad()
+    def run(self, x: Tensor, y: Tensor, plan: ValPlan) -> Tensor:
+        """Evaluate a plan on all items and return the packed float64 vector."""
+        table, prospect = self.tables(x, y, plan)
+        wanted = plan.contrasts
+        main = wanted.masks.index((1 << len(plan.players)) - 1)
+        spread = ablation.item_stats(100.0 * table.correct[main : main + 1], 0)
+        parts = [spread[1], table.loss.mean(1), 100.0 * table.correct.mean(1)]
+        parts.append(ablation.measure(table, wanted).flatten())
+        if plan.prospective:
+            gain = ablation.item_stats(table.loss[main] - prospect.loss, 1)
+            better = ablation.item_stats(100.0 * (prospect.correct - table.correct[main]), 0)
+            parts.append(torch.cat([gain, better]).flatten())
+        return torch.cat(parts)
+
+    @torch.no_grad()
+    def tables(self, x: Tensor, y: Tensor, plan: ValPlan) -> tuple[Table, Table]:
+        """Return per-item results of every mask, and of every prospective configuration."""
+        masks = plan.masks
+        rows = len(masks) + len(plan.prospective)
+        chunk = max(1, self.max_rows // rows)
+        parts = [self._chunk(x[i : i + chunk], y[i : i + chunk], plan, rows) for i in range(0, x.shape[0], chunk)]
+        loss = torch.cat([part.loss for part in parts], 1) if len(parts) > 1 else parts[0].loss
+        correct = torch.cat([part.correct for part in parts], 1) if len(parts) > 1 else parts[0].correct
+        count = len(masks)
+        return Table(loss[:count], correct[:count]), Table(loss[count:], correct[count:])
+
+    def _chunk(self, x: Tensor, y: Tensor, plan: ValPlan, rows: int) -> Table:
+        logits = self._stack(x, plan)
+        items = x.shape[0]
+        labels = y.flatten().repeat(rows)
+        logits = logits.flatten(0, -2)
+        loss = F.cross_entropy(logits, labels, reduction="none").view(rows, items, -1)
+        correct = (logits.argmax(-1) == labels).view(rows, items, -1)
+        if loss.shape[2] == 1:
+            return Table(loss[:, :, 0].double(), correct[:, :, 0].double())
+        return Table(loss.double().mean(2), correct.double().mean(2))
+
+    def _stack(self, x: Tensor, plan: ValPlan) -> Tensor:
+        """Return logits of [masks.., prospective..] stacked along the items."""
+        network, items = self.network, x.shape[0]
+        steps = ablation.branchings(len(plan.players), plan.masks)
+        prefixes: tuple[int, ...] = (0,)
+        stack, done, player, tail = x, 0, 0, 0
+        for slot in network.in_execution_order(plan.slots):
+            stop = network.slots[slot].position + 1
+            stack = self._segments(stack, done, stop)
+            done = stop
+            cell = network.cell(slot)
+            if slot in plan.prospective:
+                main = prefixes.index((1 << player) - 1)
+                here = stack[main * items : (main + 1) * items]
+                stack, tail = torch.cat([stack, cell.graft.blend(here, network.one)]), tail + 1
+            elif slot in plan.fixed:
+                stack = cell.graft.blend(stack, cell.alpha)
+            else:
+                stack = self._branch(stack, steps[player], items, slot, tail)
+                prefixes, player = steps[player].prefixes, player + 1
+        return self._segments(stack, done, network.host.num_segments)
+
+    def _branch(self, stack: Tensor, step: ablation.Branching, items: int, slot: int, tail: int) -> Tensor:
+        cell = self.network.cell(slot)
+        rows = stack.shape[0] // items
+        every = tuple(range(rows - tail))
+        if step.off == every and step.on == every:
+            return torch.cat([stack[: len(every) * items], cell.graft.blend(stack, cell.alpha)])
+        # slices, not an index list: under capture nothing may come up from the host
+        part = torch.split(stack, items)
+        on = torch.cat([part[row] for row in (*step.on, *range(rows - tail, rows))])
+        return torch.cat([*(part[row] for row in step.off), cell.graft.blend(on, cell.alpha)])
+
+    def _segments(self, stack: Tensor, start: int, stop: int) -> Tensor:
+        self.forward_rows += (stop - start) * stack.shape[0]
+        return self.network.host.run(stack, start, stop, EVAL)
+
+
+def decode(packed: np.ndarray, plan: ValPlan) -> Measured:
+    """Give names to the packed vector of ``Validator.run``."""
+    masks = plan.masks
+    count, rows = len(masks), plan.contrasts.matrix.shape[0]
+    loss, accuracy = packed[1 : 1 + count], packed[1 + count : 1 + 2 * count]
+    rest = packed[1 + 2 * count :]
+    main, committed = plan.places
+    trials = rest[4 * rows :].reshape(4, len(plan.prospective))
+    return Measured(
+        plan=plan,
+        loss=float(loss[main]),
+        accuracy=float(accuracy[main]),
+        accuracy_se=float(packed[0]),
+        committed_loss=float(loss[committed]),
+        committed_accuracy=float(accuracy[committed]),
+        mask_loss=loss,
+        mask_accuracy=accuracy,
+        contrast=rest[: 4 * rows].reshape(4, rows),
+        prospective={slot: trials[:, i] for i, slot in enumerate(plan.prospective)},
+    )

@@ -1,0 +1,1 @@
+"""The episode: environments of all runs of a block share, stepped together."""

@@ -1,0 +1,86 @@
+"""Builds the environments of a block share from a resolved spec: together, or in cohorts out of phase."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+
+from worker.envs.base import Cohort
+from worker.envs.cohorts import Cohorts
+from worker.envs.morph.episode.env import MorphEnvs
+from worker.envs.morph.episode.runs import RunEnv
+from worker.envs.morph.episode.shared_data import Setup, Stock
+from worker.envs.morph.rewards.account import RewardFunction
+from worker.envs.morph.task import config as configs
+
+__all__ = ["RunEnv", "in_cohorts", "make_envs", "make_training_envs"]
+
+
+def make_envs(
+    config: Mapping[str, Any],
+    runs: Sequence[RunEnv],
+    *,
+    replicate_seed: int,
+    device: torch.device,
+    num_envs: int,
+    phase: Literal["train", "eval"],
+    rewards: Sequence[RewardFunction],
+    xeval: Mapping[str, RewardFunction] | None = None,
+    data_dir: Path | None = None,
+) -> MorphEnvs:
+    """Build the environments of all runs of a block share from a resolved spec.
+
+    Args:
+        config: resolved spec as nested plain dicts (training.md 5.1).
+        runs: runs in the order of the block.
+        replicate_seed: root of every key of this replicate.
+        device: where hosts train.
+        num_envs: E of every run; in phase eval the number of evaluation episodes.
+        phase: eval uses the key space ``eval/`` and measures the final networks on the test split.
+        rewards: one function per run.
+        xeval: in phase eval, further functions under which every transition is scored.
+        data_dir: directory of data sets that are not bundled.
+
+    Raises:
+        ValueError: a setting is unknown or impossible.
+        FileNotFoundError: data files are missing.
+    """
+    setup = Setup(configs.parse(config), replicate_seed, device, num_envs, phase, data_dir)
+    return MorphEnvs(setup, runs, rewards, xeval or {})
+
+
+def make_training_envs(
+    config: Mapping[str, Any],
+    runs: Sequence[RunEnv],
+    *,
+    replicate_seed: int,
+    device: torch.device,
+    num_envs: int,
+    rewards: Sequence[RewardFunction],
+    data_dir: Path | None = None,
+) -> MorphEnvs | Cohorts:
+    """Build as ``make_envs`` for training: two cohorts a run where a device works while the CPU acts, else one."""
+    setup = Setup(configs.parse(config), replicate_seed, device, num_envs, "train", data_dir)
+    if configs.resolve_path(setup.config, device) == "eager" or num_envs == 1:
+        return MorphEnvs(setup, runs, rewards, {})
+    return in_cohorts(setup, runs, rewards, 2)
+
+
+def in_cohorts(setup: Setup, runs: Sequence[RunEnv], rewards: Sequence[RewardFunction], count: int) -> Cohorts:
+    """Build environments in ``count`` cohorts of nearly equal size for each run."""
+    stock = Stock.load(setup)
+    stops = [setup.num_envs * (index + 1) // count for index in range(count)]
+    parts = [replace(setup, num_envs=b - a, first_env=a) for a, b in pairwise([0, *stops])]
+    paid = list(enumerate(zip(runs, rewards, strict=True)))
+    return Cohorts(
+        [
+            Cohort(MorphEnvs(part, [run], [reward], {}, stock), (position,), index)
+            for index, part in enumerate(parts)
+            for position, (run, reward) in paid
+        ]
+    )

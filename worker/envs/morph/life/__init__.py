@@ -1,0 +1,1 @@
+"""The life of grafts: stages, gates, ramps, governor, and what is legal."""

@@ -1,0 +1,1 @@
+"""Hosts, grafts and their optimisers as one network."""

@@ -1,0 +1,1 @@
+"""The fused path: the training step of small convolutional hosts in Triton."""

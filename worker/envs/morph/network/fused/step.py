@@ -1,0 +1,339 @@
+"""The fused path: convolution, normalisation, pooling, head and SGD of small convolutional hosts in Triton.
+
+Library convolutions of 3 to 32 channels are mostly launches and layout changes. Here a convolution is an
+implicit matrix product that reads float32 weights as they lie and leaves the moments of its output behind;
+what follows it is one pass, and the backward pass recomputes what it needs. No atomics: bits repeat. The
+plain path is the oracle of every function. Activations are channels-last.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name everybody reads
+import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
+from torch import Tensor
+
+from worker.envs.morph.network.fused import kernels, launch
+from worker.envs.morph.network.fused.launch import EPS, Norm, add_rows, last
+
+#: Elements of the tile of one program of a pointwise pass.
+_TILE = 2048
+#: Largest number of elements of one image and group that a program holds.
+_GROUP_LIMIT = 1 << 14
+
+
+def block(x: Tensor, weight: Tensor, norm: Any, *, update: bool, pool: bool) -> Tensor:
+    """Return pool(ReLU(BN(conv(x)))) with batch statistics; running statistics move if ``update``.
+
+    Args:
+        x: [B, C, H, W].
+        weight: [O, C, k, k] float32, k odd.
+        norm: ``hosts.BatchStats``.
+        update: whether running statistics move.
+        pool: whether 2x2 maxima follow.
+
+    Raises:
+        ValueError: an odd edge to be pooled.
+    """
+    _check_even(x, pool)
+    given = (norm.weight, norm.bias, norm.running_mean, norm.running_var, update, pool)
+    found: Tensor = _Block.apply(x, weight, *given)  # type: ignore[no-untyped-call]
+    return found
+
+
+def block_eval(x: Tensor, weight: Tensor, norm: Any, *, pool: bool) -> Tensor:
+    """Return pool(ReLU(BN(conv(x)))) with running statistics; takes no gradient. Raises as ``block``."""
+    _check_even(x, pool)
+    y = launch.conv(last(x), weight)
+    return _activate(y, norm.running_mean, norm.running_var, norm.weight, norm.bias, pool=pool, variance=True)
+
+
+def conv2d(x: Tensor, weight: Tensor) -> Tensor:
+    """Return the convolution of [B, C, H, W] with [O, C, k, k], stride 1, padding k // 2, no bias."""
+    found: Tensor = _Conv.apply(x, weight)  # type: ignore[no-untyped-call]
+    return found
+
+
+def pool(x: Tensor) -> Tensor:
+    """Return 2x2 maxima; the first of equal ones takes the gradient. An odd edge raises ValueError."""
+    _check_even(x, True)
+    found: Tensor = _Pool.apply(x)  # type: ignore[no-untyped-call]
+    return found
+
+
+def fits_group(x: Tensor, groups: int) -> bool:
+    """Say whether ``group_relu`` holds an image and group of x [B, C, H, W] in one program."""
+    size = x.shape[1] // groups * x.shape[2] * x.shape[3]
+    return size <= _GROUP_LIMIT and size & (size - 1) == 0
+
+
+def group_relu(x: Tensor, norm: Any, groups: int, blend: tuple[Tensor, Tensor, Tensor] | None = None) -> Tensor:
+    """Return ReLU(GN(x)), or with ``blend`` (h, gamma, alpha) h + alpha gamma ReLU(GN(x))."""
+    h, gamma, alpha = (None, None, None) if blend is None else blend
+    found: Tensor = _Group.apply(x, norm.weight, norm.bias, groups, h, gamma, alpha)  # type: ignore[no-untyped-call]
+    return found
+
+
+def conv_group(h: Tensor, weight: Tensor, norm: Any, groups: int, gamma: Tensor, alpha: Tensor) -> Tensor:
+    """Return h + alpha gamma ReLU(GN(conv(h))); the gradients of both ways to h meet in one kernel."""
+    given = (norm.weight, norm.bias, gamma, alpha)
+    found: Tensor = _ConvGroup.apply(h, weight, groups, *given)  # type: ignore[no-untyped-call]
+    return found
+
+
+def head_loss(x: Tensor, layer: Any, y: Tensor) -> Tensor:
+    """Return the mean cross-entropy of linear(mean over the map of x [B, C, H, W]) in float32."""
+    found: Tensor = _Head.apply(x, layer.weight, layer.bias, y)  # type: ignore[no-untyped-call]
+    return found
+
+
+def augment(
+    images: Tensor,
+    labels: Tensor,
+    draws: Tensor,
+    batch: Tensor,
+    norm: tuple[Tensor, Tensor, float],
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor]:
+    """Return a batch, cropped, flipped and normalised images as ``padded`` lays them out, and their labels [B].
+
+    Args:
+        images: uint8 [N, C, E + 8, E + 8], padded.
+        labels: int64 [N].
+        draws: int64 [n, B, 4]: index, top, left, flip.
+        batch: int64 [1], which of the n.
+        norm: mean and std per channel, and the divisor of raw values.
+        dtype: of the result.
+    """
+    size, channels, border = draws.shape[1], images.shape[1], images.shape[2]
+    edge, wide = border - 8, triton.next_power_of_2(channels)
+    x = torch.empty(size, wide, edge, edge, device=images.device, dtype=dtype, memory_format=torch.channels_last)
+    y = torch.empty(size, dtype=torch.int64, device=images.device)
+    mean, std, scale = norm
+    kernels.augment[(triton.cdiv(size * edge * edge, 256),)](
+        images, labels, draws, batch, mean, std, x, y, scale, N=size, C=channels, CP=wide, E=edge, P=border, BLOCK=256
+    )
+    return x, y
+
+
+def padded(x: Tensor) -> Tensor:
+    """Return images [B, C, H, W] channels-last, with zero channels up to a power of two: pixels load as one vector."""
+    extra = triton.next_power_of_2(x.shape[1]) - x.shape[1]
+    return last(F.pad(x, (0, 0, 0, 0, 0, extra)))
+
+
+def sgd(store: Any, active: Tensor, lr: Tensor, optim: Any) -> Tensor:
+    """Clip ``store.grad`` to the norm limit, step as ``optim.Stepper`` does, return the norm before clipping."""
+    norm = torch.empty((), device=store.flat.device)
+    block = min(8192, triton.next_power_of_2(store.size))
+    kernels.sgd[(1,)](
+        store.grad, store.flat, store.momentum, active, lr, norm, store.size, optim.grad_clip,
+        DECAY=optim.weight_decay, BETA=optim.momentum, BLOCK=block, num_warps=16,
+    )  # fmt: skip
+    return norm
+
+
+class _Block(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, gain: Tensor, bias: Tensor, *rest: Any) -> Tensor:
+        running_mean, running_var, update, pools = rest
+        x = last(x)
+        y, moments = launch.conv_moments(x, weight, (running_mean, running_var), update=update)
+        z = _activate(y, moments[0], moments[1], gain, bias, pool=pools, variance=False)
+        ctx.save_for_backward(x, weight, gain, bias, y, moments)
+        ctx.pools = pools
+        return z
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, weight, gain, bias, y, moments = ctx.saved_tensors
+        grad = last(grads[0])
+        sums = _activate_sums(ctx.pools, y, grad, moments, gain, bias)
+        dx = None
+        if ctx.needs_input_grad[0]:
+            dx, dw = launch.conv_back(x, weight, _activate_back(ctx.pools, y, grad, moments, gain, bias, sums))
+        elif ctx.pools:
+            dw = launch.weight_back(x, weight, _activate_back(True, y, grad, moments, gain, bias, sums))
+        else:
+            dw = launch.weight_back(x, weight, grad, Norm(y, moments, gain, bias, sums))
+        return dx, dw, sums[1], sums[0], None, None, None, None
+
+
+class _Conv(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
+        x = last(x)
+        ctx.save_for_backward(x, weight)
+        return launch.conv(x, weight)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, Tensor]:
+        x, weight = ctx.saved_tensors
+        dy = last(grads[0])
+        return launch.conv_back(x, weight, dy) if ctx.needs_input_grad[0] else (None, launch.weight_back(x, weight, dy))
+
+
+class _Pool(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        x = last(x)
+        batch, channels, height, width = x.shape
+        shape = (batch, channels, height // 2, width // 2)
+        out = torch.empty(shape, device=x.device, dtype=x.dtype, memory_format=torch.channels_last)
+        ctx.save_for_backward(x)
+        kernels.pool[(triton.cdiv(out.numel(), 1024),)](x, out, out.numel(), H=height, W=width, O=channels, BLOCK=1024)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> Tensor:
+        (x,) = ctx.saved_tensors
+        grad, dx = last(grads[0]), torch.empty_like(x)
+        total = grad.numel()
+        shape = {"H": x.shape[2], "W": x.shape[3], "O": x.shape[1], "BLOCK": 512}
+        kernels.pool_back[(triton.cdiv(total, 512),)](x, grad, dx, total, **shape)
+        return dx
+
+
+class _Group(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, groups: int, *blend: Any) -> Tensor:
+        h, gamma, alpha = blend
+        x = last(x)
+        ctx.blends = h is not None
+        given = (weight, bias, gamma, alpha) if ctx.blends else (weight, bias, weight, weight)
+        out, moments = _group(x, last(h) if ctx.blends else x, given, groups, blends=ctx.blends)
+        ctx.save_for_backward(x, moments, *given)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        x, moments, *given = ctx.saved_tensors
+        grad = last(grads[0])
+        dx, sums = _group_back(x, grad, moments, given, blends=ctx.blends)
+        return dx, sums[0], sums[1], None, grad if ctx.blends else None, sums[2] if ctx.blends else None, None
+
+
+class _ConvGroup(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, h: Tensor, kernel: Tensor, groups: int, *given: Tensor) -> Tensor:
+        h = last(h)
+        x = launch.conv(h, kernel)
+        out, moments = _group(x, h, given, groups, blends=True)
+        ctx.save_for_backward(h, kernel, x, moments, *given)
+        return out
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        h, kernel, x, moments, *given = ctx.saved_tensors
+        grad = last(grads[0])
+        dx, sums = _group_back(x, grad, moments, given, blends=True)
+        dh, dw = launch.conv_back(h, kernel, dx, grad)
+        return dh, dw, None, sums[0], sums[1], sums[2], None
+
+
+class _Head(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, y: Tensor) -> Tensor:
+        x = last(x)
+        images, channels = x.shape[:2]
+        classes = weight.shape[0]
+        dx = torch.empty_like(x)
+        programs, pixels = triton.cdiv(images, 16), x.shape[2] * x.shape[3]
+        parts = torch.empty(programs, classes * channels + classes + 1, device=x.device)
+        kernels.head[(programs,)](
+            x, weight, bias, y, dx, parts, images,
+            HW=pixels, C=channels, CP=max(16, triton.next_power_of_2(channels)),
+            K=classes, KP=max(16, triton.next_power_of_2(classes)), BI=16, PB=math.gcd(pixels, 16),
+        )  # fmt: skip
+        sums = add_rows(parts)
+        ctx.save_for_backward(dx, sums)
+        ctx.shape = weight.shape
+        return sums[-1]
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
+        dx, sums = ctx.saved_tensors
+        classes, channels = ctx.shape
+        sums = sums * grads[0]
+        dw, db = sums[: classes * channels].view(ctx.shape), sums[classes * channels : -1]
+        return dx * grads[0].to(dx.dtype), dw, db, None
+
+
+def _check_even(x: Tensor, pools: bool) -> None:
+    if pools and (x.shape[2] % 2 or x.shape[3] % 2):
+        raise ValueError(f"a map of {x.shape[2]} x {x.shape[3]} cannot be pooled by engine.path fused; use captured")
+
+
+def _activate(
+    y: Tensor, mean: Tensor, rstd: Tensor, gain: Tensor, bias: Tensor, *, pool: bool, variance: bool
+) -> Tensor:
+    batch, out, height, width = y.shape
+    shape = (batch, out, height // 2, width // 2) if pool else (batch, out, height, width)
+    z = torch.empty(shape, device=y.device, dtype=y.dtype, memory_format=torch.channels_last)
+    kernels.activate[(triton.cdiv(z.numel(), 1024),)](
+        y, z, mean, rstd, gain, bias, z.numel(),
+        H=height, W=width, O=out, POOL=pool, VARIANCE=variance, EPS=EPS, BLOCK=1024,
+    )  # fmt: skip
+    return z
+
+
+def _group(x: Tensor, base: Tensor, given: Sequence[Tensor], groups: int, *, blends: bool) -> tuple[Tensor, Tensor]:
+    """Return ReLU(GN(x)), blended into ``base`` or alone, and moments [B, G, 2]; given: weight, bias, gamma, alpha."""
+    out = torch.empty_like(base)
+    moments = torch.empty(x.shape[0], groups, 2, device=x.device)
+    shape = _group_shape(x, moments, blends)
+    kernels.group[(x.shape[0], groups)](x, base, out, *given, moments, EPS=EPS, num_warps=4, **shape)
+    return out, moments
+
+
+def _group_back(
+    x: Tensor, grad: Tensor, moments: Tensor, given: Sequence[Tensor], *, blends: bool
+) -> tuple[Tensor, Tensor]:
+    """Return the gradient of x, and [3, C]: those of weight, bias and gamma."""
+    dx = torch.empty_like(x)
+    parts = torch.empty(x.shape[0], 3, x.shape[1], device=x.device)
+    shape = _group_shape(x, moments, blends)
+    warps = 8 if shape["HW"] * shape["C"] >= shape["G"] << 13 else 4
+    kernels.group_back[(x.shape[0], shape["G"])](x, grad, dx, *given, moments, parts, num_warps=warps, **shape)
+    return dx, add_rows(parts)
+
+
+def _group_shape(x: Tensor, moments: Tensor, blends: bool) -> dict[str, Any]:
+    return {"HW": x.shape[2] * x.shape[3], "C": x.shape[1], "G": moments.shape[1], "BLEND": blends}
+
+
+def _activate_sums(pools: bool, y: Tensor, grad: Tensor, moments: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
+    """Return [2, O]: the gradients of bias and gain of ReLU(BN(y)), pooled or not."""
+    out = y.shape[1]
+    total, rows, shape = _back_shape(pools, y, grad)
+    # some 1,024 programs; each adds up before it reduces
+    chunk = rows * max(1, triton.next_power_of_2(triton.cdiv(total, rows)) // 1024)
+    programs = triton.cdiv(total, chunk)
+    parts = torch.empty(programs, 2, out, device=y.device)
+    given = (y, grad, y, moments[0], moments[1], gain, bias, parts, total, 1.0)
+    kernels.activate_back[(programs,)](*given, SUMS=True, CHUNK=chunk, **shape)
+    return add_rows(parts)
+
+
+def _activate_back(
+    pools: bool, y: Tensor, grad: Tensor, moments: Tensor, gain: Tensor, bias: Tensor, sums: Tensor
+) -> Tensor:
+    """Return the gradient of y, given ``_activate_sums``."""
+    dy = torch.empty_like(y)
+    total, rows, shape = _back_shape(pools, y, grad)
+    given = (y, grad, dy, moments[0], moments[1], gain, bias, sums, total, float(y.numel() // y.shape[1]))
+    kernels.activate_back[(triton.cdiv(total, rows),)](*given, SUMS=False, CHUNK=rows, **shape)
+    return dy
+
+
+def _back_shape(pools: bool, y: Tensor, grad: Tensor) -> tuple[int, int, dict[str, Any]]:
+    """Return pixels of the gradient, pixels of a program, and what ``activate_back`` is compiled for."""
+    out = y.shape[1]
+    padded = triton.next_power_of_2(out)
+    rows = max(16, _TILE // padded)
+    shape = {"H": y.shape[2], "W": y.shape[3], "O": out, "OP": padded, "POOL": pools, "BP": rows}
+    return grad.numel() // out, rows, shape | {"num_warps": 4, "num_stages": 1}

@@ -1,0 +1,111 @@
+"""One reward function, its ledgers, and everything it has paid in this episode.
+
+Keeps what was paid step by step, so that a rollback can make an earlier transition terminal and take
+back the rows after it. Axes: E environments.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from worker.envs.morph.rewards.context import RewardContext, RewardResult
+
+ROLLBACK = "rollback"
+
+
+class RewardFunction(Protocol):
+    """A reward mode: a pure function of one transition of all environments of a run.
+
+    Attributes:
+        name, version: identity of the mode.
+        death_pay: reward of the transition that caused a rollback.
+    """
+
+    @property
+    def name(self) -> str:
+        """Name of the mode."""
+
+    @property
+    def version(self) -> str:
+        """Version of its formulas."""
+
+    @property
+    def death_pay(self) -> float:
+        """Reward of the transition that caused a rollback."""
+
+    def __call__(self, ctx: RewardContext) -> RewardResult:
+        """Return reward, components and ledgers."""
+        ...
+
+
+@dataclass
+class Purse:
+    """A reward function with its account of the present episode.
+
+    Attributes:
+        function: the mode.
+        ledgers: state carried to the next step.
+        paid: one [E] tensor per step, rollback pay excluded.
+        penalties: [E], rollback pay; 0 where none.
+        components: one {name: [E]} per step.
+    """
+
+    function: RewardFunction
+    ledgers: dict[str, Tensor] = field(default_factory=dict)
+    paid: list[Tensor] = field(default_factory=list)
+    penalties: Tensor = field(default_factory=lambda: torch.zeros(0))
+    components: list[dict[str, Tensor]] = field(default_factory=list)
+
+    def open(self, num_envs: int) -> None:
+        """Begin an episode."""
+        self.ledgers, self.paid, self.components = {}, [], []
+        self.penalties = torch.zeros(num_envs)
+
+    def pay(self, ctx: RewardContext, earns: Tensor) -> Tensor:
+        """Return the reward [E] of a transition: the mode's own, death pay on rollback, 0 where idle.
+
+        Args:
+            ctx: the transition; its ledgers are this purse's.
+            earns: [E] bool, environments whose transition counts.
+        """
+        result = self.function(ctx)
+        self.ledgers = result.ledgers
+        rows = torch.stack([result.reward, *result.components.values()])
+        counts, fatal = earns.numpy(), ctx.rolled_back.numpy()
+        alive, died = counts & ~fatal, counts & fatal
+        if not alive.all():
+            rows = torch.where(torch.from_numpy(alive), rows, 0.0)
+        own, *components = rows.unbind()
+        self.paid.append(own)
+        self.components.append(dict(zip(result.components, components, strict=True)))
+        if not died.any():
+            return own.clone()  # what was paid may be taken back, what was returned stays
+        lost = torch.from_numpy(died)
+        self.penalties = torch.where(lost, torch.tensor(self.function.death_pay), self.penalties)
+        return torch.where(lost, self.penalties, own)
+
+    def take_back(self, env: int, first_step: int) -> None:
+        """Make the transition ``first_step`` the fatal one: it pays death pay, later ones nothing."""
+        for step in range(first_step, len(self.paid)):
+            self.paid[step][env] = 0.0
+            for value in self.components[step].values():
+                value[env] = 0.0
+        self.penalties[env] = self.function.death_pay
+
+    def earned(self, env: int) -> float:
+        """Return the episode's undiscounted sum without rollback pay."""
+        return float(sum(float(step[env]) for step in self.paid))
+
+    def total(self, env: int) -> float:
+        """Return the episode's undiscounted sum with rollback pay."""
+        return self.earned(env) + float(self.penalties[env])
+
+    def sums(self) -> dict[str, Tensor]:
+        """Return the sum of each component over the steps so far, {component: [E]}."""
+        names = self.components[0] if self.components else {}
+        sums = {name: torch.stack([step[name] for step in self.components]).sum(0) for name in names}
+        return {**sums, ROLLBACK: self.penalties.clone()}

@@ -1,0 +1,1 @@
+"""What hosts are trained on: tasks, data sets, splits and keyed streams."""

@@ -1,0 +1,216 @@
+"""The environment's settings, parsed once from a resolved spec into frozen records.
+
+Field names are those of training.md 5.1. ``EnvConfig.for_task`` gives usable defaults without a
+server. Nothing else in this package reads raw mappings; unknown keys and impossible batch sizes are
+refused here, before anything is allocated.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+from typing import Any, Literal
+
+import torch
+
+from worker.envs.morph.task.tasks import PACES, Optim, Pace, TaskSpec, get_task
+
+Choice = Literal["g1", "g2", "g3"]
+Path = Literal["auto", "eager", "captured", "fused"]
+
+
+@dataclass(frozen=True)
+class GovernorConfig:
+    """Thresholds of environment.md 8, losses in multiples of ln K."""
+
+    window: int = 20
+    nonfinite_batches: int = 3
+    explosion: float = 4.0
+    collapse_best: float = 0.6
+    collapse_band: float = 0.065
+    collapse_min_samples: int = 10
+    divergence: float = 1.5
+    divergence_ratio: float = 2.0
+    divergence_mad: float = 6.0
+    divergence_floor: float = 0.01
+    divergence_min_samples: int = 5
+    divergence_streak: int = 3
+    snapshot_every: int = 5
+
+
+@dataclass(frozen=True)
+class EnvConfig:
+    """Everything the environment needs to know; units as in training.md 5.1."""
+
+    task: TaskSpec
+    slots: tuple[str, ...]
+    horizon: int
+    batch_size: int
+    batches_per_step: int
+    pace: Pace
+    host: Optim
+    graft: Optim
+    augment: bool = False
+    horizon_end: Literal["terminated", "truncated"] = "terminated"
+    max_grafts: int | None = None
+    param_budget: int | None = None
+    val_images: int | None = None
+    train_signal: Literal["shadow", "ste"] = "shadow"
+    sequential_development: bool = True
+    ablate_fossils: Literal["always", "final"] = "always"
+    shapley: Literal["last", "always"] = "last"
+    gates: Literal["permissive", "strict"] = "permissive"
+    auto_advance: tuple[Choice, ...] = ()
+    velocity_ema: float = 0.7
+    governor: GovernorConfig = field(default_factory=GovernorConfig)
+    precision: Literal["auto", "fp32", "bf16"] = "fp32"
+    tf32: bool = False
+    path: Path = "auto"
+    dtype: torch.dtype = torch.float32
+
+    @classmethod
+    def for_task(cls, name: str, **overrides: Any) -> EnvConfig:
+        """Return a task's defaults; ``overrides`` replace fields, ``pace`` may be a name."""
+        task = get_task(name)
+        pace = overrides.pop("pace", task.pace)
+        base = cls(
+            task=task,
+            slots=task.slots,
+            horizon=task.horizon,
+            batch_size=task.batch_size,
+            batches_per_step=task.batches_per_step,
+            pace=PACES[pace] if isinstance(pace, str) else pace,
+            host=task.host_optim,
+            graft=task.graft_optim,
+            augment=task.augment,
+        )
+        return validate(replace(base, **overrides))
+
+
+#: env keys which this record takes over as they are.
+_PLAIN = (
+    "horizon",
+    "batch_size",
+    "batches_per_step",
+    "augment",
+    "horizon_end",
+    "max_grafts",
+    "param_budget",
+    "val_images",
+    "train_signal",
+    "sequential_development",
+    "ablate_fossils",
+    "shapley",
+    "gates",
+    "velocity_ema",
+)
+#: env keys of other environments, of the loop, or handled by name below.
+_OTHER = {
+    "kind", "id", "task", "n_envs", "rollout_steps", "wrappers", "kwargs", "slots", "pace", "governor",
+    "auto_advance", "min_training_epochs", "min_prune_age", "embargo",
+}  # fmt: skip
+
+
+def parse(config: Mapping[str, Any]) -> EnvConfig:
+    """Read the sections env, host, graft and precision of a resolved spec.
+
+    Raises:
+        ValueError: unknown key or impossible value, naming field, value and remedy.
+    """
+    env: Mapping[str, Any] = config["env"]
+    unknown = sorted(set(env) - set(_PLAIN) - _OTHER)
+    if unknown:
+        raise ValueError(f"env.{unknown[0]} is not a known setting; remove it")
+    overrides = {key: env[key] for key in _PLAIN if env.get(key) is not None}
+    if env.get("slots") is not None:
+        overrides["slots"] = tuple(env["slots"])
+    overrides["auto_advance"] = tuple(env.get("auto_advance", ()))
+    overrides["governor"] = _record(GovernorConfig(), env.get("governor") or {}, "env.governor")
+    overrides["pace"] = _pace(env)
+    task = get_task(env["task"])
+    overrides["host"] = _record(task.host_optim, config.get("host") or {}, "host")
+    overrides["graft"] = _record(task.graft_optim, config.get("graft") or {}, "graft")
+    precision: Mapping[str, Any] = config.get("precision") or {}
+    overrides["precision"] = precision.get("host", "auto")
+    overrides["tf32"] = bool(precision.get("tf32", False))
+    overrides["path"] = (config.get("engine") or {}).get("path", "auto")
+    return EnvConfig.for_task(env["task"], **overrides)
+
+
+def validate(config: EnvConfig) -> EnvConfig:
+    """Return the configuration, or raise ValueError naming field, value and remedy."""
+    _check_slots(config)
+    if config.precision not in ("auto", "fp32", "bf16"):
+        raise ValueError(
+            f"precision.host {config.precision!r} is refused: fp16 needs loss scaling, which skips different "
+            "steps in different arms; use fp32 or bf16"
+        )
+    shortest_life = config.pace.dwell + min(config.pace.tempos) + 3
+    if shortest_life > config.horizon:
+        raise ValueError(
+            f"env.horizon {config.horizon} is shorter than the shortest legal life of a graft, "
+            f"{shortest_life} (env.min_training_epochs + shortest tempo + 3); raise one or lower the other"
+        )
+    return config
+
+
+def check_batches(config: EnvConfig, train_size: int) -> None:
+    """Refuse a batch plan which the training split cannot fill (environment.md 5.3)."""
+    available = train_size // config.batch_size
+    if available == 0:
+        raise ValueError(
+            f"batch_size {config.batch_size} leaves 0 training batches in {train_size} examples; "
+            f"use at most {train_size}"
+        )
+    if config.batches_per_step > available:
+        raise ValueError(
+            f"env.batches_per_step {config.batches_per_step} exceeds the {available} batches of "
+            f"{config.batch_size} in {train_size} examples; use at most {available}"
+        )
+
+
+def resolve_precision(config: EnvConfig, device: torch.device) -> Literal["fp32", "bf16"]:
+    """Return the training precision on a device: auto = bf16 on CUDA capability >= 8, else fp32."""
+    if config.precision == "fp32" or (config.precision == "auto" and device.type != "cuda"):
+        return "fp32"
+    capable = device.type == "cuda" and torch.cuda.get_device_capability(device) >= (8, 0)
+    if config.precision == "bf16" and not capable:
+        raise ValueError(f"precision.host bf16 is not supported by {device}; use fp32")
+    return "bf16" if capable else "fp32"
+
+
+def resolve_path(config: EnvConfig, device: torch.device) -> Literal["eager", "captured", "fused"]:
+    """Return how training steps are executed: auto = captured on CUDA, else eager."""
+    if config.path == "auto":
+        return "captured" if device.type == "cuda" else "eager"
+    if config.path == "fused" and config.task.is_text:
+        raise ValueError(
+            f"engine.path 'fused' has kernels for convolutional hosts; use captured for {config.task.name}"
+        )
+    if config.path != "eager" and device.type != "cuda":
+        raise ValueError(f"engine.path {config.path!r} needs a CUDA device, this is {device}; use auto or eager")
+    return config.path
+
+
+def _check_slots(config: EnvConfig) -> None:
+    known = [slot.id for slot in config.task.host.slots()]
+    if not config.slots or len(set(config.slots)) != len(config.slots):
+        raise ValueError(f"env.slots {list(config.slots)} must be non-empty and unique")
+    for slot in config.slots:
+        if slot not in known:
+            raise ValueError(f"env.slots {slot!r} does not exist in {config.task.name}; use some of {', '.join(known)}")
+
+
+def _pace(env: Mapping[str, Any]) -> Pace:
+    pace = PACES[env.get("pace") or get_task(env["task"]).pace]
+    own = {"min_training_epochs": "dwell", "min_prune_age": "min_prune_age", "embargo": "embargo"}
+    changes = {own[key]: env[key] for key in own if env.get(key) is not None}
+    return replace(pace, **changes)
+
+
+def _record(base: Any, values: Mapping[str, Any], where: str) -> Any:
+    known = {item.name for item in fields(base)}
+    unknown = sorted(set(values) - known)
+    if unknown:
+        raise ValueError(f"{where}.{unknown[0]} is not a known setting; use {', '.join(sorted(known))}")
+    return replace(base, **{key: value for key, value in values.items() if value is not None})

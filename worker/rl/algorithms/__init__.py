@@ -1,0 +1,1 @@
+"""Learning algorithms behind one interface; PPO is the one entry."""

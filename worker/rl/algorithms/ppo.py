@@ -1,0 +1,483 @@
+"""Proximal policy optimisation, top to bottom: anchor, advantages, loss, update (Schulman et al. 2017).
+
+Notable: one joint ratio over the causally relevant heads; true next observations at truncations;
+values in PopArt units; LSTM minibatches of whole environment rows replayed from stored states with
+resets inside; a KL stop and a finiteness gate before every step. Nothing reduces over runs.
+Axes: T step, E environment, H heads, N choices; a minibatch has leading axes [B] or [T, e].
+
+Generalised advantage estimation as one reverse scan over [T, E] (Schulman et al. 2016, eq. 16).
+
+The bootstrap is V of the *true* next observation: the caller passes it per step, so a truncated
+step sees its final observation and a reset observation never enters. Axes: T step, E environment.
+
+Loss and gradient of one minibatch of a PPO update; on CUDA as one graph replay.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, fields, replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from worker.rl.config import LearnerConfig
+from worker.rl.cuda import Replayed, anchor_limit, autocast
+from worker.rl.heads import Floors, Heads, evaluate
+from worker.rl.learner import Learner, adam_step
+from worker.rl.nets import PolicyNet, State
+from worker.rl.rollout import PolicyError, Rollout
+
+
+def gae(
+    rewards: Tensor,
+    values: Tensor,
+    next_values: Tensor,
+    terminated: Tensor,
+    truncated: Tensor,
+    discount: tuple[float, float],
+) -> tuple[Tensor, Tensor]:
+    """Return advantages and returns, both [T, E] in reward units.
+
+    Args:
+        rewards: [T, E].
+        values: [T, E], V(s_t), de-normalised.
+        next_values: [T, E], V of the true next observation x_{t+1}.
+        terminated: [T, E] bool, no bootstrap and no carry beyond this step.
+        truncated: [T, E] bool, bootstrap but no carry beyond this step.
+        discount: (gamma, lambda).
+    """
+    gamma, lam = discount
+    alive = (~terminated).to(rewards.dtype)
+    carry = gamma * lam * (~(terminated | truncated)).to(rewards.dtype)
+    # delta_t = r_t + gamma (1 - term_t) V(x_{t+1}) - V(s_t)
+    delta = rewards + gamma * alive * next_values - values
+    # A_t = delta_t + gamma lambda (1 - end_t) A_{t+1}
+    after = torch.zeros_like(delta[0])
+    backwards = []
+    for step, keep in zip(delta.flip(0).unbind(), carry.flip(0).unbind(), strict=True):
+        after = torch.addcmul(step, keep, after)
+        backwards.append(after)
+    advantages = torch.stack(backwards).flip(0)
+    return advantages, advantages + values
+
+
+_LOG_RATIO_CLAMP = 20.0
+_KL_STOP_FACTOR = 1.5
+_NORM_EPS = 1e-6
+_ADV_EPS = 1e-8
+#: Order of the statistics vector returned by ``ppo_loss``; with per-head ratios two more per head follow.
+LOSS_STATS = ("policy_loss", "value_loss", "entropy_loss", "approx_kl", "clip_frac", "ratio_max", "ratio_min")
+
+
+class AnchorMismatch(RuntimeError):  # noqa: N818 - the name is the specification's
+    """The sequence path does not reproduce the rollout's log-probabilities: a bug, never noise."""
+
+
+@dataclass(frozen=True)
+class Batch:
+    """Transitions of an update; leading axes [T, E], [T, e] or [B].
+
+    ``valid``, ``unforced`` [..] and ``open_steps`` [.., H] (relevant, unforced, two or more legal
+    choices) are weights 0 or 1; ``entropy_scale`` [.., H] turns nats into shares of ln n.
+    """
+
+    features: Tensor
+    ids: Tensor
+    actions: Tensor
+    rows: Tensor
+    relevant: Tensor
+    old_log_prob: Tensor
+    old_value: Tensor
+    target: Tensor
+    advantage: Tensor
+    valid: Tensor
+    unforced: Tensor
+    open_steps: Tensor
+    entropy_scale: Tensor
+
+    def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
+        """Return the batch with ``change`` applied to every tensor."""
+        return Batch(**{f.name: change(getattr(self, f.name)) for f in fields(self)})
+
+
+@dataclass(frozen=True)
+class Replay:
+    """A minibatch with what the network needs to run over it again."""
+
+    batch: Batch
+    state: State
+    resets: tuple[tuple[int, Tensor], ...]
+
+
+@dataclass(frozen=True)
+class LossRule:
+    """The numbers of the loss in force in one update.
+
+    Attributes:
+        cfg, heads: static settings and layout.
+        entropy_coef: c_H of the round.
+        floors: probability floors in force, as in the rollout.
+        adv_floor: least divisor of the advantages, reward units.
+    """
+
+    cfg: LearnerConfig
+    heads: Heads
+    entropy_coef: float
+    floors: Floors | None
+    adv_floor: float
+
+
+#: The loss and its statistics vector, whose entry 3 is the approximate KL.
+Loss = Callable[[PolicyNet, Replay, LossRule], tuple[Tensor, Tensor]]
+
+
+def normalise_advantages(advantage: Tensor, weight: Tensor, floor: float) -> Tensor:
+    """Return (A - mean) / max(std, floor) with population moments over rows of weight 1."""
+    share = _shares(weight)
+    centred = advantage - (advantage * share).sum()
+    std = (centred * centred * share).sum().sqrt()
+    return centred / std.clamp(min=max(floor, _ADV_EPS))
+
+
+def ppo_loss(net: PolicyNet, replay: Replay, rule: LossRule) -> tuple[Tensor, Tensor]:
+    """Return L = L_pi + c_v L_V + c_H L_H and the statistics vector (``LOSS_STATS``)."""
+    batch, cfg = replay.batch, rule.cfg.ppo
+    logits, values = net.sequence(batch.features, batch.ids, replay.state, replay.resets)
+    relevant = None if rule.heads.always_relevant else batch.relevant
+    terms = evaluate(logits, batch.actions, batch.rows, relevant, rule.floors)
+    share = _shares(batch.unforced)
+    advantage = batch.advantage
+    if cfg.adv_norm == "minibatch":
+        advantage = normalise_advantages(advantage, batch.unforced, rule.adv_floor)
+    # log rho = sum over relevant heads of (new - old), clamped
+    per_head = terms.log_prob - batch.old_log_prob
+    log_ratio = per_head.sum(-1).clamp(-_LOG_RATIO_CLAMP, _LOG_RATIO_CLAMP)
+    ratio = log_ratio.exp()
+    extra: list[Tensor] = []
+    if cfg.ratio == "joint":
+        policy_loss = _surrogate(ratio, advantage, share, cfg.clip)
+    else:
+        policy_loss, extra = _per_head_loss(per_head, advantage, batch, cfg.clip)
+    value_loss = _value_loss(values.to(ratio.dtype), batch, cfg.value_clip)
+    entropy_loss = _entropy_loss(terms.entropy, batch, rule)
+    loss = policy_loss.add(value_loss, alpha=cfg.value_coef) + rule.entropy_coef * entropy_loss
+    with torch.no_grad():
+        stats = [policy_loss, value_loss, entropy_loss, *_ratio_stats(ratio, log_ratio, share, cfg.clip)]
+        low, high = torch.where(batch.unforced > 0, ratio, 1.0).aminmax()
+        return loss, torch.stack([*stats, high, low, *extra])
+
+
+def _shares(weight: Tensor) -> Tensor:
+    """Return weights 0 or 1 as shares of their number: a sum of shares is a mean, and 0 without any."""
+    return weight / weight.sum().clamp(min=1)
+
+
+def _surrogate(ratio: Tensor, advantage: Tensor, share: Tensor, clip: float) -> Tensor:
+    # L_pi = -mean(min(rho A, clip(rho, 1 - eps, 1 + eps) A)); the clip can bind on one side alone,
+    # at 1 + eps for A > 0 and at 1 - eps for A < 0, so the second term may stand at its limit A + eps |A|
+    limit = advantage.add(advantage.abs(), alpha=clip)
+    return ((ratio * advantage).clamp(max=limit) * -share).sum()
+
+
+def _per_head_loss(per_head: Tensor, advantage: Tensor, batch: Batch, clip: float) -> tuple[Tensor, list[Tensor]]:
+    """Return the sum of each head's own surrogate and [KL, clip fraction] of every head."""
+    losses, stats = [], []
+    for h in range(per_head.shape[-1]):
+        share = _shares(batch.unforced * batch.relevant[..., h])
+        log_ratio = per_head[..., h].clamp(-_LOG_RATIO_CLAMP, _LOG_RATIO_CLAMP)
+        ratio = log_ratio.exp()
+        losses.append(_surrogate(ratio, advantage, share, clip))
+        with torch.no_grad():
+            stats += _ratio_stats(ratio, log_ratio, share, clip)
+    return torch.stack(losses).sum(), stats
+
+
+def _value_loss(values: Tensor, batch: Batch, clip: float | None) -> Tensor:
+    # L_V = 0.5 mean((V - R)^2), optionally the larger of that and the loss of the clipped value
+    away = values - batch.target
+    error = away * away
+    if clip is not None:
+        # a constant: where the clipped value moves with V it is V, and the two losses are equal
+        near = values.detach().clamp(batch.old_value - clip, batch.old_value + clip) - batch.target
+        error = error.clamp(min=near * near)
+    return (error * (0.5 * _shares(batch.valid))).sum()
+
+
+def _entropy_loss(entropy: Tensor, batch: Batch, rule: LossRule) -> Tensor:
+    # L_H = -sum_h m_h mean(H_h / ln n_valid) over relevant, unforced steps with n_valid >= 2
+    share = batch.open_steps / batch.open_steps.sum(tuple(range(entropy.ndim - 1))).clamp(min=1)
+    if rule.cfg.ppo.entropy_normalised:
+        share = share * batch.entropy_scale
+    if wanted := rule.cfg.ppo.entropy_head_weights:
+        share = share * share.new_tensor([wanted.get(name, 1.0) for name in rule.heads.names])
+    return (entropy * -share).sum()
+
+
+def _ratio_stats(ratio: Tensor, log_ratio: Tensor, share: Tensor, clip: float) -> list[Tensor]:
+    # approx_kl = mean((rho - 1) - ln rho) (Schulman 2020, estimator k3)
+    away = ratio - 1.0
+    kl = ((away - log_ratio) * share).sum()
+    return [kl, torch.where(away.abs() > clip, share, 0.0).sum()]
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A rollout ready for its update, with the anchor pass's diagnostics.
+
+    Attributes:
+        replay: the whole rollout [T, E].
+        rule: the loss in force.
+        returns: [T, E] reward units.
+        values: [T, E] reward units, V before the update.
+        entropy: [T, E, H] nats.
+        anchor_gap: largest |anchor - rollout| of the joint log-probability.
+        adv_moments: mean and std of the raw advantages over unforced valid steps, and sigma_R.
+    """
+
+    replay: Replay
+    rule: LossRule
+    returns: Tensor
+    values: Tensor
+    entropy: Tensor
+    anchor_gap: float
+    adv_moments: tuple[float, float, float]
+
+
+@torch.no_grad()
+def prepare(learner: Learner, rollout: Rollout, entropy_coef: float, floors: Floors | None) -> Prepared:
+    """Run the anchor pass, bootstrap, move the return statistics and form advantages and targets."""
+    T, cfg = rollout.num_steps, learner.cfg
+    ended = rollout.terminated | rollout.truncated
+    rewards = rollout.rewards
+    if learner.reward_scaler is not None:
+        rewards = learner.reward_scaler(rewards, ended, rollout.valid)
+    resets = tuple(
+        (t + 1, (~ended[t]).to(rollout.features.dtype))
+        for t, any_end in enumerate(ended[:-1].any(1).tolist())
+        if any_end
+    )
+    features, ids = rollout.features[:T], rollout.ids[:T]
+    with autocast(features.device, cfg.precision):
+        logits, raw_values = learner.net.sequence(features, ids, rollout.initial_state, resets)
+        _initialise_returns(learner, rollout, rewards)
+        next_values = _next_values(learner, rollout, raw_values.float())
+    torch.clear_autocast_cache()
+    rows = learner.heads.mask_rows({k: m[:T] for k, m in rollout.masks.items()}, rollout.actions)
+    relevant = learner.heads.relevant(rollout.actions)
+    if bool((relevant & rollout.valid.unsqueeze(-1) & ~rows.any(-1)).any()):
+        raise PolicyError("a relevant head had no legal choice: the environment's masks are wrong")
+    terms = evaluate(logits, rollout.actions, rows, relevant, floors)
+    gap = _check_anchor(terms.log_prob.sum(-1), rollout, cfg.precision)
+    values = _denormalise(learner, raw_values.float())
+    discount = (cfg.ppo.gamma, cfg.ppo.lambda_)
+    advantages, returns = gae(rewards, values, next_values, rollout.terminated, rollout.truncated, discount)
+    if learner.popart is not None:
+        learner.popart.update(returns[rollout.valid], learner.net.value_out)
+    # forced: one legal choice in every relevant head, hence exactly one joint action
+    legal = rows.sum(-1)
+    open_steps = (legal > 1) & relevant & rollout.valid.unsqueeze(-1)
+    unforced = open_steps.any(-1)
+    mean, std, sigma = _moments(learner, advantages[unforced], returns[rollout.valid])
+    floor = cfg.ppo.adv_std_floor * sigma
+    if cfg.ppo.adv_norm == "rollout":
+        advantages = normalise_advantages(advantages, unforced.to(advantages.dtype), floor)
+    batch = Batch(
+        features=features,
+        ids=ids,
+        actions=rollout.actions,
+        rows=rows,
+        relevant=relevant,
+        old_log_prob=terms.log_prob,
+        old_value=_normalise(learner, values),
+        target=_normalise(learner, returns),
+        advantage=advantages,
+        valid=rollout.valid.to(values.dtype),
+        unforced=unforced.to(values.dtype),
+        open_steps=open_steps.to(values.dtype),
+        entropy_scale=1.0 / legal.clamp(min=2).to(values.dtype).log(),
+    )
+    rule = LossRule(cfg, learner.heads, entropy_coef, floors, floor)
+    replay = Replay(batch, rollout.initial_state, resets)
+    return Prepared(replay, rule, returns, values, terms.entropy, gap, (mean, std, sigma))
+
+
+def update(learner: Learner, prepared: Prepared, lr: float, order: np.random.Generator) -> dict[str, float]:
+    """Run the epochs of one update in place and return its metrics (``ppo/`` names without the prefix).
+
+    Args:
+        learner: changed: parameters and optimiser.
+        prepared: from ``prepare``.
+        lr: learning rate of the round.
+        order: generator of stream ``minibatch_order``.
+    """
+    cfg, flat = learner.cfg.ppo, learner.flat
+    history: list[Tensor] = []
+    norms: list[float] = []
+    done = skipped = non_finite = 0
+    stopped, stop_epoch = False, math.nan
+    for epoch in range(cfg.epochs):
+        for replay in _minibatches(learner, prepared.replay, order):
+            if stopped:
+                skipped += 1
+                continue
+            stats, may = loss_and_grad(learner, replay, prepared.rule, ppo_loss)
+            # the one transfer of a minibatch: may this step be taken?
+            gate = may.tolist()
+            history.append(stats)
+            if not all(math.isfinite(g) for g in gate):
+                non_finite += 1
+            elif cfg.target_kl is not None and gate[2] > _KL_STOP_FACTOR * cfg.target_kl:
+                stopped, stop_epoch = True, float(epoch)
+                skipped += 1
+            else:
+                norms.append(gate[1])
+                adam_step(flat, learner.adam, lr, cfg.adam_eps, min(1.0, cfg.grad_clip / (gate[1] + _NORM_EPS)))
+                done += 1
+    learner.dead_updates = 0 if done else learner.dead_updates + 1
+    metrics = _summary(torch.stack(history), learner.heads.names)
+    metrics |= {
+        "kl_stop_epoch": stop_epoch,
+        "steps_done": float(done),
+        "steps_skipped": float(skipped + non_finite),
+        "steps_non_finite": float(non_finite),
+        "grad_norm": float(np.mean(norms)) if norms else math.nan,
+        "grad_norm_clipped_frac": float(np.mean([n > cfg.grad_clip for n in norms])) if norms else math.nan,
+        "lr": lr,
+        "entropy_coef": prepared.rule.entropy_coef,
+    }
+    return metrics
+
+
+def refresh_observations(learner: Learner, rollout: Rollout) -> None:
+    """Merge the round's raw observations into the running statistics, after the update."""
+    if learner.obs_norm is not None and not learner.obs_norm_frozen:
+        raw = rollout.raw[: rollout.num_steps]
+        learner.obs_norm.update(raw.flatten(0, 1), rollout.valid.flatten())
+
+
+def _summary(history: Tensor, head_names: list[str]) -> dict[str, float]:
+    names = list(LOSS_STATS)
+    if history.shape[1] > len(names):
+        names += [f"{kind}_{head}" for head in head_names for kind in ("approx_kl", "clip_frac")]
+    mean = dict(zip(names, history.mean(0).tolist(), strict=True))
+    mean["approx_kl_max"] = float(history[:, 3].max())
+    mean["ratio_max"], mean["ratio_min"] = float(history[:, 5].max()), float(history[:, 6].min())
+    return mean
+
+
+def _minibatches(learner: Learner, whole: Replay, order: np.random.Generator) -> Iterator[Replay]:
+    count, batch = learner.cfg.ppo.minibatches, whole.batch
+    if not learner.net.recurrent:
+        flat = batch.map(lambda x: x.flatten(0, 1))
+        index = torch.from_numpy(order.permutation(len(flat.valid))).to(flat.valid.device)
+        sizes = np.diff(np.linspace(0, len(index), count + 1).round().astype(int)).tolist()
+        shuffled = [getattr(flat, f.name)[index].split(sizes) for f in fields(flat)]
+        yield from (Replay(Batch(*parts), (), ()) for parts in zip(*shuffled, strict=True))
+        return
+    rows = torch.from_numpy(order.permutation(batch.valid.shape[1])).to(batch.valid.device)
+    for part in rows.tensor_split(count):
+        yield Replay(
+            batch.map(lambda x, p=part: x[:, p]),  # type: ignore[misc]
+            tuple(s[:, part] for s in whole.state),
+            tuple((t, keep[part]) for t, keep in whole.resets),
+        )
+
+
+def _next_values(learner: Learner, rollout: Rollout, raw_values: Tensor) -> Tensor:
+    """Return V of the true next observation [T, E] in reward units."""
+    needed = rollout.truncated & rollout.valid
+    needed[-1] |= ~rollout.terminated[-1]
+    steps, envs = (index.tolist() for index in needed.nonzero(as_tuple=True))
+    result = torch.cat([raw_values[1:], raw_values[-1:]])
+    if steps:
+        pairs = list(zip(steps, envs, strict=True))
+        views = [rollout.final(t) for t, _ in pairs]
+        features = torch.stack([view[0][e] for view, (_, e) in zip(views, pairs, strict=True)])
+        ids = torch.stack([view[1][e] for view, (_, e) in zip(views, pairs, strict=True)])
+        # the carried state: after step t, before any reset
+        layers = range(len(rollout.initial_state))
+        state = tuple(torch.stack([rollout.states[t][k][:, e] for t, e in pairs], dim=1) for k in layers)
+        result[steps, envs] = learner.net.step_values(features, ids, state).float()
+    return _denormalise(learner, result)
+
+
+def _check_anchor(anchor: Tensor, rollout: Rollout, precision: str) -> float:
+    if not bool(torch.isfinite(anchor).all()):
+        raise PolicyError("anchor pass: non-finite log-probability")
+    gaps = torch.where(rollout.valid, (anchor - rollout.log_probs).abs(), 0.0)
+    gap, limit = float(gaps.max()), anchor_limit(anchor.device, precision)
+    if gap > limit:
+        raise AnchorMismatch(
+            f"log-probabilities of rollout and sequence path differ by {gap:.3g} > {limit:g} ({precision})"
+        )
+    return gap
+
+
+def _initialise_returns(learner: Learner, rollout: Rollout, rewards: Tensor) -> None:
+    """Give PopArt its first statistics from the discounted rewards of the first round."""
+    if learner.popart is None or learner.popart.rounds > 0:
+        return
+    zero = torch.zeros_like(rewards)
+    gamma = learner.cfg.ppo.gamma
+    _, returns = gae(rewards, zero, zero, rollout.terminated, rollout.truncated, (gamma, 1.0))
+    learner.popart.update(returns[rollout.valid], learner.net.value_out)
+    learner.popart.rounds = 1
+
+
+def _moments(learner: Learner, advantages: Tensor, returns: Tensor) -> tuple[float, float, float]:
+    sigma = returns.std(correction=0) if learner.popart is None else torch.tensor(learner.popart.std)
+    if advantages.numel() == 0:
+        return math.nan, math.nan, float(sigma)
+    mean, std = torch.stack([advantages.mean(), advantages.std(correction=0)]).tolist()
+    return mean, std, float(sigma)
+
+
+def _normalise(learner: Learner, values: Tensor) -> Tensor:
+    return values if learner.popart is None else learner.popart.normalise(values)
+
+
+def _denormalise(learner: Learner, values: Tensor) -> Tensor:
+    return values if learner.popart is None else learner.popart.denormalise(values)
+
+
+def loss_and_grad(learner: Learner, replay: Replay, rule: LossRule, loss_of: Loss) -> tuple[Tensor, Tensor]:
+    """Fill the flat gradient; return the loss statistics and [loss, gradient norm, KL].
+
+    On CUDA a recurrent minibatch without resets inside is one graph replay.
+    """
+    flat = learner.flat
+    if flat.data.is_cuda and learner.net.recurrent and not replay.resets and rule.cfg.ppo.adv_norm == "rollout":
+        return _replayed(learner, replay, rule, loss_of)
+    flat.grad.zero_()
+    with autocast(flat.data.device, learner.cfg.precision):
+        loss, stats = loss_of(learner.net, replay, rule)
+    loss.backward()  # type: ignore[no-untyped-call]
+    return stats, torch.stack([loss.detach(), flat.grad.norm(), stats[3]])
+
+
+def _replayed(learner: Learner, replay: Replay, rule: LossRule, loss_of: Loss) -> tuple[Tensor, Tensor]:
+    """``loss_and_grad`` as a graph; what changes between rounds comes in as tensors."""
+    names = [item.name for item in fields(replay.batch)]
+    coefficient = torch.full((), rule.entropy_coef, device=learner.device)
+    floors = [] if rule.floors is None else [rule.floors.value, rule.floors.allowed]
+    inputs = [*(getattr(replay.batch, name) for name in names), *replay.state, coefficient, *floors]
+
+    def run(parts: list[Tensor]) -> list[Tensor]:
+        state = tuple(parts[len(names) : len(names) + len(replay.state)])
+        rest = parts[len(names) + len(state) :]
+        batch = replace(replay.batch, **dict(zip(names, parts, strict=False)))
+        own = replace(rule, entropy_coef=rest[0], floors=Floors(*rest[1:]) if floors else None)  # type: ignore[arg-type]
+        with autocast(learner.device, learner.cfg.precision):
+            loss, stats = loss_of(learner.net, replace(replay, batch=batch, state=state), own)
+        grads = torch.autograd.grad(loss, list(learner.net.parameters()), allow_unused=True, materialize_grads=True)
+        torch.cat([part.reshape(-1) for part in grads], out=learner.flat.grad)
+        return [stats, torch.stack([loss.detach(), learner.flat.grad.norm(), stats[3]])]
+
+    key = (*replay.batch.rows.shape, len(floors))
+    if key not in learner.graphs:
+        learner.graphs[key] = Replayed(run, inputs)
+    stats, gate = learner.graphs[key](inputs)
+    return stats.clone(), gate
