@@ -97,7 +97,7 @@ def test_html_has_every_plot_with_n_and_the_name_of_its_band() -> None:
         "Distribution of runs",
         "Time to threshold",
     ):
-        assert f"<h2>{title}</h2><figure>" in page
+        assert f"<h2>{title}</h2>\n<figure>" in page
     captions = re.findall(r"<figcaption>(.*?)</figcaption>", page)
     assert len(captions) == 5
     assert all("n = 11" in caption or "n = 11" in page for caption in captions)
