@@ -1,4 +1,4 @@
-"""What every request passes before a route: request id, Host, size, safe headers.
+"""What every request passes before a route: request id, Host, Origin, size, safe headers.
 
 Pure ASGI, so that streams and sockets pass unbuffered.
 """
@@ -16,17 +16,19 @@ from fastapi import FastAPI
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from app.errors import AppError, TooLargeError
+from app.errors import AppError, ForbiddenError, TooLargeError
 from app.problems import render
 from app.settings import Settings, is_loopback
 
 _CSP = "default-src 'self'; frame-ancestors 'none'; object-src 'none'; base-uri 'self'; form-action 'self'"
 _MAX_COMPRESSED = 1024 * 1024
+_READS = ("GET", "HEAD", "OPTIONS")
 
 
 def install(app: FastAPI, settings: Settings) -> None:
     """Put the guards in front of the application, outermost last."""
     app.add_middleware(BodyLimit, settings=settings)
+    app.add_middleware(OriginGuard, settings=settings)
     app.add_middleware(HostGuard, settings=settings)
     app.add_middleware(Envelope, base_path=settings.base_path)
 
@@ -92,6 +94,46 @@ class HostGuard:
         return host in self._allowed or "*" in self._allowed or (self._loopback and is_loopback(host))
 
 
+class OriginGuard:
+    """Refuses a write that a foreign page sent, with or without credentials; scripts name no Origin and pass.
+
+    With authentication off the browser of anybody on this machine is all that a foreign page needs. Sockets are
+    refused where they are admitted, with a close code that the page can read.
+    """
+
+    def __init__(self, app: ASGIApp, settings: Settings) -> None:
+        self.app = app
+        self._settings = settings
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve it, or refuse its Origin."""
+        if scope["type"] == "http" and scope["method"] not in _READS:
+            error = self._refusal(Headers(scope=scope))
+            if error is not None:
+                await render(error, scope["lockstep_request_id"])(scope, receive, send)
+                return
+        await self.app(scope, receive, send)
+
+    def _refusal(self, headers: Headers) -> ForbiddenError | None:
+        origin = headers.get("origin")
+        if origin is not None:
+            ours = self._settings.allows_origin(origin, headers.get("host", ""))
+            return None if ours else _foreign(origin)
+        # a browser says so even where something on the way took Origin off
+        if headers.get("sec-fetch-site", "none") not in ("none", "same-origin"):
+            return _foreign("of another site")
+        return None
+
+
+def _foreign(origin: str) -> ForbiddenError:
+    """Return the refusal of a write from another site."""
+    shown = origin[:200]
+    return ForbiddenError(
+        f"a page from the origin {shown} may not write here; add it to LOCKSTEP_ALLOWED_ORIGINS if it is yours",
+        code="origin",
+    )
+
+
 class BodyLimit:
     """Bounds bodies, also after decompression; gzip is undone here."""
 
@@ -101,7 +143,7 @@ class BodyLimit:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Read, bound and inflate the body, then serve."""
-        if scope["type"] != "http" or scope["method"] in ("GET", "HEAD", "OPTIONS", "DELETE"):
+        if scope["type"] != "http" or scope["method"] in (*_READS, "DELETE"):
             await self.app(scope, receive, send)
             return
         try:

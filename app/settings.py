@@ -85,6 +85,11 @@ class Settings(BaseSettings):
         """The configured root path without a trailing slash."""
         return "/" + self.root_path.strip("/") if self.root_path.strip("/") else ""
 
+    def allows_origin(self, origin: str, host: str) -> bool:
+        """Return whether pages of an Origin may write to the site at ``host``: its own, or one on the list."""
+        scheme, _, authority = origin.partition("://")
+        return origin in self.allowed_origins or (scheme in ("http", "https") and authority == host)
+
 
 def is_loopback(host: str) -> bool:
     """Return whether an address can be reached from this machine only."""

@@ -15,7 +15,6 @@ from starlette.responses import JSONResponse
 from app.errors import ForbiddenError, InvalidError, UnauthorizedError
 from app.services import access, audit
 from app.services.context import Actor, Context
-from app.settings import Settings
 
 SESSION_COOKIE = "lockstep_session"
 _SAFE = ("GET", "HEAD", "OPTIONS")
@@ -79,14 +78,9 @@ def authenticate(connection: HTTPConnection, ctx: Context) -> Actor:
     method = connection.scope.get("method", "GET")
     if method not in _SAFE or connection.scope["type"] == "websocket":
         origin = connection.headers.get("origin")
-        if origin is None or not origin_allowed(ctx.settings, origin, connection.headers.get("host", "")):
-            raise ForbiddenError(f"a cookie needs an Origin of this site, not {origin}", code="origin")
+        if origin is None or not ctx.settings.allows_origin(origin, connection.headers.get("host", "")):
+            raise ForbiddenError("a cookie writes with an Origin of this site only; send a bearer token", code="origin")
     return access.authenticate(ctx, cookie, request_id)
-
-
-def origin_allowed(settings: Settings, origin: str, host: str) -> bool:
-    """Return whether an Origin may write: the site itself, or one on the list."""
-    return origin in settings.allowed_origins or origin.partition("://")[2] == host
 
 
 def _actor_with(right: str) -> Callable[[HTTPConnection, Context], Coroutine[Any, Any, Actor]]:

@@ -17,7 +17,7 @@ from starlette.websockets import WebSocketDisconnect, WebSocketState
 from app.errors import AppError, ForbiddenError, NotFoundError, UnauthorizedError
 from app.live import MAX_BUFFER_BYTES, Hub, Reader, dump
 from app.routes import documents as d
-from app.routes.deps import ContextDep, authenticate, origin_allowed
+from app.routes.deps import ContextDep, authenticate
 from app.routes.deps import Reader as ReadActor
 from app.routes.experiments import ExperimentId
 from app.services import access, steering
@@ -74,7 +74,7 @@ async def websocket(socket: WebSocket, ctx: ContextDep, experiment_id: str, tick
 
 def _admit(socket: WebSocket, ctx: Context, experiment_id: str, ticket: str | None) -> None:
     origin = socket.headers.get("origin")
-    if origin is not None and not origin_allowed(ctx.settings, origin, socket.headers.get("host", "")):
+    if origin is not None and not ctx.settings.allows_origin(origin, socket.headers.get("host", "")):
         raise _CloseError(FORBIDDEN, f"origin {origin} is not allowed")
     if "token" in socket.query_params:
         raise _CloseError(NOT_AUTHENTICATED, "a token in a URL is refused; use a ticket or a header")

@@ -9,17 +9,8 @@ from pydantic import BaseModel, ConfigDict, Field
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import JSONResponse, PlainTextResponse
 
-from app.errors import ForbiddenError
 from app.routes import documents as d
-from app.routes.deps import (
-    SESSION_COOKIE,
-    Admin,
-    ContextDep,
-    Operator,
-    Reader,
-    StrictRoute,
-    origin_allowed,
-)
+from app.routes.deps import SESSION_COOKIE, Admin, ContextDep, Operator, Reader, StrictRoute
 from app.services import access, audit, operations, steering, waiting
 
 router = APIRouter(prefix="/api/v1", tags=["operations"], route_class=StrictRoute)
@@ -95,9 +86,6 @@ class Login(BaseModel):
 @router.post("/session", status_code=204, responses=d.problems())
 def log_in(ctx: ContextDep, request: Request, login: Login) -> Response:
     """Exchange a token for an HttpOnly cookie."""
-    origin = request.headers.get("origin")
-    if origin is not None and not origin_allowed(ctx.settings, origin, request.headers.get("host", "")):
-        raise ForbiddenError(f"origin {origin} is not allowed", code="origin")
     access.authenticate(ctx, login.token, "-")
     response = Response(status_code=204)
     response.set_cookie(

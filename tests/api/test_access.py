@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import gzip
+import shutil
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -90,6 +92,61 @@ def test_cookie_writes_need_an_origin_of_this_site(
     assert api.post("/experiments", json=tiny_spec(), headers=foreign).status_code == 403
     own = {"Origin": guarded.url}
     assert api.post("/experiments", json=tiny_spec(), headers=own).status_code == 201
+
+
+FOREIGN = [
+    {"Origin": "https://evil.example"},
+    {"Origin": "null"},  # a sandboxed frame, a local file
+    {"Origin": "http://127.0.0.1:1"},  # another program on this machine
+    {"Sec-Fetch-Site": "cross-site"},  # Origin was stripped on the way
+    {"Sec-Fetch-Site": "same-site"},
+]
+WRITES = [
+    ("POST", "/api/v1/queue/pause"),
+    ("POST", "/api/v1/experiments"),
+    ("POST", "/api/v1/workers"),
+    ("PATCH", "/api/v1/experiments/exp_00000000"),
+    ("PUT", "/api/v1/assignments/asg_00000000/rounds/0"),
+    ("DELETE", "/api/v1/experiments/exp_00000000"),
+    ("DELETE", "/api/v1/session"),
+    ("POST", "/api/v1/session"),
+]
+
+
+@pytest.mark.parametrize("headers", FOREIGN, ids=lambda headers: "-".join(*headers.items()))
+def test_foreign_page_writes_nothing_though_auth_is_off(sqlite_server: LiveServer, headers: dict[str, str]) -> None:
+    with httpx.Client(base_url=sqlite_server.url) as http:
+        for method, path in WRITES:
+            answer = http.request(method, path, headers=headers)
+            assert (answer.status_code, answer.json()["code"]) == (403, "origin"), (method, path)
+            assert "LOCKSTEP_ALLOWED_ORIGINS" in answer.json()["detail"]
+        assert http.get("/api/v1/queue", headers=headers).json()["paused"] is False
+
+
+def test_bearer_writes_from_a_foreign_origin_are_refused_too(
+    api: httpx.Client, guarded: LiveServer, secrets: dict[str, str]
+) -> None:
+    head = bearer(secrets["operator"])
+    assert api.post("/queue/pause", headers={**head, "Origin": "https://evil.example"}).status_code == 403
+    assert api.post("/queue/pause", headers={**head, "Origin": guarded.url}).status_code == 200
+    assert api.post("/queue/resume", headers=head).status_code == 200
+
+
+def test_own_page_allowed_origins_and_scripts_write(
+    make_server: Callable[..., LiveServer], sqlite_template: Path, tmp_path: Path
+) -> None:
+    path = tmp_path / "lockstep.db"
+    shutil.copy(sqlite_template, path)
+    server = make_server(f"sqlite:///{path}", allowed_origins="https://lab.example")
+    allowed = [
+        {},
+        {"Origin": server.url, "Sec-Fetch-Site": "same-origin"},
+        {"Origin": "https://lab.example", "Sec-Fetch-Site": "cross-site"},
+        {"Sec-Fetch-Site": "none"},
+    ]
+    with httpx.Client(base_url=server.url) as http:
+        codes = [http.post("/api/v1/queue/pause", headers=headers).status_code for headers in allowed]
+    assert codes == [200] * len(allowed)
 
 
 def test_oversized_bodies_and_gzip_bombs_are_refused(api: httpx.Client, secrets: dict[str, str]) -> None:
