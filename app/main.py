@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from app.store.engine import FileLock, StartupError, Store, sqlite_module, sqlit
 from app.store.points import MetricNames
 
 _log = get_logger("server")
+_EXPORT_WRITERS = 2
 DESCRIPTION = """Lockstep A/B experiments for reinforcement learning.
 
 Submit one experiment (arms x replicates, task, budget, registered analysis); workers train all arms of
@@ -61,6 +63,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     ctx = Context(store, settings, FileStore(settings.data_dir / "files"), MetricNames(), Bell())
     ensure_epoch(ctx)
     app.state.ctx = ctx
+    app.state.export_writers = ThreadPoolExecutor(_EXPORT_WRITERS, "export")
     app.state.hub = Hub(ctx)
     app.state.hub.start()
     duties = Duties(ctx)
@@ -70,6 +73,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         yield
     finally:
         await app.state.hub.stop()
+        app.state.export_writers.shutdown(wait=False, cancel_futures=True)
         duties.stop()
         store.close()
         if lock is not None:

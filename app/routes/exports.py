@@ -2,29 +2,115 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import asyncio
+import os
+import tempfile
+import threading
+from collections.abc import Callable
+from concurrent.futures import Executor
+from functools import partial
+from pathlib import Path
+from typing import Annotated, Any, BinaryIO, Literal
 
-from fastapi import APIRouter, Query, Response
-from starlette.responses import StreamingResponse
+from fastapi import APIRouter, Query, Request, Response
+from starlette.concurrency import run_in_threadpool
+from starlette.types import Receive, Scope, Send
 
 from app.errors import NotInstalledError
+from app.logs import get_logger
 from app.routes import documents as d
 from app.routes.deps import ContextDep, Reader
 from app.routes.experiments import ExperimentId
 from app.services import exports
 
+_log = get_logger("exports")
 router = APIRouter(prefix="/api/v1", tags=["reports"])
 
 _FORMS: dict[str, tuple[Any, str]] = {
-    "csv": (exports.as_csv, "text/csv; charset=utf-8"),
-    "json": (exports.as_json, "application/json"),
-    "sqlite": (exports.as_sqlite, "application/vnd.sqlite3"),
+    "csv": (exports.write_csv, "text/csv; charset=utf-8"),
+    "json": (exports.write_json, "application/json"),
+    "sqlite": (exports.write_sqlite, "application/vnd.sqlite3"),
 }
+_CHUNK_BYTES = 64 * 1024
+_POLL_SECONDS = 0.1
+#: A client that takes nothing for so long is left.
+_STALL_SECONDS = 60.0
+
+
+class SpooledResponse(Response):
+    """Sends a file while a thread writes it; the file has no name and is gone with the response.
+
+    Only the thread uses the database, and it never waits for the client. All ends with the call: when the client
+    leaves, stalls or the server stops, the thread is told, waited for, and the file is closed.
+
+    Args:
+        write: writes the file; ends early when its event is set.
+        writers: run ``write``; few, since each takes the interpreter from every other request.
+        folder: where the file lies.
+    """
+
+    def __init__(
+        self, write: Callable[[BinaryIO, threading.Event], None], writers: Executor, folder: Path, **given: Any
+    ) -> None:
+        super().__init__(**given)
+        del self.headers["content-length"]
+        self._write, self._writers, self._folder = write, writers, folder
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:  # noqa: ARG002 - as ASGI has it
+        """Write and send until the end of the file or of the client."""
+        stop = threading.Event()
+        with tempfile.TemporaryFile(dir=self._folder) as file:
+            job = self._writers.submit(self._fill, file, stop)
+            writing = asyncio.wrap_future(job)
+            sending = asyncio.create_task(self._send(file, writing, send))
+            leaving = asyncio.create_task(_left(receive))
+            try:
+                await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            finally:
+                stop.set()
+                for waiting in (job, sending, leaving):
+                    waiting.cancel()  # which leaves a job that has begun: it is waited for
+                await asyncio.gather(writing, sending, leaving, return_exceptions=True)
+            if not sending.cancelled():
+                sending.result()
+
+    def _fill(self, file: BinaryIO, stop: threading.Event) -> None:
+        if not stop.is_set():
+            self._write(file, stop)
+            file.flush()
+
+    async def _send(self, file: BinaryIO, writing: asyncio.Future[None], send: Send) -> None:
+        position, started = 0, False
+        while True:
+            is_whole = writing.done()  # asked first: what is written after this is read in the next turn
+            chunk = await run_in_threadpool(os.pread, file.fileno(), _CHUNK_BYTES, position)
+            if is_whole and not chunk:
+                writing.result()
+                break
+            if not chunk:
+                await asyncio.wait((writing,), timeout=_POLL_SECONDS)
+                continue
+            if not started:
+                await send({"type": "http.response.start", "status": 200, "headers": self.raw_headers})
+                started = True
+            try:
+                async with asyncio.timeout(_STALL_SECONDS):
+                    await send({"type": "http.response.body", "body": chunk, "more_body": True})
+            except TimeoutError:
+                _log.warning("a client took nothing of an export for a minute and was left", sent_bytes=position)
+                return
+            position += len(chunk)
+        await send({"type": "http.response.body", "body": b""})
+
+
+async def _left(receive: Receive) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
 
 
 @router.get(
     "/experiments/{experiment_id}/export",
-    response_class=StreamingResponse,
+    response_class=Response,
     responses={
         **d.problems(404, 501),
         200: {
@@ -39,6 +125,7 @@ _FORMS: dict[str, tuple[Any, str]] = {
 def export_experiment(
     ctx: ContextDep,
     actor: Reader,
+    request: Request,
     experiment_id: ExperimentId,
     form: Annotated[Literal["json", "csv", "sqlite", "parquet"], Query(alias="format")] = "json",
 ) -> Response:
@@ -46,9 +133,14 @@ def export_experiment(
     exports.check(ctx, experiment_id)
     if form == "parquet":
         raise NotInstalledError("Parquet needs a library this server does not have; take sqlite, json or csv")
-    make, media = _FORMS[form]
-    name = f'attachment; filename="{experiment_id}.{form}"'
-    return StreamingResponse(make(ctx, experiment_id), media_type=media, headers={"Content-Disposition": name})
+    write, media = _FORMS[form]
+    return SpooledResponse(
+        partial(write, ctx, experiment_id),
+        request.app.state.export_writers,
+        ctx.files.incoming,
+        media_type=media,
+        headers={"Content-Disposition": f'attachment; filename="{experiment_id}.{form}"'},
+    )
 
 
 @router.get("/compare", response_model=d.Document, responses=d.problems(404))

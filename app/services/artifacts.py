@@ -21,12 +21,17 @@ class Stored:
 
 
 class FileStore:
-    """Content-addressed files under ``root/ab/abcdef..``."""
+    """Content-addressed files under ``root/ab/abcdef..``.
+
+    Attributes:
+        incoming: folder for what is not whole yet, and for what is deleted after use; on the disk of the data, while
+            the system's folder for such files may be memory.
+    """
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
-        self._incoming = self.root / "incoming"
-        self._incoming.mkdir(parents=True, exist_ok=True)
+        self.incoming = self.root / "incoming"
+        self.incoming.mkdir(parents=True, exist_ok=True)
 
     def put(self, chunks: Iterable[bytes], *, max_bytes: int) -> Stored:
         """Write chunks, fsync and rename into place; an object that exists is left as it is.
@@ -34,7 +39,7 @@ class FileStore:
         Raises:
             TooLargeError: beyond ``max_bytes``; nothing stays.
         """
-        temporary = self._incoming / secrets.token_hex(16)
+        temporary = self.incoming / secrets.token_hex(16)
         try:
             stored = self._write(temporary, chunks, max_bytes)
             target = self.path(stored.sha256)

@@ -1,4 +1,6 @@
-"""Exports of one experiment as JSON, CSV or SQLite, streamed; and the comparison of what differs in specs.
+"""Exports of one experiment as JSON, CSV or SQLite, written to a file; and the comparison of what differs in specs.
+
+The file lies between the session and the client: whoever reads slowly, or not at all, holds no session.
 
 Column order: ``app.store.exports.layout``. CSV holds the table ``episodes``; JSON and SQLite hold all.
 """
@@ -8,10 +10,13 @@ from __future__ import annotations
 import csv
 import io
 import json
+import shutil
 import tempfile
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from sqlalchemy.orm import Session
 
@@ -22,25 +27,27 @@ from app.store import experiments, exports
 from app.store.tables import Record
 from lockstep.nonfinite import jsonable
 
-_CHUNK_BYTES = 64 * 1024
 MAX_COMPARED = 8
 
 
 def check(ctx: Context, experiment_id: str) -> None:
-    """Raise ``NotFoundError`` before a stream begins."""
+    """Raise ``NotFoundError`` before an export begins."""
     with ctx.store.read() as session:
         existing(session, experiment_id)
 
 
-def as_csv(ctx: Context, experiment_id: str) -> Iterator[str]:
-    """Yield the training episodes that count as CSV; text that a spreadsheet would run is quoted by an apostrophe."""
+def write_csv(ctx: Context, experiment_id: str, file: BinaryIO, stop: threading.Event) -> None:
+    """Write the training episodes that count as CSV; text that a spreadsheet would run is quoted by an apostrophe.
+
+    Raises:
+        StoppedError: ``stop`` was set.
+    """
     columns = next(item.columns for item in exports.layout() if item.name == "episodes")
-    with ctx.store.read() as session:
-        yield ",".join(columns) + "\r\n"
-        for row in exports.rows(session, "episodes", experiment_id):
-            line = io.StringIO()
-            csv.writer(line).writerow([_safe(value) for value in row])
-            yield line.getvalue()
+    with _as_text(file) as text, ctx.store.read() as session:
+        text.write(",".join(columns) + "\r\n")
+        lines = csv.writer(text)
+        for row in exports.rows(session, "episodes", experiment_id, stop):
+            lines.writerow([_safe(value) for value in row])
 
 
 def _safe(value: Any) -> Any:
@@ -49,19 +56,33 @@ def _safe(value: Any) -> Any:
     return value
 
 
-def as_json(ctx: Context, experiment_id: str) -> Iterator[str]:
-    """Yield one JSON object: ``facts``, ``columns`` of each table, and ``tables`` as lists of rows."""
-    with ctx.store.read() as session:
+def write_json(ctx: Context, experiment_id: str, file: BinaryIO, stop: threading.Event) -> None:
+    """Write one JSON object: ``facts``, ``columns`` of each table, and ``tables`` as lists of rows.
+
+    Raises:
+        StoppedError: ``stop`` was set.
+    """
+    with _as_text(file) as text, ctx.store.read() as session:
         columns = {item.name: item.columns for item in exports.layout()}
         head = {"facts": _facts(session, experiment_id), "columns": columns}
-        yield json.dumps(head, allow_nan=False)[:-1] + ', "tables": {'
+        text.write(json.dumps(head, allow_nan=False)[:-1] + ', "tables": {')
         for number, name in enumerate(columns):
-            yield (", " if number else "") + json.dumps(name) + ": ["
-            for index, row in enumerate(exports.rows(session, name, experiment_id)):
+            text.write((", " if number else "") + json.dumps(name) + ": [")
+            for index, row in enumerate(exports.rows(session, name, experiment_id, stop)):
                 cells = [_plain(value) for value in row]
-                yield (",\n" if index else "\n") + json.dumps(cells, allow_nan=False)
-            yield "]"
-        yield "}}"
+                text.write((",\n" if index else "\n") + json.dumps(cells, allow_nan=False))
+            text.write("]")
+        text.write("}}")
+
+
+@contextmanager
+def _as_text(file: BinaryIO) -> Iterator[io.TextIOWrapper]:
+    """A file of bytes as one of text, which leaves it open."""
+    text = io.TextIOWrapper(file, encoding="utf-8", newline="", write_through=True)
+    try:
+        yield text
+    finally:
+        text.detach()
 
 
 def _plain(value: Any) -> Any:
@@ -70,16 +91,19 @@ def _plain(value: Any) -> Any:
     return value.isoformat() if hasattr(value, "isoformat") else value
 
 
-def as_sqlite(ctx: Context, experiment_id: str) -> Iterator[bytes]:
-    """Yield a SQLite database that holds this experiment alone; the founding query runs on it."""
-    with tempfile.TemporaryDirectory(prefix="lockstep-export-") as directory:
+def write_sqlite(ctx: Context, experiment_id: str, file: BinaryIO, stop: threading.Event) -> None:
+    """Write a SQLite database that holds this experiment alone; the founding query runs on it.
+
+    Raises:
+        StoppedError: ``stop`` was set.
+    """
+    with tempfile.TemporaryDirectory(prefix="export-", dir=ctx.files.incoming) as directory:
         path = Path(directory) / "export.sqlite"
         with ctx.store.read() as session:
             facts = {key: json.dumps(value) for key, value in _facts(session, experiment_id).items()}
-            exports.write_sqlite(session, path, experiment_id, facts)
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK_BYTES):
-                yield chunk
+            exports.write_sqlite(session, path, experiment_id, facts, stop)
+        with path.open("rb") as made:
+            shutil.copyfileobj(made, file)
 
 
 def _facts(session: Session, experiment_id: str) -> dict[str, Any]:

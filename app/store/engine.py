@@ -16,7 +16,6 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from datetime import UTC, datetime
-from functools import cached_property
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -94,12 +93,13 @@ class FairLock:
 class _CoreSession(Session):
     """A session of Core statements: they go to its one connection without what the ORM prepares for each."""
 
-    @cached_property
-    def _core(self) -> Connection:
-        return self.connection()
+    # no cached_property: on Python 3.11 its lock is the class's, and one wait for a connection would hold up everybody
+    _core: Connection | None = None
 
     def execute(self, statement: Any, params: Any = None, **options: Any) -> Any:
         """Execute a Core statement in the session's transaction."""
+        if self._core is None:
+            self._core = self.connection()
         return self._core.execute(statement, params, **options)
 
 

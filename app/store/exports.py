@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import re
+import threading
 from collections.abc import Iterator, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +27,10 @@ _EPISODE_NAMES = (
 )
 _EPISODES = tuple(re.findall(r"\w+", _EPISODE_NAMES))
 _EVALUATION = tuple(c for c in t.eval_episode.c if c.name not in ("id", "run_no"))
+
+
+class StoppedError(Exception):
+    """Nobody waits for the rows any more."""
 
 
 @dataclass(frozen=True)
@@ -85,26 +91,38 @@ def layout() -> list[Exported]:
     return [Exported(name, tuple(query.selected_columns.keys())) for name, query in _queries("").items()]
 
 
-def rows(session: Session, name: str, experiment_id: str) -> Iterator[Sequence[Any]]:
-    """Yield the rows of one table."""
+def rows(session: Session, name: str, experiment_id: str, stop: threading.Event) -> Iterator[Sequence[Any]]:
+    """Yield the rows of one table.
+
+    Raises:
+        StoppedError: ``stop`` was set.
+    """
     result = session.execute(_queries(experiment_id)[name].execution_options(yield_per=_CHUNK))
     for part in result.partitions():
+        if stop.is_set():
+            raise StoppedError
         yield from (tuple(row) for row in part)
 
 
-def write_sqlite(session: Session, path: Path, experiment_id: str, facts: dict[str, str]) -> None:
-    """Write an experiment as a SQLite file of its own: the tables of ``layout`` and ``facts`` (key, value)."""
-    connection = sqlite_module().connect(path)
-    connection.execute("CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
-    connection.executemany("INSERT INTO facts VALUES (?, ?)", list(facts.items()))
-    for exported in layout():
-        names = ", ".join(f'"{name}"' for name in exported.columns)
-        marks = ", ".join("?" for _ in exported.columns)
-        connection.execute(f"CREATE TABLE {exported.name} ({names})")
-        insert = f"INSERT INTO {exported.name} VALUES ({marks})"  # noqa: S608 - names of our own tables
-        connection.executemany(insert, (tuple(map(_cell, row)) for row in rows(session, exported.name, experiment_id)))
-    connection.commit()
-    connection.close()
+def write_sqlite(
+    session: Session, path: Path, experiment_id: str, facts: dict[str, str], stop: threading.Event
+) -> None:
+    """Write an experiment as a SQLite file of its own: the tables of ``layout`` and ``facts`` (key, value).
+
+    Raises:
+        StoppedError: ``stop`` was set.
+    """
+    with closing(sqlite_module().connect(path)) as connection:
+        connection.execute("CREATE TABLE facts (key TEXT PRIMARY KEY, value TEXT NOT NULL)")
+        connection.executemany("INSERT INTO facts VALUES (?, ?)", list(facts.items()))
+        for exported in layout():
+            names = ", ".join(f'"{name}"' for name in exported.columns)
+            marks = ", ".join("?" for _ in exported.columns)
+            connection.execute(f"CREATE TABLE {exported.name} ({names})")
+            insert = f"INSERT INTO {exported.name} VALUES ({marks})"  # noqa: S608 - names of our own tables
+            found = rows(session, exported.name, experiment_id, stop)
+            connection.executemany(insert, (tuple(map(_cell, row)) for row in found))
+        connection.commit()
 
 
 def _cell(value: Any) -> Any:

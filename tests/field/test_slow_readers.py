@@ -1,0 +1,40 @@
+"""Field lesson L51: who reads slowly holds nothing that others need."""
+
+from __future__ import annotations
+
+import socket
+import time
+
+import httpx
+import pytest
+
+from tests.conftest import LiveServer, wait_until
+from tests.field.conftest import SOAK
+from tests.slow_readers import FORMS, held_files, long_experiment, stalled
+
+READERS = 100 if SOAK else 10
+ROWS = 40_000 if SOAK else 1_500
+
+
+@pytest.mark.server
+def test_l51_stalled_readers_of_exports_hold_no_session_and_leave_nothing(server: LiveServer) -> None:
+    for listener in server.server.servers[0].sockets:  # else the kernel holds megabytes of each answer
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+    experiment_id = long_experiment(server.ctx, ROWS)
+    pool = server.ctx.store.engine.pool
+    incoming = server.ctx.files.incoming
+    with (
+        httpx.Client(base_url=server.url, timeout=30) as http,
+        stalled(server.url, experiment_id, FORMS, READERS),
+    ):
+        wait_until(lambda: pool.checkedout() == 0, timeout=30, what="no session held")  # type: ignore[attr-defined]
+        assert len(held_files(incoming)) == READERS * len(FORMS)  # else they have all that they asked for
+        spent = []
+        for _ in range(100):
+            began = time.perf_counter()
+            assert http.get("/api/v1/experiments").status_code == 200
+            spent.append(time.perf_counter() - began)
+        assert not SOAK or sorted(spent)[98] < 0.25
+        assert http.get("/readyz").status_code == 200
+    wait_until(lambda: not held_files(incoming), timeout=30, what="no file left")
+    assert pool.checkedout() == 0  # type: ignore[attr-defined]
