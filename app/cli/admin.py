@@ -61,7 +61,7 @@ def serve(
     config = uvicorn.Config(
         create_app(settings),
         log_level="warning",
-        timeout_graceful_shutdown=8,
+        timeout_graceful_shutdown=6,  # a client that stalls uses all of it; the process has ten seconds
         forwarded_allow_ips=",".join(settings.trusted_proxies) or "127.0.0.1",
         ws_max_size=64 * 1024,
     )

@@ -10,7 +10,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +30,7 @@ from tests.conftest import LiveServer, wait_until
 from tests.factories import SimulatedWorker, submit, tiny_spec
 from tests.field.conftest import ROOT, SOAK, ServerProcess, StartLight, block_status, first_block
 from tests.field.test_liveness import end_backends
+from tests.slow_readers import fill, stalled
 
 STATIC = ROOT / "app/web/static"
 PAYLOADS = [
@@ -257,11 +258,13 @@ def _noted(ctx: Context, experiment_id: str) -> bool:
 
 @pytest.mark.server
 def test_l47_sigterm_with_open_streams_ends_the_server_within_ten_seconds(
-    server_process: Callable[..., ServerProcess],
+    server_process: Callable[..., ServerProcess], database_url: str
 ) -> None:
     server = server_process().start()
     with Client(server.url) as client, ExitStack() as stack:
         experiment_id = client.submit(tiny_spec())["id"]
+        store = stack.enter_context(closing(Store(database_url)))
+        fill(store, experiment_id, 15_000)  # more than the system's buffers hold
         address = f"{server.url.replace('http', 'ws')}/api/v1/experiments/{experiment_id}/ws"
         for _ in range(50 if SOAK else 10):
             opened = stack.enter_context(connect(address, max_size=None))
@@ -270,6 +273,7 @@ def test_l47_sigterm_with_open_streams_ends_the_server_within_ten_seconds(
         stream = stack.enter_context(http.stream("GET", f"{server.url}/api/v1/experiments/{experiment_id}/stream"))
         assert stream.status_code == 200
         assert stream.headers["x-accel-buffering"] == "no"
+        stack.enter_context(stalled(server.url, experiment_id, ("json",), 3))
         assert server.stop() < 10.0
 
 

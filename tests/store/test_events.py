@@ -5,7 +5,6 @@ from __future__ import annotations
 from typing import Any
 
 from sqlalchemy import Select, event
-from sqlalchemy.dialects import postgresql
 from sqlalchemy.orm import Session
 
 from app.services.context import Context
@@ -59,13 +58,13 @@ def _steps(session: Session, experiment_id: str) -> int:
 
 def _rows(session: Session, experiment_id: str) -> int:
     statements: list[str] = []
+    connection = session.connection()
 
     def note(_connection: Any, clause: Any, *_: Any) -> None:
         if isinstance(clause, Select):
-            compiled = clause.compile(dialect=postgresql.dialect(), compile_kwargs={"literal_binds": True})
+            compiled = clause.compile(dialect=connection.dialect, compile_kwargs={"literal_binds": True})
             statements.append(str(compiled))
 
-    connection = session.connection()
     event.listen(connection, "before_execute", note)
     events.newest_by_block(session, experiment_id, "round_completed")
     event.remove(connection, "before_execute", note)
