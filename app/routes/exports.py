@@ -66,6 +66,8 @@ class SpooledResponse(Response):
             leaving = asyncio.create_task(_left(receive))
             try:
                 await asyncio.wait((sending, leaving), return_when=asyncio.FIRST_COMPLETED)
+            except asyncio.CancelledError:
+                _log.info("an export was cut off: the server stops")  # raised, it would be a traceback for each client
             finally:
                 stop.set()
                 for waiting in (job, sending, leaving):

@@ -37,4 +37,4 @@ def test_l51_stalled_readers_of_exports_hold_no_session_and_leave_nothing(server
         assert not SOAK or sorted(spent)[98] < 0.25
         assert http.get("/readyz").status_code == 200
     wait_until(lambda: not held_files(incoming), timeout=30, what="no file left")
-    assert pool.checkedout() == 0  # type: ignore[attr-defined]
+    wait_until(lambda: pool.checkedout() == 0, timeout=30, what="no session left")  # type: ignore[attr-defined]
