@@ -303,7 +303,9 @@ class ReleaseRequest(Wire):
     """The share has ended on the worker."""
 
     outcome: Literal["completed", "stopped", "error"]
-    cause: Literal["preempted", "worker_lost", "oom", "timeout", "bug", "config", "user"] | None = None
+    cause: (
+        Literal["preempted", "worker_lost", "oom", "timeout", "bug", "device", "environment", "config", "user"] | None
+    ) = None
     pinned_run: str | None = Field(None, description="run that alone caused an out-of-memory")
     detail: Annotated[str, Field(max_length=20_000)] = ""
     cleanup: Annotated[str, Field(max_length=2_000)] = "clean"

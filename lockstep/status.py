@@ -90,8 +90,10 @@ class Cause(StrEnum):
     DIVERGED = "diverged"
     TIMEOUT = "timeout"
     USER = "user"
-    BUG = "bug"
-    CONFIG = "config"
+    BUG = "bug"  # ours
+    DEVICE = "device"  # a signal of the device itself
+    ENVIRONMENT = "environment"  # the user's environment, reward or plug-in raised, hung or broke its own spaces
+    CONFIG = "config"  # the child refused the spec, its environment or its data before it was ready
     DECIDED = "decided"
 
 
@@ -103,6 +105,8 @@ CAUSE_SENTENCES: Mapping[Cause, str] = {
     Cause.TIMEOUT: "no progress within the allowed time",
     Cause.USER: "stopped by request",
     Cause.BUG: "the training process failed with an error",
+    Cause.DEVICE: "the device failed",
+    Cause.ENVIRONMENT: "the environment or the reward function failed",
     Cause.CONFIG: "the training process refused the specification, its environment or its data",
     Cause.DECIDED: "a registered look settled the experiment",
 }
@@ -114,7 +118,14 @@ REQUEUE_BUDGET: Mapping[Cause, int] = {
     Cause.OOM: 1,
     Cause.BUG: 1,
     Cause.TIMEOUT: 1,
+    Cause.ENVIRONMENT: 1,
+    Cause.DEVICE: 3,
 }
+
+#: Causes that may be the job's own: a requeue waits, and one that repeats before the first round is the job's.
+OF_THE_JOB = frozenset({Cause.BUG, Cause.TIMEOUT, Cause.ENVIRONMENT})
+#: Causes that leave open whether the device is at fault; one experiment alone never settles it (control-plane.md 7.4).
+PERHAPS_OF_THE_DEVICE = frozenset({Cause.BUG, Cause.TIMEOUT, Cause.WORKER_LOST})
 
 TERMINAL_BLOCK = frozenset({BlockStatus.SUCCEEDED, BlockStatus.FAILED, BlockStatus.CANCELLED})
 OPEN_BLOCK = frozenset(BlockStatus) - TERMINAL_BLOCK
@@ -131,7 +142,10 @@ TERMINAL_EXPERIMENT = frozenset(
 )
 
 BLOCK_TRANSITIONS: Mapping[BlockStatus, frozenset[BlockStatus]] = {
-    BlockStatus.QUEUED: frozenset({BlockStatus.RESERVED, BlockStatus.PAUSED, BlockStatus.CANCELLED}),
+    BlockStatus.QUEUED: frozenset(
+        # failed: another block of the experiment has shown that the job cannot run
+        {BlockStatus.RESERVED, BlockStatus.PAUSED, BlockStatus.CANCELLED, BlockStatus.FAILED}
+    ),
     BlockStatus.RESERVED: frozenset({BlockStatus.RUNNING, BlockStatus.STOPPING}),
     BlockStatus.RUNNING: frozenset({BlockStatus.STOPPING, BlockStatus.SUCCEEDED}),
     BlockStatus.STOPPING: frozenset(

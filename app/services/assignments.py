@@ -13,13 +13,7 @@ from sqlalchemy.orm import Session
 
 from app.errors import ConflictError, InvalidError, LeaseLostError, NotFoundError
 from app.services import ingest
-from app.services.block_ends import (
-    FAST_FAILURE_SECONDS,
-    end_assignment,
-    finish_if_complete,
-    refund_device_fault,
-    settle,
-)
+from app.services.block_ends import FAST_FAILURE_SECONDS, end_assignment, finish_if_complete, settle
 from app.services.comparison import compare_runs, log_line
 from app.services.context import Context
 from app.services.fencing import fenced, grace
@@ -30,9 +24,7 @@ from app.store.engine import utc
 from app.store.events import NewEvent, add_events
 from app.store.tables import Record
 from lockstep.protocol import BarrierReply, ReadyReply, ReadyRequest, ReleaseRequest, RoundReply, RoundRequest, RunRound
-from lockstep.status import AssignmentState, BlockStatus, Cause, RunStatus, WorkerStatus
-
-_NO_FAULT_OF_DEVICE = (Cause.DIVERGED, Cause.USER, Cause.CONFIG, Cause.PREEMPTED)
+from lockstep.status import PERHAPS_OF_THE_DEVICE, AssignmentState, BlockStatus, Cause, RunStatus, WorkerStatus
 
 
 def ready(ctx: Context, assignment_id: str, token: str, request: ReadyRequest) -> ReadyReply:
@@ -69,9 +61,8 @@ def _mismatch(ctx: Context, session: Session, now: float, row: Record, block: Re
         session,
         now,
         block,
-        Why("worker", Cause.WORKER_LOST, text),
+        Why("worker", Cause.DEVICE, text),
         grace_seconds=grace(ctx, session, block),
-        counts=False,
     )
     end_assignment(session, now, block, row, AssignmentState.RELEASED, outcome="error", detail=text)
     leases.move_worker(session, now, row.worker_id, WorkerStatus.CLEANING, text)
@@ -298,7 +289,7 @@ def _stop_for_release(ctx: Context, session: Session, now: float, ending: _Endin
     if not blocks.share_trains(session, row.id):
         return  # its runs have ended; the peers of a gang go on
     cause = Cause(request.cause) if request.cause else Cause.PREEMPTED
-    counts = not (worker.fast_failures >= 1 and _is_fast(row, now, cause))
+    counts = True
     if cause is Cause.OOM and _oom_before(block) and request.pinned_run in leases.run_ids(session, row.id):
         counts = False  # the repeat is an outcome of this arm; the others go on
         why = Why("worker", Cause.DIVERGED, "out of memory twice, pinned on this arm")
@@ -322,20 +313,35 @@ def _oom_before(block: Record) -> bool:
     return int(block.budget_used.get(Cause.OOM.value, 0)) > 0
 
 
-def _is_fast(row: Record, now: float, cause: Cause | None) -> bool:
-    failed = cause is not None and cause not in _NO_FAULT_OF_DEVICE
-    return failed and now - row.offered_at.timestamp() < FAST_FAILURE_SECONDS
-
-
 def _clean_worker(session: Session, now: float, ending: _Ending) -> None:
     row, request = ending.assignment, ending.request
     leases.move_worker(session, now, row.worker_id, WorkerStatus.CLEANING, f"share of block {row.block_id} ended")
-    cause = Cause(request.cause) if request.cause else None
-    fast = request.outcome == "error" and _is_fast(row, now, cause)
-    if not fast and not ending.worker.fast_failures:
+    fast = now - row.offered_at.timestamp() < FAST_FAILURE_SECONDS
+    if request.outcome != "error" or request.cause not in PERHAPS_OF_THE_DEVICE or not fast:
         return
-    failures = workers.count_fast_failure(session, row.worker_id, fast)
-    if failures >= 2:
-        text = f"{failures} failures in a row within {FAST_FAILURE_SECONDS:g} s of start; last: {request.detail[-300:]}"
+    count = workers.count_fast_failure(session, row.worker_id)
+    suspicious = _suspicious_experiments(session, row, count)
+    if len(suspicious) >= 2:
+        text = (
+            f"{len(suspicious)} different experiments failed within {FAST_FAILURE_SECONDS:g} s of their start here, "
+            f"and on no other worker; last: {request.detail[-300:]}"
+        )
         leases.move_worker(session, now, row.worker_id, WorkerStatus.QUARANTINED, text)
-        refund_device_fault(session, now, row.worker_id)
+
+
+def _suspicious_experiments(session: Session, row: Record, count: int) -> set[str]:
+    """Return the experiments that failed fast on a worker since its last success, and on no other device.
+
+    Args:
+        session: where the ending assignment is stored.
+        row: that assignment.
+        count: fast failures of the worker since an operator last cleared it.
+    """
+    failed: list[str] = []
+    for past in leases.ended_lately(session, row.worker_id):
+        if past.outcome == "completed" or len(failed) == count:
+            break
+        fast = past.ended_at.timestamp() - past.offered_at.timestamp() < FAST_FAILURE_SECONDS
+        if past.outcome == "error" and past.cause in PERHAPS_OF_THE_DEVICE and fast:
+            failed.append(past.experiment_id)
+    return set(failed) - leases.failed_elsewhere(session, set(failed), row.device_uid)

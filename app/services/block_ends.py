@@ -10,7 +10,16 @@ from app.services.context import Context
 from app.store import blocks, experiment_cache, experiments, leases, scheduling
 from app.store.blocks import Why
 from app.store.tables import Record
-from lockstep.status import REQUEUE_BUDGET, AssignmentState, BlockStatus, Cause, Desired, RunStatus, WorkerStatus
+from lockstep.status import (
+    OF_THE_JOB,
+    REQUEUE_BUDGET,
+    AssignmentState,
+    BlockStatus,
+    Cause,
+    Desired,
+    RunStatus,
+    WorkerStatus,
+)
 
 #: A failure this soon after the start may be the device's fault (control-plane.md 7.4).
 FAST_FAILURE_SECONDS = 60.0
@@ -45,11 +54,14 @@ def _by_cause(ctx: Context, session: Session, now: float, block: Record, cause: 
         text = block.cause_text or ""
         if count:
             text = f"{text} (already requeued {count} times for this cause)"
-        return _end(session, now, block, BlockStatus.FAILED, RunStatus.FAILED, Why("system", cause, text))
+        ended = _end(session, now, block, BlockStatus.FAILED, RunStatus.FAILED, Why("system", cause, text))
+        if ended and (cause is Cause.CONFIG or (cause in OF_THE_JOB and block.open_round == 0)):
+            _fail_queued(session, now, block, Why("system", cause, block.cause_text or ""))
+        return ended
     values: dict[str, Any] = {}
     if block.counts_against_budget:
         used[str(cause)] = count + 1
-    if cause in (Cause.BUG, Cause.TIMEOUT):
+    if cause in OF_THE_JOB:
         values["not_before_epoch"] = now + ctx.settings.backoff_seconds * 2**count
     text = f"back in the queue after {cause.value}: {block.cause_text or ''}".rstrip(": ")
     return blocks.requeue(session, now, block, Why("system", cause, text), budget_used=used, **values)
@@ -62,15 +74,24 @@ def _end(session: Session, now: float, block: Record, target: BlockStatus, run_t
     return moved
 
 
-def refund_device_fault(session: Session, now: float, worker_id: str) -> None:
-    """A device turned out to be at fault: the blocks that failed fast on it get their budget back."""
+def _fail_queued(session: Session, now: float, block: Record, why: Why) -> None:
+    """The job is at fault, not its luck: what else of the experiment is queued would fail in the same way."""
+    same = Why(why.actor, why.cause, f"same cause as replicate {block.replicate}: {why.sentence()}")
+    for other in blocks.lock_queued(session, block.experiment_id):
+        _end(session, now, other, BlockStatus.FAILED, RunStatus.FAILED, same)
+
+
+def blame_device(session: Session, now: float, worker_id: str) -> None:
+    """A device gave a signal that it is at fault: blocks that have just failed on it spend the budget for that."""
     for row in leases.failed_since(session, worker_id, now - 2 * FAST_FAILURE_SECONDS):
         block = blocks.get(session, row.block_id, lock=True)
         used = dict(block.budget_used) if block is not None else {}
         if block is None or block.status not in (BlockStatus.QUEUED, BlockStatus.STOPPING) or not used.get(row.cause):
             continue
-        used[row.cause] -= 1
-        blocks.change(session, block.id, budget_used=used, not_before_epoch=now)
+        spent = int(used.get(Cause.DEVICE.value, 0))
+        if row.cause != Cause.DEVICE and spent < REQUEUE_BUDGET[Cause.DEVICE]:
+            used |= {row.cause: used[row.cause] - 1, Cause.DEVICE.value: spent + 1}
+            blocks.change(session, block.id, budget_used=used, not_before_epoch=now)
 
 
 def finish_if_complete(session: Session, now: float, block_id: str) -> bool:

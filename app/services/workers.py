@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 
 from app.errors import ConflictError, GoneError, NotFoundError, UpgradeError
 from app.services.audit import record
-from app.services.block_ends import end_assignment, refund_device_fault, settle
+from app.services.block_ends import blame_device, end_assignment, settle
 from app.services.context import Actor, Context
 from app.services.fencing import grace, refuse_gone
 from app.store import blocks, leases, scheduling, workers
@@ -218,7 +218,7 @@ def _follow(
         status = WorkerStatus.CLEANING
     if not request.health.ok and status in (WorkerStatus.STARTING, WorkerStatus.IDLE, WorkerStatus.CLEANING):
         leases.move_worker(session, now, worker.id, WorkerStatus.QUARANTINED, request.health.detail)
-        refund_device_fault(session, now, worker.id)
+        blame_device(session, now, worker.id)
         return WorkerStatus.QUARANTINED
     if request.state == "idle" and status in (WorkerStatus.STARTING, WorkerStatus.CLEANING):
         leases.move_worker(session, now, worker.id, WorkerStatus.IDLE, "device check passed")

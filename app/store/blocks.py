@@ -269,6 +269,15 @@ def lock_all(session: Session, experiment_id: str) -> None:
     session.execute(query.order_by(t.block.c.id).with_for_update()).all()
 
 
+def lock_queued(session: Session, experiment_id: str) -> Sequence[Record]:
+    """Lock and return the queued blocks of an experiment, without those that another transaction holds.
+
+    Its caller holds another block already, so it must wait for none; what others hold is being assigned or steered.
+    """
+    query = select(t.block).where(t.block.c.experiment_id == experiment_id, t.block.c.status == BlockStatus.QUEUED)
+    return session.execute(query.order_by(t.block.c.id).with_for_update(skip_locked=True)).all()
+
+
 def count_live_runs(session: Session, block_ids: Sequence[str]) -> dict[str, int]:
     """Return for each block how many of its runs still train."""
     live = (RunStatus.PENDING, RunStatus.RUNNING, RunStatus.PAUSED)

@@ -7,7 +7,7 @@ lease is lost and nothing is stored.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import and_, bindparam, literal, select, update
@@ -29,6 +29,8 @@ from lockstep.status import (
 )
 
 _GONE = (WorkerStatus.LOST, WorkerStatus.RETIRED)
+#: Assignments of a worker that are looked at to judge its device.
+_LATELY = 50
 
 
 def token_hash(token: str) -> str:
@@ -186,6 +188,32 @@ def shift_clocks(session: Session, now: float, gap: float, ttl: float) -> None:
             .where(t.block.c.status == BlockStatus.QUEUED)
             .values({name: t.block.c[name] + gap for name in waits})
         )
+
+
+def ended_lately(session: Session, worker_id: str) -> Sequence[Record]:
+    """Return the last assignments of a worker that have ended, newest first, each with its experiment."""
+    query = (
+        select(t.assignment, t.block.c.experiment_id)
+        .join(t.block, t.block.c.id == t.assignment.c.block_id)
+        .where(t.assignment.c.worker_id == worker_id, t.assignment.c.ended_at.is_not(None))
+        .order_by(t.assignment.c.ended_at.desc(), t.assignment.c.id.desc())
+        .limit(_LATELY)
+    )
+    return session.execute(query).all()
+
+
+def failed_elsewhere(session: Session, experiment_ids: Collection[str], device_uid: str) -> set[str]:
+    """Return those of some experiments that have failed on another device too."""
+    query = (
+        select(t.block.c.experiment_id)
+        .join(t.assignment, t.assignment.c.block_id == t.block.c.id)
+        .where(
+            t.block.c.experiment_id.in_(experiment_ids),
+            t.assignment.c.device_uid != device_uid,
+            t.assignment.c.outcome == "error",
+        )
+    )
+    return set(session.execute(query.distinct()).scalars())
 
 
 def live(session: Session) -> Sequence[Record]:

@@ -86,14 +86,17 @@ def change(session: Session, worker_id: str, **values: Any) -> None:
     update_one(session, t.worker, worker_id, values)
 
 
-def count_fast_failure(session: Session, worker_id: str, fast: bool) -> int:
-    """Count a failure soon after the start, or begin anew; return how many there were in a row."""
-    return int(session.execute(_COUNT_FAST if fast else _NO_FAST, {"worker_id": worker_id}).scalar_one())
+def count_fast_failure(session: Session, worker_id: str) -> int:
+    """Count a failure soon after the start; return how many there were since an operator last cleared the worker."""
+    return int(session.execute(_COUNT_FAST, {"worker_id": worker_id}).scalar_one())
 
 
-_OF_WORKER = update(t.worker).where(t.worker.c.id == bindparam("worker_id")).returning(t.worker.c.fast_failures)
-_COUNT_FAST = _OF_WORKER.values(fast_failures=t.worker.c.fast_failures + 1)
-_NO_FAST = _OF_WORKER.values(fast_failures=0)
+_COUNT_FAST = (
+    update(t.worker)
+    .where(t.worker.c.id == bindparam("worker_id"))
+    .values(fast_failures=t.worker.c.fast_failures + 1)
+    .returning(t.worker.c.fast_failures)
+)
 
 
 def listing(session: Session) -> Sequence[Record]:

@@ -13,6 +13,7 @@ ALLOWED_BLOCK = {
     ("queued", "reserved"),
     ("queued", "paused"),
     ("queued", "cancelled"),
+    ("queued", "failed"),
     ("reserved", "running"),
     ("reserved", "stopping"),
     ("running", "stopping"),

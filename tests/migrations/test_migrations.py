@@ -10,6 +10,7 @@ import pytest
 from alembic import command
 from alembic.script import ScriptDirectory
 from sqlalchemy import func, inspect, select, text
+from sqlalchemy.exc import IntegrityError
 
 from app.main import open_store
 from app.services.artifacts import FileStore
@@ -104,6 +105,25 @@ def test_each_revision_runs_down_and_up_with_rows_and_loses_none(empty: Store, t
     migrate.downgrade(empty, "base")  # also with rows in every table
     migrate.upgrade(empty)
     command.check(migrate.alembic_config(url_of(empty)))
+
+
+def test_a_cause_that_an_older_schema_does_not_know_becomes_one_that_it_knows(empty: Store, tmp_path: Path) -> None:
+    migrate.upgrade(empty)
+    ctx = Context(empty, Settings(database_url=url_of(empty)), FileStore(tmp_path / "files"), MetricNames(), Bell())
+    submit(ctx)
+    with empty.write() as session:
+        session.execute(text("UPDATE block SET cause = 'environment'"))
+        session.execute(text("UPDATE run SET cause = 'device'"))
+    migrate.downgrade(empty, "0002")
+    with empty.read() as session:
+        assert set(session.execute(text("SELECT cause FROM block UNION SELECT cause FROM run")).scalars()) == {"bug"}
+    with pytest.raises(IntegrityError), empty.write() as session:
+        session.execute(text("UPDATE block SET cause = 'environment'"))
+    migrate.upgrade(empty)
+    with empty.write() as session:
+        session.execute(text("UPDATE block SET cause = 'environment'"))
+    with pytest.raises(IntegrityError), empty.write() as session:
+        session.execute(text("UPDATE block SET cause = 'weather'"))
 
 
 def test_downgrade_removes_everything_and_upgrade_returns(empty: Store) -> None:

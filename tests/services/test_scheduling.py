@@ -359,18 +359,27 @@ def test_preempted_with_the_last_results_in_succeeds(ctx: Context) -> None:
     assert (block(ctx, experiment_id)["status"], block(ctx, experiment_id)["cause"]) == ("succeeded", None)
 
 
-def test_two_fast_failures_quarantine_the_device_until_an_operator_clears_it(ctx: Context, clock: Clock) -> None:
-    experiment_id = submit(ctx)
+def fail_fast(ctx: Context, clock: Clock, worker: SimulatedWorker, cause: str = "bug", detail: str = "boom") -> None:
+    """Claim what comes first and fail it at once."""
+    clock.advance(1.0)
+    assert worker.claim() is not None
+    worker.release("error", cause, detail=detail)
+
+
+def test_fast_failures_of_two_experiments_quarantine_the_device_until_an_operator_clears_it(
+    ctx: Context, clock: Clock
+) -> None:
     worker = SimulatedWorker(ctx).register()
     sweeping.sweep(ctx)
-    for _ in range(2):
-        clock.advance(1.0)
-        worker.claim()
-        worker.release("error", "bug", detail="CUDA error: device lost")
+    ids = []
+    for priority in (10, 90):
+        ids.append(submit(ctx, tiny_spec(experiment={"priority": priority})))
+        fail_fast(ctx, clock, worker, detail="CUDA error: device lost")
     shown = reading.show_worker(ctx, worker.worker_id)
     assert shown["status"] == "quarantined"
+    assert "2 different experiments" in shown["status_text"]
     assert "device lost" in shown["status_text"]
-    assert block(ctx, experiment_id)["status"] == "queued"
+    assert [block(ctx, experiment_id)["status"] for experiment_id in ids] == ["queued", "queued"]
     again = SimulatedWorker(ctx)
     for again.incarnation in ("second", "third"):
         shown = reading.show_worker(ctx, again.register().worker_id)
@@ -381,6 +390,105 @@ def test_two_fast_failures_quarantine_the_device_until_an_operator_clears_it(ctx
     assert reading.show_worker(ctx, again.worker_id)["status"] == "idle"
     with pytest.raises(ConflictError, match="not quarantined"):
         workers.clear(ctx, again.worker_id, LOCAL)
+
+
+def test_an_experiment_that_fails_again_and_again_spends_its_budget_and_never_quarantines(
+    ctx: Context, clock: Clock
+) -> None:
+    experiment_id = submit(ctx)
+    worker = SimulatedWorker(ctx).register()
+    for _ in range(2):
+        fail_fast(ctx, clock, worker)
+    assert (block(ctx, experiment_id)["status"], block(ctx, experiment_id)["cause"]) == ("failed", "bug")
+    assert reading.show_worker(ctx, worker.worker_id)["status"] == "idle"
+
+
+@pytest.mark.parametrize("cause", ["environment", "config", "oom"])
+def test_what_the_job_did_never_counts_against_the_device(ctx: Context, clock: Clock, cause: str) -> None:
+    submit(ctx), submit(ctx)
+    worker = SimulatedWorker(ctx).register()
+    for _ in range(2):
+        fail_fast(ctx, clock, worker, cause)
+    assert reading.show_worker(ctx, worker.worker_id)["status"] == "idle"
+
+
+def test_experiments_that_fail_on_another_worker_too_do_not_quarantine(ctx: Context, clock: Clock) -> None:
+    ids = [submit(ctx), submit(ctx)]
+    fleet = [SimulatedWorker(ctx, f"w{number}").register() for number in range(2)]
+    for worker in fleet:
+        clock.advance(1.0)
+        assert worker.claim() is not None
+    for worker in fleet:
+        worker.release("error", "bug", detail="boom")
+    for worker in reversed(fleet):  # each gets what failed on the other
+        fail_fast(ctx, clock, worker)
+    assert {reading.show_worker(ctx, worker.worker_id)["status"] for worker in fleet} == {"idle"}
+    assert [block(ctx, experiment_id)["status"] for experiment_id in ids] == ["failed", "failed"]
+
+
+def test_a_success_between_two_failures_clears_the_device(ctx: Context, clock: Clock) -> None:
+    worker = SimulatedWorker(ctx).register()
+    submit(ctx)
+    fail_fast(ctx, clock, worker)
+    submit(ctx, one_round(experiment={"priority": 90}))
+    assert worker.claim() is not None
+    worker.train(1)
+    submit(ctx, one_round(experiment={"priority": 90}))
+    fail_fast(ctx, clock, worker)
+    assert reading.show_worker(ctx, worker.worker_id)["status"] == "idle"
+
+
+def test_a_refused_configuration_fails_the_queued_blocks_and_no_other_experiment(ctx: Context) -> None:
+    experiment_id, innocent = submit(ctx, one_round(experiment={"replicates": 3})), submit(ctx, one_round())
+    worker = SimulatedWorker(ctx).register()
+    worker.claim()
+    refusal = p.Refusal(field="env.kwargs", message="TypeError: unexpected keyword 'lenght'", remedy="correct it")
+    shares.ready(ctx, worker.held.assignment_id, worker.held.lease, p.ReadyRequest(refused=refusal))
+    worker.release("error", "config")
+    found = reading.list_blocks(ctx, experiment_id)
+    assert [(item["status"], item["cause"]) for item in found] == [("failed", "config")] * 3
+    assert "'lenght'" in found[0]["cause_text"]
+    assert found[1]["cause_text"].startswith("same cause as replicate 0: ")
+    assert "'lenght'" in found[2]["cause_text"]
+    assert {run["status"] for run in reading.list_runs(ctx, experiment_id)} == {"failed"}
+    assert reading.status_of(ctx, experiment_id).value == "failed"
+    assert worker.claim() is not None
+    worker.train(1)
+    assert block(ctx, innocent)["status"] == "succeeded"
+
+
+@pytest.mark.parametrize("cause", ["bug", "timeout", "environment"])
+def test_a_second_equal_failure_before_the_first_round_fails_the_queued_blocks(
+    ctx: Context, clock: Clock, cause: str
+) -> None:
+    experiment_id = submit(ctx, tiny_spec(experiment={"replicates": 3}))
+    worker = SimulatedWorker(ctx).register()
+    fail_fast(ctx, clock, worker, cause)
+    assert [item["status"] for item in reading.list_blocks(ctx, experiment_id)] == ["queued"] * 3
+    assert worker.claim() is not None, "the others go on while the first backs off"
+    worker.ready(), worker.hand_in(0)
+    worker.checkpoint(1)
+    worker.release("stopped", "preempted")
+    fail_fast(ctx, clock, worker, cause)
+    first, *others = reading.list_blocks(ctx, experiment_id)
+    assert (first["status"], first["attempt"]) == ("failed", 2)
+    assert [(item["status"], item["cause"]) for item in others] == [("failed", cause)] * 2
+    assert all(item["cause_text"].startswith("same cause as replicate 0: boom") for item in others)
+
+
+def test_a_failure_after_the_first_round_costs_its_own_block_alone(ctx: Context, clock: Clock) -> None:
+    experiment_id = submit(ctx, tiny_spec(experiment={"replicates": 2}))
+    worker = SimulatedWorker(ctx).register()
+    for attempt in range(2):
+        clock.advance(1.0)
+        worker.claim(), worker.ready()
+        if attempt == 0:
+            worker.hand_in(0)
+            worker.checkpoint(1)
+        worker.release("error", "environment", detail="ValueError: boom")
+        clock.advance(1.0)
+    found = reading.list_blocks(ctx, experiment_id)
+    assert [item["status"] for item in found] == ["failed", "queued"]
 
 
 def test_one_start_may_be_lost_and_come_back_any_number_of_times(ctx: Context, clock: Clock) -> None:
@@ -396,7 +504,10 @@ def test_one_start_may_be_lost_and_come_back_any_number_of_times(ctx: Context, c
     assert reading.show_worker(ctx, worker.register().worker_id)["id"] == worker.worker_id
 
 
-@pytest.mark.parametrize(("cause", "budget"), [("worker_lost", 5), ("oom", 1), ("bug", 1), ("timeout", 1)])
+@pytest.mark.parametrize(
+    ("cause", "budget"),
+    [("worker_lost", 5), ("oom", 1), ("bug", 1), ("timeout", 1), ("environment", 1), ("device", 3), ("config", 0)],
+)
 def test_requeue_budget_of_a_cause_is_spent_and_then_the_block_fails(
     ctx: Context, clock: Clock, cause: str, budget: int
 ) -> None:
@@ -461,10 +572,9 @@ def test_retry_makes_a_new_generation_and_leaves_the_failed_one(ctx: Context) ->
 def test_retry_of_a_paused_experiment_strands_no_block(ctx: Context) -> None:
     experiment_id = submit(ctx, one_round(experiment={"replicates": 2}))
     worker = SimulatedWorker(ctx).register()
-    worker.claim()
-    refused = p.ReadyRequest(refused=p.Refusal(field="env", message="no"))
-    shares.ready(ctx, worker.held.assignment_id, worker.held.lease, refused)
-    worker.release("error", "config")
+    for _ in range(2):
+        worker.claim()
+        worker.release("error", "oom")
     steering.set_desired(ctx, experiment_id, Desired.PAUSE, "", LOCAL)
     submission.retry(ctx, experiment_id, LOCAL)
     assert steering.set_desired(ctx, experiment_id, Desired.RUN, "", LOCAL)

@@ -150,7 +150,9 @@ class QueueMachine(RuleBasedStateMachine):
     def toggle_partition(self, number: int) -> None:
         self.who(number).cut = not self.who(number).cut
 
-    @rule(number=WHO, cause=st.sampled_from(["bug", "oom", "worker_lost", "timeout"]))
+    @rule(
+        number=WHO, cause=st.sampled_from(["bug", "oom", "worker_lost", "timeout", "environment", "device", "config"])
+    )
     def child_dies(self, number: int, cause: str) -> None:
         self.who(number).release("error", cause, detail="boom")
 

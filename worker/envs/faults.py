@@ -1,0 +1,49 @@
+"""Faults of the user's code: an environment, a reward function or a plug-in that raises or breaks its own spaces.
+
+Whoever calls such code names the work, so that the sentence of the cause says where it failed, with the last line of
+the user's own traceback. What is raised while something is built is a ``ValueError`` (the configuration is refused);
+later it is an ``EnvironmentFault``. Memory that runs out on the device passes through: that has a cause of its own.
+"""
+
+from __future__ import annotations
+
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+
+#: What the user's code may raise; a script's ``sys.exit`` must not end the training process without a word.
+RAISED = (Exception, SystemExit)
+
+
+class EnvironmentFault(RuntimeError):  # noqa: N818 - says what is at fault
+    """The user's environment or reward raised, or returned what its spaces forbid; the message names where."""
+
+
+def last_line(error: BaseException) -> str:
+    """Return the last line of the traceback of an error."""
+    lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
+    return lines[-1].strip() if lines else type(error).__name__
+
+
+@contextmanager
+def playing(work: str) -> Iterator[None]:
+    """Run code of the user's; what it raises is an ``EnvironmentFault`` of ``work``."""
+    try:
+        yield
+    except (EnvironmentFault, torch.OutOfMemoryError):
+        raise
+    except RAISED as error:
+        raise EnvironmentFault(f"{work} raised {last_line(error)}") from error
+
+
+@contextmanager
+def building(what: str) -> Iterator[None]:
+    """Build something of the user's; what is raised is a ``ValueError`` that names the field ``what``."""
+    try:
+        yield
+    except torch.OutOfMemoryError:
+        raise
+    except RAISED as error:
+        raise ValueError(f"{what} cannot be built: {last_line(error)}") from error
