@@ -11,6 +11,8 @@ from typing import Any
 
 import httpx
 
+from lockstep.address import clean_token, clean_url
+
 DEFAULT_URL = "http://127.0.0.1:7480"
 _RETRIES = 5
 
@@ -39,11 +41,14 @@ class Client:
     Args:
         url: base URL, default ``LOCKSTEP_URL`` or this machine.
         token: bearer token, default ``LOCKSTEP_TOKEN``.
+
+    Raises:
+        BadAddress: URL or token cannot be used.
     """
 
     def __init__(self, url: str | None = None, token: str | None = None, *, timeout: float = 60.0) -> None:
-        self.url = (url or os.environ.get("LOCKSTEP_URL") or DEFAULT_URL).rstrip("/")
-        secret = token or os.environ.get("LOCKSTEP_TOKEN")
+        self.url = clean_url(url or os.environ.get("LOCKSTEP_URL") or DEFAULT_URL, "url" if url else "LOCKSTEP_URL")
+        secret = clean_token(token or os.environ.get("LOCKSTEP_TOKEN"), "token" if token else "LOCKSTEP_TOKEN")
         headers = {"Authorization": f"Bearer {secret}"} if secret else {}
         self._http = httpx.Client(base_url=f"{self.url}/api/v1/", headers=headers, timeout=timeout)
 

@@ -14,6 +14,7 @@ import tempfile
 import threading
 from pathlib import Path
 
+from lockstep.address import BadAddress, clean_token, clean_url
 from worker.agent import CONFIGURATION, DEVICE_IN_USE, Agent
 from worker.devices import DeviceInUse, NoDevice, bind, host_name
 from worker.options import Options
@@ -57,20 +58,32 @@ def _path(text: str | None) -> Path | None:
     return Path(text) if text else None
 
 
+def _token(options: argparse.Namespace) -> str | None:
+    if options.token_file is None:
+        return clean_token(options.token, "--token or LOCKSTEP_TOKEN")
+    try:
+        token = clean_token(options.token_file.read_text(), f"--token-file {options.token_file}")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadAddress(f"--token-file {options.token_file}: it cannot be read ({error})") from error
+    if token is None:
+        raise BadAddress(f"--token-file {options.token_file}: the file is empty; write the worker token into it")
+    return token
+
+
 def serve(options: argparse.Namespace) -> int:
     """Bind the device and serve until drained; return the exit code."""
-    token = options.token_file.read_text().strip() if options.token_file else options.token
     try:
+        url, token = clean_url(options.api, "--api"), _token(options)
         bound = bind(options.device, host=options.host or host_name(), threads=options.threads)
     except DeviceInUse as error:
         sys.stderr.write(f"error: {error}\n")
         return DEVICE_IN_USE
-    except NoDevice as error:
+    except (NoDevice, BadAddress) as error:
         sys.stderr.write(f"error: {error}\n")
         return CONFIGURATION
     agent = Agent(
         Options(
-            url=options.api,
+            url=url,
             token=token,
             name=options.name,
             threads=options.threads,
@@ -86,7 +99,7 @@ def serve(options: argparse.Namespace) -> int:
     for number in (signal.SIGTERM, signal.SIGINT):
         # in a thread of its own: a handler that interrupts a wait would need the lock which that wait holds
         signal.signal(number, lambda *_: threading.Thread(target=agent.stop).start())
-    sys.stdout.write(f"worker on {bound.device.uid} ({bound.device.device_class}) for {options.api}\n")
+    sys.stdout.write(f"worker on {bound.device.uid} ({bound.device.device_class}) for {url}\n")
     sys.stdout.flush()
     return agent.run()
 

@@ -68,6 +68,7 @@ class Agent:
         become_subreaper()
         beats = threading.Thread(target=self._beat_for_ever, name="heartbeat", daemon=True)
         try:
+            self.control.patiently(self.control.greet, until=self._stopping.is_set)
             abilities = self._abilities()
             self._register(abilities)
             beats.start()
@@ -146,7 +147,8 @@ class Agent:
         try:
             wait = 2.0 if self.options.once else 20.0
             assignment = self.control.claim(self._worker_id, wait)
-        except TRANSIENT:
+        except TRANSIENT as error:
+            self.control.tell(error)
             self._stopping.wait(random.uniform(0.2, 2.0))
             return True
         except LeaseLost:  # gone for good: an operator drained this worker while it was idle

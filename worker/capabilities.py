@@ -23,6 +23,7 @@ from typing import Any
 import torch
 
 from lockstep.spec.tasks import GYM_REWARD_MODES, REWARD_MODES
+from worker.envs.faults import RAISED
 from worker.envs.gymnasium.rewards import check_gym_mode, make_gym_reward
 from worker.envs.morph.rewards import check_mode, make_reward
 from worker.envs.morph.task.data import load
@@ -66,7 +67,7 @@ def environments() -> dict[str, dict[str, Any]]:
     for point in entry_points(group="lockstep.environments"):
         try:
             found[point.name] = dict(getattr(point.load(), "schema", {}))
-        except Exception as error:  # code of others; the reason is announced
+        except RAISED as error:  # code of others; the reason is announced
             found[point.name] = {"defect": _reason(error)}
     return found
 
@@ -82,12 +83,12 @@ def _announced(point: EntryPoint) -> dict[str, Any]:
             check_mode(make_reward(point.name, {}, gamma=_GAMMA, task="digits_tiny"))
         if GYM in facts["env_kinds"]:
             check_gym_mode(make_gym_reward(point.name, {}, gamma=_GAMMA, task="self-check"))
-    except Exception as error:  # code of others; the reason is announced
+    except RAISED as error:  # code of others; the reason is announced
         facts["defect"] = _reason(error)
     return facts
 
 
-def _reason(error: Exception) -> str:
+def _reason(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}"[:500]
 
 

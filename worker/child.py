@@ -35,6 +35,7 @@ from lockstep.protocol import Assignment
 from lockstep.revision import code_identity
 from worker import numerics
 from worker.checkpoint import CheckpointRefused, NoCheckpoint
+from worker.envs.faults import EnvironmentFault
 from worker.standby import IS_SPARE, TRAINING_NAME, WAITING_NAME
 from worker.train.block import ArmOutOfMemory, BlockTrainer
 from worker.train.plan import BlockPlan, ConfigRefused, RoundRecord, RunPlan, RunRound
@@ -217,6 +218,8 @@ def train(pipes: Pipes, assignment: Assignment, options: dict[str, Any]) -> None
         if start != assignment.resume_round:
             raise NoCheckpoint(f"found a checkpoint of round {start}, expected {assignment.resume_round}")
     except (ConfigRefused, CheckpointRefused, NoCheckpoint, FileNotFoundError) as error:
+        if error.__cause__ is not None:
+            traceback.print_exc()  # whose code refused, for the log
         pipes.send("refused", **_refusal(error))
         return
     # what has been built lives to the end: the collector need not walk it again and again
@@ -229,6 +232,7 @@ def train(pipes: Pipes, assignment: Assignment, options: dict[str, Any]) -> None
         warm_up=jsonable({**warm_up, "record": record_of(plan, device)}),
     )
     stopped = _rounds(pipes, assignment, trainer, root, start)
+    trainer.close()
     pipes.send("done", stopped=stopped)
 
 
@@ -322,10 +326,12 @@ def main() -> None:
     except torch.cuda.OutOfMemoryError as error:
         pipes.send("failed", cause="oom", detail=str(error)[-2000:])
         sys.exit(1)
-    except Exception:
+    except Exception as error:
         detail = traceback.format_exc()
         sys.stderr.write(detail)
-        pipes.send("failed", cause="bug", detail=detail[-10_000:])
+        cause = "environment" if isinstance(error, EnvironmentFault) else "bug"
+        sentence = f"\n{error}" if isinstance(error, EnvironmentFault) else ""
+        pipes.send("failed", cause=cause, detail=detail[-10_000:] + sentence)
         sys.exit(1)
 
 

@@ -6,6 +6,7 @@ Only the supervisor uses this; the training child makes no HTTP call and holds n
 from __future__ import annotations
 
 import random
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -19,6 +20,7 @@ ReplyT = TypeVar("ReplyT", bound=BaseModel)
 ResultT = TypeVar("ResultT")
 _RETRY_STATUS = (429, 500, 502, 503, 504)
 _MAX_WAIT_SECONDS = 5.0
+_TELL_SECONDS = 60.0
 
 
 class LeaseLost(Exception):  # noqa: N818 - a state of affairs, not an error of ours
@@ -58,11 +60,33 @@ class Control:
         self._http = httpx.Client(
             base_url=f"{url.rstrip('/')}/api/v1/", headers=headers, timeout=timeout, limits=limits
         )
+        self._url, self._told = url, -_TELL_SECONDS
         self._jitter = jitter or random.Random()
 
     def close(self) -> None:
         """Close the connections."""
         self._http.close()
+
+    def tell(self, error: Exception) -> None:
+        """Log why the server does not answer, at once and then every minute; headers, and so the token, stay out."""
+        now = time.monotonic()
+        if now - self._told >= _TELL_SECONDS:
+            self._told = now
+            reason = f"{type(error).__name__} {error}".strip()
+            sys.stderr.write(f"no answer from {self._url} ({reason}); trying again until it answers\n")
+            sys.stderr.flush()
+
+    def greet(self) -> None:
+        """Find out, before anything that takes long, whether a Lockstep server is there and takes the token.
+
+        Raises:
+            Refused: it does not take the token (401, 403), or what answers is no Lockstep server.
+            httpx.TransportError: nothing answers.
+        """
+        response = self._http.get("blocks/-/barrier", params={"attempt": 0, "round": 0, "wait": 0})
+        if response.status_code == 404 and _document(response).get("code") == "unknown_block":
+            return
+        self._raise(response)
 
     def register(self, request: p.RegisterRequest) -> p.RegisterReply:
         """Register this supervisor."""
@@ -146,8 +170,9 @@ class Control:
         while True:
             try:
                 return call()
-            except (httpx.TransportError, _Transient):
+            except (httpx.TransportError, _Transient) as error:
                 failures += 1
+                self.tell(error)
                 if until():
                     raise LeaseLost("gave up while the server was away") from None
                 time.sleep(self._jitter.uniform(0.05, min(_MAX_WAIT_SECONDS, 0.2 * 2**failures)))

@@ -14,6 +14,7 @@ import yaml
 from app.cli import admin
 from app.cli.demo import run_demo
 from app.cli.text import Board, plan_text
+from lockstep.address import BadAddress
 from lockstep.client import ApiError, Client
 from lockstep.report import render_markdown, report_from_scores_csv, report_json
 from lockstep.spec.problems import InvalidSpecError
@@ -43,6 +44,9 @@ def main() -> None:
     except ApiError as error:
         typer.echo(f"refused: {error}", err=True)
         sys.exit(1)
+    except BadAddress as error:
+        typer.echo(f"error: {error}", err=True)
+        sys.exit(2)
     except httpx.TransportError as error:
         typer.echo(f"no answer from {Client().url} ({error}); start one with `lockstep serve`", err=True)
         sys.exit(1)

@@ -257,6 +257,14 @@ class Eval(Section):
 
     every_rounds: Count = Field(10, description="Rounds between evaluations; the last is always evaluated")
     episodes: int | None = Field(None, ge=1, le=10_000, description="Default 16; gymnasium 100")
+    max_steps: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        # left out of the resolved spec while it is not given, so that specs from before it keep their hash
+        exclude_if=lambda value: value is None,
+        description="Gymnasium: steps after which an episode is cut; default: the environment's limit, else 100,000",
+    )
     mode: Literal["greedy", "sample", "both"] = Field(
         "greedy", description="How frozen policies choose; the first of both is the primary"
     )

@@ -145,6 +145,10 @@ class LockstepEnvs(Protocol):
         """Load what a step may need, on a device, before the first round; what is in the environments is lost."""
         ...
 
+    def close(self) -> None:
+        """Give back what the environments hold outside of this process's memory; they are not used any more."""
+        ...
+
     def issue(self, actions: Sequence[Tensor | None]) -> None:
         """Start a step with one action [E, H] int64 per run; None stands for a run that has ended."""
         ...

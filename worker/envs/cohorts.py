@@ -60,6 +60,11 @@ class Cohorts:
         for parts in self._parts:
             parts[0][0].rehearse()
 
+    def close(self) -> None:
+        """Close every cohort."""
+        for cohort in self.cohorts:
+            cohort.envs.close()
+
     def step(self, actions: Sequence[Tensor | None]) -> list[StepResult | None]:
         """Execute one action [E, H] per run in all cohorts and wait for all."""
         return whole_step(self, actions)

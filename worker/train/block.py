@@ -124,18 +124,32 @@ class BlockTrainer:
     ) -> None:
         self.plan, self.device, self.data_dir = plan, device, data_dir
         self._progress = progress or (lambda _round, _step: None)
+        self._at = 0, 0
         config = plan.runs[0].config
         self.num_envs = int(config["env"]["n_envs"])
         self.envs: LockstepEnvs = make_environments(
-            plan, device, phase="train", num_envs=self.num_envs, data_dir=data_dir, overlaps=True
+            plan, device, phase="train", num_envs=self.num_envs, data_dir=data_dir, overlaps=True, alive=self._alive
         )
         self._issued = [plan.runs[index] for index in ordered_runs(plan)]
         self.runs: list[Run] = [self._build_run(run, i) for i, run in enumerate(self._issued)]
-        self.evaluator = Evaluator(plan, device, data_dir)
+        self.evaluator = Evaluator(plan, device, data_dir, self._alive)
         #: Replaceable, to show that the order of updates changes nothing.
         self.update_order: Callable[[int], Sequence[int]] = lambda r: update_order(
             plan.replicate_seed, r, plan.num_arms
         )
+
+    def close(self) -> None:
+        """Close all environments; nothing is trained any more."""
+        self.evaluator.close()
+        self.envs.close()
+
+    def _alive(self) -> None:
+        """Say that the work goes on where it was."""
+        self._progress(*self._at)
+
+    def _reached(self, round_index: int, step: int) -> None:
+        self._at = round_index, step
+        self._progress(round_index, step)
 
     def warm_up(self, *, rehearse: bool = True) -> dict[str, float | bool]:
         """Touch every shape once and return the record of it.
@@ -157,9 +171,11 @@ class BlockTrainer:
                 num_envs=self.num_envs,
                 seed=scratch_seed,
                 data_dir=self.data_dir,
+                alive=self._alive,
             )
         if rehearse:
             envs.rehearse()
+        self._alive()
         views = envs.begin_round(0)
         heads = Heads.build(list(envs.heads), self.device)
         idle = heads.canonical.expand(self.num_envs, -1)
@@ -173,6 +189,8 @@ class BlockTrainer:
         for position in range(len(self.runs)):
             envs.pop_episodes(position)
             envs.pop_events(position)
+        if envs is not self.envs:
+            envs.close()
         return {"seconds": time.perf_counter() - began, "steps": float(steps), "compiled": False, "rehearsed": rehearse}
 
     def rounds(self, start: int) -> Iterator[RoundRecord]:
@@ -249,7 +267,7 @@ class BlockTrainer:
         if frozen:
             episodes = frozen[0].cfg.obs_norm.calibration_episodes
             normalisers = [x.obs_norm for x in frozen if x.obs_norm is not None]
-            calibrate(self.plan, normalisers, episodes, self.device, self.data_dir)
+            calibrate(self.plan, normalisers, episodes, self.device, self.data_dir, self._alive)
 
     def _round(self, round_index: int) -> RoundRecord:
         began = time.perf_counter()
@@ -301,7 +319,7 @@ class BlockTrainer:
                 if t + 1 < steps:
                     cohort.issue(t + 1)
                 cohort.settle(t)
-            self._progress(round_index, t)
+            self._reached(round_index, t)
         for run in begun:
             with owned(run.plan, "rollout"):
                 run.end()

@@ -6,7 +6,7 @@ A uniform random policy plays on scratch environments whose every stream hangs u
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
@@ -25,6 +25,7 @@ def calibrate(
     episodes: int,
     device: torch.device,
     data_dir: Path | None,
+    alive: Callable[[], None],
 ) -> None:
     """Fill ``normalisers`` with the statistics of ``episodes`` episodes of a uniform random policy."""
     envs = make_environments(
@@ -35,6 +36,7 @@ def calibrate(
         seed=derive(plan.replicate_seed, "obs_calibration"),
         data_dir=data_dir,
         runs=plan.runs[:1],
+        alive=alive,
     )
     heads = Heads.build(list(envs.heads), device)
     noise = generator(plan.replicate_seed, "obs_calibration").random(
@@ -52,3 +54,5 @@ def calibrate(
             raise RuntimeError("a calibration environment gave no result")
         observation, masks = result.observation, result.masks
         valid = result.valid & ~(result.terminated if envs.resets_each_round else torch.zeros_like(valid))
+        alive()
+    envs.close()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -118,6 +118,7 @@ def make_environments(
     runs: Sequence[RunPlan] | None = None,
     xeval: Mapping[str, AnyReward] | None = None,
     overlaps: bool = False,
+    alive: Callable[[], None] = lambda: None,
 ) -> LockstepEnvs:
     """Build the environments of all runs held, in order of issue; refusals name field and remedy.
 
@@ -131,6 +132,7 @@ def make_environments(
         runs: other runs than the plan's.
         xeval: reward functions under which evaluation episodes are scored too.
         overlaps: whether the caller steps cohorts out of phase.
+        alive: called after everything that may take long in the code of others.
     """
     chosen = [plan.runs[i] for i in ordered_runs(plan)] if runs is None else list(runs)
     keys: dict[str, Any] = {
@@ -147,9 +149,9 @@ def make_environments(
             envs = [module.RunEnv(r.run_id, r.arm, r.policy, r.static_set, r.config["ppo"]["gamma"]) for r in chosen]
         if is_morph and overlaps:
             return cast(LockstepEnvs, module.make_training_envs(chosen[0].config, envs, **keys))
-        return cast(
-            LockstepEnvs, module.make_envs(chosen[0].config, envs, phase=phase, xeval=dict(xeval or {}), **keys)
-        )
+        own = {} if is_morph else {"alive": alive}
+        scored = dict(xeval or {})
+        return cast(LockstepEnvs, module.make_envs(chosen[0].config, envs, phase=phase, xeval=scored, **keys, **own))
     except ValueError as error:
         raise ConfigRefused("env", str(error), "correct the named field") from error
 

@@ -110,10 +110,17 @@ class Evaluator:
         plan: block.
         device: where policies live.
         data_dir: where data sets lie.
+        alive: called after every step and everything else that may take long.
     """
 
-    def __init__(self, plan: BlockPlan, device: torch.device, data_dir: Path | None) -> None:
-        self.plan, self.device, self.data_dir = plan, device, data_dir
+    def __init__(
+        self,
+        plan: BlockPlan,
+        device: torch.device,
+        data_dir: Path | None,
+        alive: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.plan, self.device, self.data_dir, self._alive = plan, device, data_dir, alive
         self.config = plan.runs[0].config["eval"]
         self.is_morph = kind_of(plan) == MORPH
         self.num_envs = int(self.config["episodes"] or (16 if self.is_morph else 100))
@@ -141,7 +148,15 @@ class Evaluator:
                         prefix,
                         (mode, round_index, is_last),
                     )
+        if not self.is_morph:
+            self.close()  # simulators are not kept open while the policies train
         return results
+
+    def close(self) -> None:
+        """Close the environments; the next evaluation makes new ones."""
+        if self._envs is not None:
+            self._envs.close()
+            self._envs = None
 
     def _add(
         self,
@@ -176,6 +191,7 @@ class Evaluator:
                 num_envs=self.num_envs,
                 data_dir=self.data_dir,
                 xeval=self.xeval,
+                alive=self._alive,
             )
         envs = self._envs
 
@@ -188,7 +204,10 @@ class Evaluator:
                 return _OwnedActor(run.plan, policy)
             return _ControlActor(make_control(self.plan, run.plan, envs, position, 0))
 
-        episodes = play(envs, actor, len(runs))
+        episodes = play(envs, actor, len(runs), self._alive)
+        for run, found in zip(runs, episodes, strict=True):
+            if run.diverged is None and len(found) != self.num_envs:
+                raise RuntimeError(f"evaluation of {run.plan.arm} gave {len(found)} episodes, not {self.num_envs}")
         return {run.plan.run_id: episodes[i] for i, run in enumerate(runs)}
 
     def _twin_accuracies(self) -> list[float]:
@@ -203,12 +222,15 @@ class Evaluator:
                 data_dir=self.data_dir,
                 runs=[run],
             )
-            [episodes] = play(envs, lambda _: _ControlActor(make_control(self.plan, run, envs, 0, 0)), 1)
+            [episodes] = play(envs, lambda _: _ControlActor(make_control(self.plan, run, envs, 0, 0)), 1, self._alive)
+            envs.close()
             self._twin = [float(e.values["test_accuracy"]) for e in episodes]
         return self._twin
 
 
-def play(envs: LockstepEnvs, make_actor: Callable[[int], Any], num_runs: int) -> list[list[EpisodeRecord]]:
+def play(
+    envs: LockstepEnvs, make_actor: Callable[[int], Any], num_runs: int, alive: Callable[[], None]
+) -> list[list[EpisodeRecord]]:
     """Play one episode in every environment of every run, all runs step by step.
 
     Args:
@@ -216,9 +238,10 @@ def play(envs: LockstepEnvs, make_actor: Callable[[int], Any], num_runs: int) ->
         make_actor: run position to an object with ``act(observation, masks)``, or None to leave it out;
             called once the episodes have begun.
         num_runs: runs in ``envs``.
+        alive: called after every step.
 
     Returns:
-        The finished episodes per run, in order of the environment.
+        The episodes per run, in order of the environment: one of each that was played.
     """
     views: list[tuple[Observation, Masks]] = envs.begin_round(0)
     actors = [make_actor(i) for i in range(num_runs)]
@@ -232,6 +255,7 @@ def play(envs: LockstepEnvs, make_actor: Callable[[int], Any], num_runs: int) ->
             if result is not None:
                 views[i] = (result.observation, result.masks)
                 over[i] |= (result.terminated | result.truncated).cpu()
+        alive()
     episodes = [sorted(envs.pop_episodes(i), key=lambda e: e.env) for i in range(num_runs)]
     for i in range(num_runs):
         envs.pop_events(i)

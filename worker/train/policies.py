@@ -11,7 +11,7 @@ from torch import Tensor
 
 from worker.checkpoint import CheckpointRefused, Snapshot, decode, differing_paths, encode, write_atomic
 from worker.envs.base import HeadSpec, LockstepEnvs
-from worker.envs.morph.rewards import registered_modes
+from worker.envs.morph.rewards import version_of
 from worker.rl.config import LearnerConfig
 from worker.rl.learner import Learner, ObsLayout, Streams, build_learner
 from worker.rl.nets import InputLayout
@@ -35,7 +35,7 @@ def identity(plan: BlockPlan, run: RunPlan) -> dict[str, Any]:
         "replicate": plan.replicate,
         "replicate_seed": plan.replicate_seed,
         "reward_mode": mode,
-        "reward_version": registered_modes().get(mode, "environment"),
+        "reward_version": version_of(mode) or "environment",
     }
 
 

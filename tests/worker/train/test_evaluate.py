@@ -3,11 +3,16 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
+import gymnasium
+import numpy as np
 import pytest
 import torch
+from gymnasium import spaces
 
-from tests.worker.train.cases import GYM, GYM_ARMS, MORPH, MORPH_ARMS, Arms, block, policy_bits, train, trainer
+from tests.worker.train.cases import CPU, GYM, GYM_ARMS, MORPH, MORPH_ARMS, Arms, block, policy_bits, train, trainer
+from worker.train.block import BlockTrainer
 from worker.train.environments import cross_rewards
 from worker.train.evaluate import mean
 from worker.train.runs import TrainedRun
@@ -93,3 +98,56 @@ def test_mean_of_a_missing_value_is_not_a_number() -> None:
     assert mean([1.0, 3.0]) == 2.0
     assert math.isnan(mean([1.0, None]))
     assert math.isnan(mean([]))
+
+
+class _Endless(gymnasium.Env[Any, Any]):
+    """Pays 1 a step and never ends; counts what is opened and closed."""
+
+    observation_space = spaces.Box(-1.0, 1.0, (1,))
+    action_space = spaces.Discrete(2)
+    opened = closed = 0
+
+    def __init__(self) -> None:
+        type(self).opened += 1
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:  # noqa: ARG002 - of the interface
+        super().reset(seed=seed)
+        return np.zeros(1, dtype=np.float32), {}
+
+    def step(self, action: Any) -> Any:  # noqa: ARG002 - of the interface
+        return np.zeros(1, dtype=np.float32), 1.0, False, False, {}
+
+    def close(self) -> None:
+        type(self).closed += 1
+
+
+gymnasium.register("Endless-v0", entry_point=lambda **_: _Endless())
+ENDLESS = {"id": "Endless-v0"}
+
+
+def test_l53_an_episode_that_does_not_end_counts_with_its_return_at_the_cap() -> None:
+    records = train(block(GYM, GYM_ARMS, env=ENDLESS, eval={"max_steps": 40}))
+    for run in records[-1].runs:
+        assert [row["native_return"] for row in run.eval_episodes] == [40.0, 40.0]
+        assert {(row["env_steps"], row["outcome"]) for row in run.eval_episodes} == {(40, "horizon")}
+        assert run.metrics["eval/native_return_mean"] == 40.0
+
+
+def test_l54_evaluation_shows_progress_at_every_step() -> None:
+    told: list[tuple[int, int]] = []
+    plan = block(GYM, GYM_ARMS, env=ENDLESS, eval={"max_steps": 40}, budget={"rounds": 1})
+    held = BlockTrainer(plan, CPU, progress=lambda *at: told.append(at))
+    before = len(told)
+    held.evaluator.evaluate(held.runs, 0)
+    assert len(told) - before >= 40
+
+
+def test_l60_every_environment_that_was_opened_is_closed() -> None:
+    _Endless.opened = _Endless.closed = 0
+    held = trainer(block(GYM, GYM_ARMS, env=ENDLESS, eval={"max_steps": 5}))
+    held.warm_up()
+    list(held.rounds(0))
+    still_open = _Endless.opened - _Endless.closed
+    assert still_open == held.num_envs * len(held.runs), "those that train"
+    held.close()
+    assert _Endless.opened == _Endless.closed

@@ -7,7 +7,9 @@ compares the observation. The only file that imports gymnasium. Axes: E environm
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import math
+import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from importlib.metadata import entry_points
@@ -21,11 +23,12 @@ from torch import Tensor
 
 from lockstep.keys import derive
 from worker.envs.base import Cohort, EpisodeRecord, HeadSpec, Masks, Observation, ObsSpec, Seen, StepResult
+from worker.envs.faults import RAISED, EnvironmentFault, building, last_line, playing
 from worker.envs.gymnasium.ledger import Ledger
 from worker.envs.gymnasium.rewards import GymReward, Transition, make_gym_reward
 
 ENTRY_POINTS = "lockstep.environments"
-#: Steps of an evaluation episode in an environment without a time limit of its own.
+#: Steps after which an evaluation episode is cut where neither the spec nor the environment has a limit.
 _UNLIMITED = 100_000
 #: Positions of the velocities in the observations of the classic tasks.
 VELOCITIES: Mapping[str, tuple[int, ...]] = {
@@ -56,6 +59,7 @@ class _Lane:
     env: gymnasium.Env[Any, Any]
     episode: int = -1
     reset_key: int = 0
+    steps: int = 0
     actions: list[Any] = field(default_factory=list)
     native: float = 0.0
     started_at: str = ""
@@ -69,8 +73,13 @@ class GymEnvs:
         config: resolved spec of the arms (they share ``env``).
         replicate_seed: seed of the replicate.
         num_envs: E; in evaluation the number of episodes.
-        phase: ``train`` (carries on over rounds, autoreset) or ``eval`` (one episode each, then idle).
+        phase: ``train`` (carries on over rounds, autoreset) or ``eval`` (one episode each, cut as truncated after
+            ``eval.max_steps``, then idle).
         ledgers: what each run is paid, and under what else its episodes are scored.
+        alive: called after everything that may take long: an environment built or reset, a step of a run.
+
+    Raises:
+        ValueError: the environment cannot be built or has spaces that are not supported.
     """
 
     def __init__(
@@ -81,30 +90,45 @@ class GymEnvs:
         replicate_seed: int,
         num_envs: int,
         phase: str,
+        alive: Callable[[], None],
     ) -> None:
-        num_runs = len(ledgers)
         section = config["env"]
         if section.get("wrappers") and set(section["wrappers"]) - {"mask_velocity"}:
             raise ValueError(f"env.wrappers={list(section['wrappers'])}: known are ['mask_velocity']")
-        self.num_envs, self._seed, self._phase = num_envs, replicate_seed, phase
-        self._lanes = [[_Lane(_make(section)) for _ in range(num_envs)] for _ in range(num_runs)]
+        self.num_envs, self._seed, self._phase, self._alive = num_envs, replicate_seed, phase, alive
+        self._name, self._ledgers = str(section["id"]), list(ledgers)
+        self._lanes: list[list[_Lane]] = [[] for _ in ledgers]
+        try:
+            self._build(section, config.get("eval", {}).get("max_steps"))
+        except BaseException:
+            self.close()
+            raise
+
+    def _build(self, section: Mapping[str, Any], cap: int | None) -> None:
+        num_runs, num_envs = len(self._lanes), self.num_envs
+        for lanes in self._lanes:
+            for _ in range(num_envs):
+                lanes.append(_Lane(_make(section)))
+                self._alive()
         sample = self._lanes[0][0].env
-        size = _observation_size(sample)
+        with building(f"env.id={self._name!r}"):
+            seen, acted = sample.observation_space, sample.action_space
+        self._shape = _observation_shape(seen)
         self.heads: Sequence[HeadSpec]
-        self._offsets, self.heads = _heads(sample)
+        self._offsets, self.heads = _heads(acted)
+        size = int(np.prod(self._shape))
         start = self._offsets[0]
         # scalars of numpy's own, as gymnasium's vector environments hand on
         self._choices = None if start is None else [np.int64(start + i) for i in range(self.heads[0].size)]
         self.obs_spec = ObsSpec(size, torch.ones(size, dtype=torch.bool), torch.zeros(size, dtype=torch.bool))
         limit = sample.spec.max_episode_steps if sample.spec is not None else None
-        self.resets_each_round = phase == "eval"
-        self.steps_per_round = (limit or _UNLIMITED) if phase == "eval" else int(section["rollout_steps"])
+        self.resets_each_round = self._phase == "eval"
+        self.steps_per_round = cap or limit or _UNLIMITED if self.resets_each_round else int(section["rollout_steps"])
         self._keep = _velocity_mask(section, size)
         self._round = 0
         self._obs = [np.zeros((num_envs, size), dtype=np.float32) for _ in range(num_runs)]
         self._masks: Masks = {head.name: torch.ones(num_envs, head.size, dtype=torch.bool) for head in self.heads}
         self._no_ids = torch.zeros(num_envs, 0, dtype=torch.int64)
-        self._ledgers = list(ledgers)
         self._actions: Sequence[Tensor | None] = ()
         self._results: list[StepResult | None] = []
         self._episodes: list[list[EpisodeRecord]] = [[] for _ in range(num_runs)]
@@ -171,7 +195,7 @@ class GymEnvs:
         }
 
     def load_state_dict(self, run: int, state: Mapping[str, Any]) -> None:
-        """Replay every running episode; a different last observation raises ``RuntimeError``."""
+        """Replay every running episode; a different last observation is an ``EnvironmentFault``."""
         for index, lane in enumerate(self._lanes[run]):
             lane.episode = int(state["episode"][index]) - 1
             if lane.episode < -1:
@@ -180,15 +204,21 @@ class GymEnvs:
             self._reset(run, index)
             for action in state[f"actions/{index}"].tolist():
                 self._advance(run, index, self._native(action))
+            self._alive()
         if not np.array_equal(self._obs[run], state["observation"].cpu().numpy()):
-            raise RuntimeError("replayed episodes end in other observations: the environment is not reproducible")
+            raise EnvironmentFault(
+                f"environment {self._name!r}: replayed episodes end in other observations: it is not reproducible"
+            )
         self._ledgers[run].paid[:] = state["paid"].cpu().numpy()
 
     def close(self) -> None:
-        """Close every environment."""
+        """Close every environment; one that fails to close is named in the log and keeps none of the others open."""
         for lanes in self._lanes:
-            for lane in lanes:
-                lane.env.close()
+            while lanes:
+                try:
+                    lanes.pop().env.close()
+                except RAISED as error:
+                    sys.stderr.write(f"environment {self._name!r} raised in close: {last_line(error)}\n")
 
     def _step_run(self, run: int, actions: Tensor) -> StepResult:
         E, lanes, ledger = self.num_envs, self._lanes[run], self._ledgers[run]
@@ -202,17 +232,23 @@ class GymEnvs:
                 continue
             native[index], ends, cut, infos[index] = self._advance(run, index, self._native(action))
             valid[index] = True
+            # an episode that does not end is an episode: it counts with the return it has at the cap
+            cut = cut or (self.resets_each_round and lanes[index].steps >= self.steps_per_round)
             if ends or cut:
                 terminated[index], truncated[index] = ends, cut and not ends
                 ended.append(index)
+        self._check_finite(run)
         reward = torch.from_numpy(native)
         if before is not None:
             after = torch.from_numpy(self._obs[run].copy())
             ends_cuts = torch.from_numpy(terminated), torch.from_numpy(truncated)
-            step = Transition(torch.from_numpy(before), actions, reward, after, *ends_cuts, _scalars(infos))
+            with playing(f"environment {self._name!r}: its info"):
+                scalars = _scalars(infos)
+            step = Transition(torch.from_numpy(before), actions, reward, after, *ends_cuts, scalars)
             reward = ledger.score(step, valid)
         ledger.add(native, reward.numpy())
         final = self._end(run, ended, terminated)
+        self._alive()
         return StepResult(
             observation=self._observation(run),
             masks=self._masks,
@@ -235,13 +271,40 @@ class GymEnvs:
         return final
 
     def _advance(self, run: int, index: int, action: Any) -> tuple[float, bool, bool, Mapping[str, Any]]:
+        """Step one environment and write its observation; return reward, terminated, truncated and info."""
         lane = self._lanes[run][index]
-        observation, reward, terminated, truncated, info = lane.env.step(action)
-        paid = float(reward)
-        lane.actions.append(action)
+        lane.steps += 1
+        if not self.resets_each_round:  # for a replay; the environment may change what it is handed
+            lane.actions.append(action if self._choices is not None else action.copy())
+        try:
+            observation, reward, terminated, truncated, info = lane.env.step(action)
+            paid = float(reward) if type(reward) is not np.ndarray else float(reward.item())
+            self._write(run, index, observation)
+            ends, cut = bool(terminated), bool(truncated)
+        except RAISED as error:
+            raise self._fault(run, index, error) from error
+        if not math.isfinite(paid):
+            raise EnvironmentFault(f"{self._where(run, index)}: the reward is {paid}, which is not finite")
         lane.native += paid
-        self._write(run, index, observation)
-        return paid, terminated, truncated, info
+        return paid, ends, cut, info
+
+    def _fault(self, run: int, index: int, error: BaseException) -> BaseException:
+        if isinstance(error, EnvironmentFault | torch.OutOfMemoryError):
+            return error
+        return EnvironmentFault(f"{self._where(run, index)} raised {last_line(error)}")
+
+    def _where(self, run: int, index: int) -> str:
+        lane = self._lanes[run][index]
+        place = f"in step {lane.steps}" if lane.steps else "in reset"
+        return f"environment {self._name!r} (number {index}, episode {lane.episode}) {place}"
+
+    def _check_finite(self, run: int) -> None:
+        """Refuse an observation that is not finite before any running statistic sees it."""
+        finite = np.isfinite(self._obs[run])
+        if not finite.all():
+            index = int((~finite.all(axis=1)).argmax())
+            values = self._obs[run][index][~finite[index]].tolist()
+            raise EnvironmentFault(f"{self._where(run, index)}: the observation holds {values[0]}, which is not finite")
 
     def _reset(self, run: int, index: int) -> None:
         lane = self._lanes[run][index]
@@ -250,11 +313,15 @@ class GymEnvs:
             lane.reset_key = derive(self._seed, "eval/env_reset", episode=index)
         else:
             lane.reset_key = derive(self._seed, "env_reset", env=index, episode=lane.episode)
-        observation, _ = lane.env.reset(seed=lane.reset_key)
-        lane.actions, lane.native, lane.is_over = [], 0.0, False
+        lane.actions, lane.steps, lane.native, lane.is_over = [], 0, 0.0, False
+        try:
+            observation, _ = lane.env.reset(seed=lane.reset_key)
+            self._write(run, index, observation)
+        except RAISED as error:
+            raise self._fault(run, index, error) from error
         self._ledgers[run].begin_episode(index)
         lane.started_at = datetime.now(UTC).isoformat()
-        self._write(run, index, observation)
+        self._alive()
 
     def _finish(self, run: int, index: int, outcome: str) -> None:
         lane = self._lanes[run][index]
@@ -264,7 +331,7 @@ class GymEnvs:
             "env_id": index,
             "episode_idx": lane.episode,
             "host_seed_key": lane.reset_key,
-            "env_steps": len(lane.actions),
+            "env_steps": lane.steps,
             "final_accuracy": None,
             "episode_reward": self._ledgers[run].total(index, lane.native),
             "native_return": lane.native,
@@ -275,6 +342,11 @@ class GymEnvs:
         self._episodes[run].append(EpisodeRecord(index, values))
 
     def _write(self, run: int, index: int, observation: Any) -> None:
+        if type(observation) is not np.ndarray:
+            observation = np.asarray(observation)
+        if observation.shape != self._shape:  # numpy would broadcast some of the wrong ones
+            told = f"an observation of the shape {observation.shape}, its space has {self._shape}"
+            raise EnvironmentFault(f"{self._where(run, index)} returned {told}")
         if observation.ndim != 1:
             observation = observation.reshape(-1)
         self._obs[run][index] = observation if self._keep is None else observation * self._keep
@@ -297,29 +369,29 @@ def make_envs(
     phase: str,
     rewards: Sequence[GymReward] | None = None,
     xeval: Mapping[str, GymReward] | None = None,
+    alive: Callable[[], None] = lambda: None,
     **_unused: Any,
 ) -> GymEnvs:
     """Build the environments of ``runs``; the same call as for every environment kind.
 
     Everything lives on the CPU, so device and data folder are not used. ``rewards`` holds one function per
-    run (default: native); ``xeval`` further ones under which evaluation episodes are scored.
+    run (default: native); ``xeval`` further ones under which evaluation episodes are scored; ``alive`` is called
+    after everything that may take long.
     """
     own = rewards or [make_gym_reward("native", {}, gamma=1.0, task=str(config["env"]["id"]))] * len(runs)
     ledgers = [Ledger(reward, xeval or {}, num_envs) for reward in own]
-    return GymEnvs(config, ledgers, replicate_seed=replicate_seed, num_envs=num_envs, phase=phase)
+    return GymEnvs(config, ledgers, replicate_seed=replicate_seed, num_envs=num_envs, phase=phase, alive=alive)
 
 
 def _make(section: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     name, kwargs = section["id"], section.get("kwargs") or {}
-    for point in entry_points(group=ENTRY_POINTS):
-        if point.name == name:
+    given = f" with env.kwargs={dict(kwargs)!r}" if kwargs else ""
+    with building(f"env.id={name!r}{given}"):
+        for point in entry_points(group=ENTRY_POINTS, name=name):
             return cast("gymnasium.Env[Any, Any]", point.load()(**kwargs))
-    try:
         # by the registry alone: "module:name" would import what a spec names. The order of calls is ours to keep
         registered = replace(gymnasium.spec(_versioned(name)), order_enforce=False)
         env = gymnasium.make(registered, disable_env_checker=True, **kwargs)
-    except gymnasium.error.Error as error:
-        raise ValueError(f"env.id={name!r}: {error}") from error
     space = vars(env.unwrapped).get("action_space")
     if type(space) is spaces.Discrete and space.dtype == np.int64:
         env.unwrapped.action_space = _Choices(space.n, start=space.start)
@@ -332,16 +404,14 @@ def _versioned(name: str) -> str:
     return name if newest is None else newest.id
 
 
-def _observation_size(env: gymnasium.Env[Any, Any]) -> int:
-    space = env.observation_space
+def _observation_shape(space: spaces.Space[Any]) -> tuple[int, ...]:
     if not isinstance(space, spaces.Box):
         raise UnsupportedSpace(f"observation space {space}: only Box is supported; wrap the environment")
-    return int(np.prod(space.shape))
+    return tuple(space.shape)
 
 
-def _heads(env: gymnasium.Env[Any, Any]) -> tuple[list[int | None], list[HeadSpec]]:
+def _heads(space: spaces.Space[Any]) -> tuple[list[int | None], list[HeadSpec]]:
     """Return the start of a Discrete space (None for MultiDiscrete parts) and the heads."""
-    space = env.action_space
     if isinstance(space, spaces.Discrete):
         return [int(space.start)], [HeadSpec("action", int(space.n))]
     if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:

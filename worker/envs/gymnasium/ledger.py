@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from worker.envs.faults import EnvironmentFault, playing
 from worker.envs.gymnasium.rewards import GymReward, Transition
 
 
@@ -44,8 +45,8 @@ class Ledger:
     def score(self, step: Transition, valid: np.ndarray) -> Tensor:
         """Return the reward [E] of a step, 0 where the environment idles, and add up what else it scores."""
         for name, other in self._others.items():
-            self._scores[name] += np.where(valid, other(step)[0].numpy(), 0.0)
-        reward, components = self.reward(step)
+            self._scores[name] += np.where(valid, _paid(other, step, valid)[0].numpy(), 0.0)
+        reward, components = _paid(self.reward, step, valid)
         for name, value in components.items():
             self._add(name, np.where(valid, value.numpy(), 0.0))
         return torch.where(torch.from_numpy(valid), reward, 0.0).to(torch.float32)
@@ -73,3 +74,19 @@ class Ledger:
             self.sums[name] = value.astype(np.float64)
         else:
             total += value
+
+
+def _paid(mode: GymReward, step: Transition, valid: np.ndarray) -> tuple[Tensor, dict[str, Tensor]]:
+    """Return what a mode pays and its components; a package's own code may raise or break the contract."""
+    if mode.is_native:
+        return mode(step)
+    with playing(f"reward mode {mode.name!r}"):
+        reward, components = mode(step)
+        parts = {"the reward": reward, **{f"component {name!r}": value for name, value in components.items()}}
+        for name, value in parts.items():
+            if value.shape != step.reward.shape:
+                told = f"{name} has the shape {tuple(value.shape)}, not {tuple(step.reward.shape)}"
+                raise EnvironmentFault(f"reward mode {mode.name!r}: {told}")
+            if not np.isfinite(value.numpy()[valid]).all():
+                raise EnvironmentFault(f"reward mode {mode.name!r}: {name} is not finite: {value.tolist()}")
+    return reward, components

@@ -12,7 +12,7 @@ import hashlib
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
+from importlib.metadata import entry_points
 from typing import Any
 
 import numpy as np
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from lockstep.keys import generator
+from worker.envs.faults import building
 from worker.envs.schemas import schema_defaults
 
 ENTRY_POINTS = "lockstep.rewards"
@@ -102,28 +103,30 @@ def make_gym_reward(mode: str, section: Mapping[str, Any], *, gamma: float, task
         task: id of the environment.
 
     Raises:
-        ValueError: the mode is unknown or serves no Gymnasium environment, or refuses a constant.
+        ValueError: the mode is unknown, serves no Gymnasium environment, cannot be loaded or refuses a constant.
     """
     constants = {name: value for name, value in section.items() if name != "mode"}
     if mode == NATIVE:
         return GymReward(NATIVE, "environment", _digest(constants), gamma, _native)
-    points = gym_modes()
-    if mode not in points:
-        raise ValueError(f"reward.mode={mode!r} serves no gymnasium task; known are {[NATIVE, *sorted(points)]}")
-    factory = points[mode].load()
-    constants = {**schema_defaults(factory), **constants}
-    function = factory(constants, gamma=gamma, task=task)
-    return GymReward(mode, str(factory.version), _digest(constants), gamma, function)
+    with building(f"reward.mode={mode!r}"):
+        factory = installed(mode)
+        serves = KIND in getattr(factory, "env_kinds", ())
+    if not serves:
+        names = sorted(point.name for point in entry_points(group=ENTRY_POINTS))
+        raise ValueError(f"reward.mode={mode!r} serves no gymnasium task; installed are {[NATIVE, *names]}")
+    with building(f"reward.mode={mode!r}"):
+        constants = {**schema_defaults(factory), **constants}
+        function = factory(constants, gamma=gamma, task=task)
+        return GymReward(mode, str(factory.version), _digest(constants), gamma, function)
 
 
 def _digest(constants: Mapping[str, Any]) -> str:
     return hashlib.sha256(json.dumps(constants, sort_keys=True).encode()).hexdigest()
 
 
-def gym_modes() -> dict[str, EntryPoint]:
-    """Return the installed modes that declare env kind ``gymnasium``."""
-    points = {point.name: point for point in entry_points(group=ENTRY_POINTS)}
-    return {name: point for name, point in points.items() if KIND in getattr(point.load(), "env_kinds", ())}
+def installed(mode: str) -> Any:
+    """Load the factory of an installed mode and no other package's; None when none has that name."""
+    return next((point.load() for point in entry_points(group=ENTRY_POINTS, name=mode)), None)
 
 
 def check_gym_mode(mode: GymReward) -> None:

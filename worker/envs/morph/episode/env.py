@@ -105,6 +105,9 @@ class MorphEnvs:
         for run in self.runs:
             rehearse(self.engine, self._job(run.world, 0, draws, last=False), run.world.rules, self.data.val)
 
+    def close(self) -> None:
+        """Do nothing: hosts are tensors."""
+
     def step(self, actions: Sequence[Tensor | None]) -> list[StepResult | None]:
         """Execute one action [E, H] int64 per run; None stands for a run that has ended.
 

@@ -1,7 +1,13 @@
 """Reward modes of the morphogenesis environment: pure functions of a transition (training.md 2)."""
 
 from worker.envs.morph.rewards.config import RewardConfig
-from worker.envs.morph.rewards.registry import RewardFunction, installed_modes, make_reward, registered_modes
+from worker.envs.morph.rewards.registry import (
+    RewardFunction,
+    installed_modes,
+    make_reward,
+    registered_modes,
+    version_of,
+)
 from worker.envs.morph.rewards.selfcheck import RewardDefect, check_mode, check_modes, describe_modes
 
 __all__ = [
@@ -14,4 +20,5 @@ __all__ = [
     "installed_modes",
     "make_reward",
     "registered_modes",
+    "version_of",
 ]

@@ -12,6 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from worker.envs.faults import playing
 from worker.envs.morph.rewards.context import RewardContext, RewardResult
 
 ROLLBACK = "rollback"
@@ -72,7 +73,8 @@ class Purse:
             ctx: the transition; its ledgers are this purse's.
             earns: [E] bool, environments whose transition counts.
         """
-        result = self.function(ctx)
+        with playing(f"reward mode {self.function.name!r}"):
+            result = self.function(ctx)
         self.ledgers = result.ledgers
         rows = torch.stack([result.reward, *result.components.values()])
         counts, fatal = earns.numpy(), ctx.rolled_back.numpy()

@@ -15,6 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from worker.envs.faults import building
 from worker.envs.morph.rewards.arrays import Transition, some
 from worker.envs.morph.rewards.config import RewardConfig
 from worker.envs.morph.rewards.context import RewardContext, RewardResult
@@ -80,8 +81,9 @@ def make_reward(mode: str, cfg: Mapping[str, Any], *, gamma: float, task: str) -
     """
     if mode not in MODES:
         factory = _external(mode)
-        constants = schema_defaults(factory) | {name: value for name, value in cfg.items() if name != "mode"}
-        return factory(constants, gamma=gamma, task=task)
+        with building(f"reward.mode={mode!r}"):
+            constants = schema_defaults(factory) | {name: value for name, value in cfg.items() if name != "mode"}
+            return factory(constants, gamma=gamma, task=task)
     config = RewardConfig.parse(cfg, task)
     if mode in _TERMINAL_ONLY and config.disable_terminal:
         raise ValueError(f"reward.disable_terminal: mode {mode!r} has no other pay; use another mode")
@@ -100,6 +102,13 @@ def registered_modes() -> dict[str, str]:
     return installed | dict.fromkeys(MODES, VERSION)
 
 
+def version_of(mode: str) -> str | None:
+    """Return the version of a built-in or installed mode; None when none has that name. Loads no other package."""
+    if mode in MODES:
+        return VERSION
+    return next((str(point.load().version) for point in entry_points(group=ENTRY_POINTS, name=mode)), None)
+
+
 def installed_modes() -> dict[str, EntryPoint]:
     """Return the installed, not built-in modes that serve this environment, by name."""
     points = {point.name: point for point in _points() if point.name not in MODES}
@@ -107,10 +116,15 @@ def installed_modes() -> dict[str, EntryPoint]:
 
 
 def _external(mode: str) -> Callable[..., RewardFunction]:
-    points = installed_modes()
-    if mode not in points:
-        raise ValueError(f"reward.mode={mode!r} is not registered here; known are {sorted([*points, *MODES])}")
-    factory: Callable[..., RewardFunction] = points[mode].load()
+    """Load the factory of an installed mode, and no other package's: one that is broken is no concern of this spec."""
+    with building(f"reward.mode={mode!r}"):
+        factory: Callable[..., RewardFunction] | None = next(
+            (point.load() for point in entry_points(group=ENTRY_POINTS, name=mode)), None
+        )
+        serves = factory is not None and KIND in getattr(factory, "env_kinds", (KIND,))
+    if factory is None or not serves:
+        names = sorted({*MODES, *(point.name for point in _points())})
+        raise ValueError(f"reward.mode={mode!r} is not registered here; installed are {names}")
     return factory
 
 
