@@ -83,7 +83,7 @@ class Control:
             Refused: it does not take the token (401, 403), or what answers is no Lockstep server.
             httpx.TransportError: nothing answers.
         """
-        response = self._http.get("blocks/-/barrier", params={"attempt": 0, "round": 0, "wait": 0})
+        response = self._http.get("blocks/blk_none/barrier", params={"attempt": 0, "round": 0, "wait": 0})
         if response.status_code == 404 and _document(response).get("code") == "unknown_block":
             return
         self._raise(response)

@@ -198,7 +198,7 @@ def test_a_diverged_run_ends_alone(cause: str) -> None:
     if cause == "dead updates":
         other = held.runs[1]
         assert isinstance(other, TrainedRun)
-        held.envs._lanes[1][0].env = _InfiniteReward(held.envs._lanes[1][0].env)  # type: ignore[attr-defined]
+        held.envs._lanes[1][0].env = _HugeReward(held.envs._lanes[1][0].env)  # type: ignore[attr-defined]
     records = list(held.rounds(0))
     ends = [run.diverged for record in records for run in record.runs if run.run_id == "run-B"]
     assert ends[-1] is not None
@@ -207,8 +207,8 @@ def test_a_diverged_run_ends_alone(cause: str) -> None:
     assert digests(records, "run-A") == digests(train(block(GYM, arms, only=(0,), budget={"rounds": 5})), "run-A")
 
 
-class _InfiniteReward:
-    """A real environment whose reward overflows."""
+class _HugeReward:
+    """A real environment whose rewards are finite and whose returns overflow."""
 
     def __init__(self, env: Any) -> None:
         self.env, self.spec = env, env.spec
@@ -218,7 +218,7 @@ class _InfiniteReward:
 
     def step(self, action: Any) -> Any:
         observation, _, terminated, truncated, info = self.env.step(action)
-        return observation, math.inf, terminated, truncated, info
+        return observation, 3e38, terminated, truncated, info
 
 
 def test_crn_environment_gives_equal_arms_their_own_noise() -> None:
