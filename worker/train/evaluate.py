@@ -229,7 +229,7 @@ class Evaluator:
 
 
 def play(
-    envs: LockstepEnvs, make_actor: Callable[[int], Any], num_runs: int, alive: Callable[[], None]
+    envs: LockstepEnvs, make_actor: Callable[[int], Any], num_runs: int, alive: Callable[[], None] = lambda: None
 ) -> list[list[EpisodeRecord]]:
     """Play one episode in every environment of every run, all runs step by step.
 
