@@ -32,6 +32,19 @@ def tiny_spec(**changes: Any) -> dict[str, Any]:
     return merge(spec, changes)
 
 
+def cartpole_spec(**changes: Any) -> dict[str, Any]:
+    """Return a valid two-arm CartPole spec whose rounds take a fraction of a second; the analysis is left open."""
+    spec: dict[str, Any] = {
+        "experiment": {"name": "cartpole", "seed": 7, "replicates": 1},
+        "preset": "gym_classic",
+        "budget": {"rounds": 3},
+        "env": {"id": "CartPole-v1"},
+        "eval": {"episodes": 2, "every_rounds": 3},
+        "arms": [{"label": "A"}, {"label": "B", "overrides": {"ppo.clip": 0.1}}],
+    }
+    return merge(spec, changes)
+
+
 def submit(ctx: Context, spec: Mapping[str, Any] | None = None, actor: Actor = LOCAL) -> str:
     """Submit a spec and return the id."""
     return submission.submit(ctx, spec or tiny_spec(), actor)

@@ -15,6 +15,7 @@ from app.cli.people import app, with_alias
 from app.services.comparison import compare_runs, log_line
 from app.services.context import Context
 from app.store import experiments
+from lockstep.spec.metrics import shown_of
 from lockstep.spec.resolve import parse
 from tests.factories import submit, tiny_spec
 
@@ -125,10 +126,16 @@ def test_comparison_before_the_first_episode_says_no_data_and_later_names_arm_an
     experiment_id = submit(ctx, tiny_spec())
     with ctx.store.read() as session:
         found = compare_runs(session, experiments.runs(session, experiment_id), 0)
-    assert log_line(found) == "A (shaped): Acc=no data, Reward=no data; B (simplified): Acc=no data, Reward=no data"
-    assert found["differences"] == [{"arm": "B", "against": "A", "accuracy": None}]
+    accuracy, native = shown_of("eval/accuracy"), shown_of("eval/native_return_mean")
+    assert (
+        log_line(found, accuracy)
+        == "A (shaped): Acc=no data, Reward=no data; B (simplified): Acc=no data, Reward=no data"
+    )
+    assert found["differences"] == [{"arm": "B", "against": "A", "accuracy": None, "native_return": None}]
     arm = {"group_id": "A", "reward_mode": "shaped", "accuracy": 61.25, "reward": 3.456}
-    assert log_line({"arms": [arm]}) == "A (shaped): Acc=61.2 %, Reward=3.46"
+    assert log_line({"arms": [arm]}, accuracy) == "A (shaped): Acc=61.2 %, Reward=3.46"
+    arm = {"group_id": "A", "reward_mode": "native", "accuracy": None, "native_return": 21.0, "reward": 3.456}
+    assert log_line({"arms": [arm]}, native) == "A (native): Native return=21.00, Reward=3.46"
 
 
 def test_every_test_that_the_ticket_table_names_exists() -> None:

@@ -38,6 +38,7 @@ class Board:
     def __init__(self, experiment: Mapping[str, Any]) -> None:
         self._rounds = int(experiment["rounds"])
         self._blocks = int(experiment["progress"]["blocks"])
+        self._shown: Mapping[str, str] = experiment["shown"]
         self._done: dict[str, int] = {}
 
     def lines(self, frame: Mapping[str, Any]) -> Iterator[str]:
@@ -63,15 +64,21 @@ class Board:
         bar = "#" * filled + "." * (20 - filled)
         return (
             f"[{bar}] {100 * share:3.0f} %  replicate {item['replicate']} round {item['round'] + 1}/{self._rounds}  "
-            + arms_text(item["comparison"])
+            + arms_text(item["comparison"], self._shown)
         )
 
 
-def arms_text(comparison: Mapping[str, Any]) -> str:
-    """Return one comparison: each arm's accuracy and reward over its last episodes."""
+def arms_text(comparison: Mapping[str, Any], shown: Mapping[str, str]) -> str:
+    """Return one comparison: over its last episodes each arm's score of the primary metric, and its reward."""
     parts = []
     for arm in comparison.get("arms", []):
-        accuracy = "no data" if arm["accuracy"] is None else f"{arm['accuracy']:.1f} %"
         reward = "no data" if arm["reward"] is None else f"{arm['reward']:.2f}"
-        parts.append(f"{arm['group_id']}: accuracy {accuracy}, reward {reward}")
+        texts = [] if shown["field"] == "reward" else [f"{shown['label']} {_score(arm.get(shown['field']), shown)}"]
+        parts.append(f"{arm['group_id']}: {', '.join([*texts, f'reward {reward}'])}")
     return " | ".join(parts)
+
+
+def _score(value: float | None, shown: Mapping[str, str]) -> str:
+    if value is None:
+        return "no data"
+    return f"{value:.1f} {shown['unit']}" if shown["unit"] == "%" else f"{value:.2f} {shown['unit']}".rstrip()

@@ -69,6 +69,7 @@ class ExperimentDocument(Document):
     status: str
     spec: dict[str, Any]
     arms: list[dict[str, Any]]
+    shown: dict[str, str]
     progress: dict[str, Any]
     why_waiting: dict[str, Any] | None
     version: int

@@ -24,6 +24,7 @@ from app.store.engine import utc
 from app.store.events import NewEvent, add_events
 from app.store.tables import Record
 from lockstep.protocol import BarrierReply, ReadyReply, ReadyRequest, ReleaseRequest, RoundReply, RoundRequest, RunRound
+from lockstep.spec.metrics import shown_of
 from lockstep.status import PERHAPS_OF_THE_DEVICE, AssignmentState, BlockStatus, Cause, RunStatus, WorkerStatus
 
 
@@ -201,10 +202,11 @@ def _close_round(session: Session, now: float, share: _Share, index: int) -> Rou
 def _complete(session: Session, now: float, share: _Share, index: int) -> None:
     block = share.block
     blocks.change(session, block.id, open_round=index + 1, round_opened_epoch=now)
+    shown = shown_of(experiment_cache.of(session, block.experiment_id).primary)
     comparison = compare_runs(session, share.runs, index)
     event = NewEvent(
         type="round_completed",
-        text=f"round {index} of replicate {block.replicate}: {log_line(comparison)}",
+        text=f"round {index} of replicate {block.replicate}: {log_line(comparison, shown)}",
         actor="worker",
         block_id=block.id,
         replicate=block.replicate,

@@ -10,15 +10,26 @@ from sqlalchemy.orm import Session
 from app.store import results
 from app.store.tables import Record
 from lockstep.nonfinite import jsonable
+from lockstep.spec.metrics import Shown
 
 LAST_EPISODES = 10
+#: Scores that arms are compared by: field of an arm, column of the episode row.
+_SCORES = {
+    "accuracy": "final_accuracy",
+    "committed_accuracy": "committed_accuracy",
+    "loss": "final_loss",
+    "param_ratio": "param_ratio",
+}
+#: Scores that stand among the further values of an episode, under the same name.
+_FURTHER_SCORES = ("native_return", "grafts_fossilized")
 
 
 def compare_runs(session: Session, runs: Sequence[Record], round_index: int) -> dict[str, Any]:
     """Return means over each run's last 10 episodes up to a common round, and differences to the first.
 
-    Accuracy is the validation accuracy at the end of an episode (percentage points); reward is in
-    each arm's own units, so rewards of different modes are never subtracted.
+    Accuracy is the validation accuracy at the end of an episode (percentage points), the native return is in the
+    environment's own reward; a score that the task does not have is None. Reward is in each arm's own units, so
+    rewards of different modes are never subtracted.
     """
     arms: list[dict[str, Any]] = []
     for run in runs:
@@ -28,8 +39,8 @@ def compare_runs(session: Session, runs: Sequence[Record], round_index: int) -> 
                 "group_id": run.label,
                 "reward_mode": run.reward_mode,
                 "episodes": len(mine),
-                "accuracy": _mean([row.final_accuracy for row in mine]),
-                "committed_accuracy": _mean([row.committed_accuracy for row in mine]),
+                **{field: _mean([getattr(row, column) for row in mine]) for field, column in _SCORES.items()},
+                **{field: _mean([row.further.get(field) for row in mine]) for field in _FURTHER_SCORES},
                 "reward": _mean([row.episode_reward for row in mine]),
             }
         )
@@ -43,16 +54,25 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _difference(base: dict[str, Any], arm: dict[str, Any]) -> dict[str, Any]:
-    comparable = base["accuracy"] is not None and arm["accuracy"] is not None
-    accuracy = arm["accuracy"] - base["accuracy"] if comparable else None
-    return {"arm": arm["group_id"], "against": base["group_id"], "accuracy": accuracy}
+    found = {"arm": arm["group_id"], "against": base["group_id"]}
+    for field in ("accuracy", "native_return"):
+        comparable = base[field] is not None and arm[field] is not None
+        found[field] = arm[field] - base[field] if comparable else None
+    return found
 
 
-def log_line(comparison: dict[str, Any]) -> str:
+def log_line(comparison: dict[str, Any], shown: Shown) -> str:
     """Return the line of a comparison for people: ``A (shaped): Acc=.., Reward=..``."""
     parts = []
     for arm in comparison["arms"]:
-        accuracy = "no data" if arm["accuracy"] is None else f"{arm['accuracy']:.1f} %"
-        reward = "no data" if arm["reward"] is None else f"{arm['reward']:.2f}"
-        parts.append(f"{arm['group_id']} ({arm['reward_mode']}): Acc={accuracy}, Reward={reward}")
+        texts = [f"Reward={_text(arm['reward'], '.2f')}"]
+        if shown.field == "accuracy":
+            texts.insert(0, f"Acc={_text(arm['accuracy'], '.1f', ' %')}")
+        elif shown.field != "reward":
+            texts.insert(0, f"{shown.label.capitalize()}={_text(arm[shown.field], '.2f', f' {shown.unit}'.rstrip())}")
+        parts.append(f"{arm['group_id']} ({arm['reward_mode']}): {', '.join(texts)}")
     return "; ".join(parts)
+
+
+def _text(value: float | None, form: str, unit: str = "") -> str:
+    return "no data" if value is None else f"{value:{form}}{unit}"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
 
@@ -15,6 +15,7 @@ from app.services.steering import existing
 from app.store import events, experiments, logs, points, results, workers
 from app.store.experiments import Listing
 from app.store.tables import Record
+from lockstep.spec.metrics import primary_of, shown_of
 from lockstep.status import TERMINAL_BLOCK, BlockStatus, ExperimentStatus, WorkerStatus
 
 
@@ -118,6 +119,7 @@ def show_experiment(ctx: Context, experiment_id: str) -> dict[str, Any]:
         "parent_id": row.parent_id,
         "exploratory_from": row.exploratory_from,
         "arms": [arm_document(arm) for arm in arms],
+        "shown": asdict(shown_of(primary_of(row.spec))),
         "why_waiting": waiting,
         "version": row.version,
         "cursor": encode_cursor(row.event_seq, {}),

@@ -18,6 +18,7 @@ from sqlalchemy.orm import Session
 from app.store import tables as t
 from app.store.engine import KEPT
 from app.store.tables import Record
+from lockstep.spec.metrics import primary_of
 
 _KEPT_EXPERIMENTS = 256
 
@@ -33,6 +34,7 @@ class Facts:
     spec_hash: str
     lockstep: Mapping[str, Any]
     checkpoint: Mapping[str, Any]
+    primary: str
     arms: tuple[Record, ...]
 
     @property
@@ -74,7 +76,17 @@ def of(session: Session, experiment_id: str) -> Facts:
 def _read(session: Session, experiment_id: str) -> Facts:
     row = session.execute(_EXPERIMENT, {"experiment_id": experiment_id}).one()
     arms = tuple(session.execute(_ARMS, {"experiment_id": experiment_id}))
-    return Facts(row.owner, int(row.seed), row.rounds, row.num_arms, row.spec_hash, row.lockstep, row.checkpoint, arms)
+    return Facts(
+        owner=row.owner,
+        seed=int(row.seed),
+        rounds=row.rounds,
+        num_arms=row.num_arms,
+        spec_hash=row.spec_hash,
+        lockstep=row.lockstep,
+        checkpoint=row.checkpoint,
+        primary=primary_of({"analysis": row.analysis, "env": row.env}),
+        arms=arms,
+    )
 
 
 _EXPERIMENT = select(
@@ -85,5 +97,7 @@ _EXPERIMENT = select(
     t.experiment.c.spec_hash,
     t.experiment.c.spec["lockstep"].label("lockstep"),
     t.experiment.c.spec["checkpoint"].label("checkpoint"),
+    t.experiment.c.spec["analysis"].label("analysis"),
+    t.experiment.c.spec["env"].label("env"),
 ).where(t.experiment.c.id == bindparam("experiment_id"))
 _ARMS = select(t.arm).where(t.arm.c.experiment_id == bindparam("experiment_id")).order_by(t.arm.c.arm_index)

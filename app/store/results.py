@@ -218,14 +218,21 @@ def sha_in_use(session: Session, sha256: str) -> bool:
 
 
 def last_episodes(session: Session, run_no: int, up_to_round: int, count: int) -> Sequence[Record]:
-    """Return accuracies and reward of the newest episodes that count of a run, up to a round, newest first."""
+    """Return scores and reward of the newest episodes that count of a run, up to a round, newest first."""
     given = {"run_no": run_no, "up_to": up_to_round, "count": count}
     return session.execute(_LAST_EPISODES, given).all()
 
 
 # read from the end of the index: a round is closed in the same time however many came before it
 _LAST_EPISODES = (
-    select(t.episode.c.final_accuracy, t.episode.c.committed_accuracy, t.episode.c.episode_reward)
+    select(
+        t.episode.c.final_accuracy,
+        t.episode.c.committed_accuracy,
+        t.episode.c.final_loss,
+        t.episode.c.param_ratio,
+        t.episode.c.episode_reward,
+        t.episode.c["values"].label("further"),
+    )
     .join(t.run_attempt, current_rounds(t.episode))
     .where(t.episode.c.run_no == bindparam("run_no"), t.episode.c.round <= bindparam("up_to"))
     .order_by(t.episode.c.round.desc(), t.episode.c.env_id.desc(), t.episode.c.id.desc())

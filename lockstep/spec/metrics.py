@@ -7,7 +7,9 @@ always reward dependent, registered or not.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
 MORPHOGENESIS = "morphogenesis"
 GYMNASIUM = "gymnasium"
@@ -90,6 +92,48 @@ def is_reward_dependent(name: str) -> bool:
 def default_primary(env_kind: str) -> str:
     """Return the primary metric used when a spec names none."""
     return "eval/native_return_mean" if env_kind == GYMNASIUM else "eval/accuracy"
+
+
+def primary_of(spec: Mapping[str, Any]) -> str:
+    """Return the registered primary metric of a resolved specification."""
+    analysis = spec["analysis"]
+    return str(analysis["primary"]["metric"]) if analysis else default_primary(spec["env"]["kind"])
+
+
+@dataclass(frozen=True)
+class Shown:
+    """What live views show of a primary metric: an evaluation may be rare, training is recorded every round.
+
+    Attributes:
+        primary: the metric that is judged.
+        training: its counterpart among the metrics of every round, or the nearest one.
+        field: where the live comparison of arms holds its mean over the last episodes.
+        label, unit: of that field, for people.
+    """
+
+    primary: str
+    training: str
+    field: str
+    label: str
+    unit: str
+
+
+#: name under eval/: training counterpart, field of the comparison, label, unit
+_SHOWN = {
+    "accuracy": ("train/accuracy_mean", "accuracy", "accuracy", "%"),
+    "committed_accuracy": ("train/committed_accuracy_mean", "committed_accuracy", "committed accuracy", "%"),
+    "gain_over_twin": ("train/accuracy_mean", "accuracy", "accuracy", "%"),
+    "loss": ("train/loss_mean", "loss", "loss", "nats"),
+    "fossils": ("train/grafts_fossilized_mean", "grafts_fossilized", "grafts committed", ""),
+    "param_ratio": ("train/param_ratio_mean", "param_ratio", "parameters per host parameter", ""),
+    "native_return_mean": ("train/native_return_mean", "native_return", "native return", ""),
+    "return_mean": ("train/return_mean", "reward", "reward", ""),
+}
+
+
+def shown_of(primary: str) -> Shown:
+    """Return what live views show of a registered primary metric."""
+    return Shown(primary, *_SHOWN[primary.removeprefix("eval/").removeprefix("stochastic_")])
 
 
 def primary_candidates(env_kind: str) -> tuple[str, ...]:

@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
+import os
+import re
+import subprocess
+import sys
 from collections.abc import Callable
 
 import pytest
@@ -9,7 +14,7 @@ from playwright.sync_api import Page, expect
 
 from lockstep.client import Client
 from tests.conftest import LiveServer, WorkerProcess
-from tests.factories import tiny_spec
+from tests.factories import cartpole_spec, tiny_spec
 
 pytestmark = [pytest.mark.browser, pytest.mark.server]
 
@@ -47,6 +52,36 @@ def test_curve_grows_and_verdict_appears_without_reload(
     frame = page.frame_locator("#report")
     expect(frame.locator("body")).to_contain_text("eval/accuracy", timeout=20_000)
     assert page.evaluate("() => window.sameDocument") is True
+
+
+def test_cartpole_opens_on_a_curve_and_watch_tells_the_return(
+    sqlite_server: LiveServer, start_worker: Callable[..., WorkerProcess], page: Page
+) -> None:
+    with Client(sqlite_server.url) as client:
+        experiment_id = client.submit(cartpole_spec())["id"]
+    command = [sys.executable, "-m", "app.cli", "watch", experiment_id]
+    with (
+        subprocess.Popen(
+            command, env={**os.environ, "LOCKSTEP_URL": sqlite_server.url}, stdout=subprocess.PIPE, text=True
+        ) as watch,
+        contextlib.ExitStack() as stack,
+    ):
+        stack.callback(watch.kill)
+        page.goto(f"{sqlite_server.url}/experiments/{experiment_id}")
+        expect(page.locator("#connection")).to_have_text("live")
+        expect(page.locator("#metric")).to_have_value("train/native_return_mean")
+        start_worker(sqlite_server.url)
+        wait_for_points(page, 6)
+        expect(page.locator("#score-name")).to_have_text("Native return, last 10 episodes")
+        expect(page.locator("tr[data-arm=B] .score")).to_have_text(re.compile(r"^\d+\.\d\d$"))
+        lines = (watch.communicate(timeout=60)[0]).splitlines()
+    rounds = [line for line in lines if line.startswith("[")]
+    assert len(rounds) == 3
+    assert all(re.search(r"A: native return \d+\.\d\d, reward \d+\.\d\d \| B: native return", line) for line in rounds)
+    # opened again after the first evaluation, the page begins with the registered primary
+    page.reload()
+    expect(page.locator("#metric")).to_have_value("eval/native_return_mean")
+    wait_for_points(page, 2)
 
 
 def test_queue_page_lists_experiments_and_says_why_they_wait(sqlite_server: LiveServer, page: Page) -> None:

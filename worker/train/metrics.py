@@ -24,6 +24,7 @@ _MINIMAL = ("train/", "eval/", "sys/", "ppo/policy_loss", "ppo/value_loss", "ppo
 _EPISODE_MEANS: Mapping[str, str] = {
     "episode_length_mean": "env_steps",
     "committed_accuracy_mean": "committed_accuracy",
+    "native_return_mean": "native_return",
     "loss_mean": "final_loss",
     "param_ratio_mean": "param_ratio",
     "grafts_live_mean": "grafts_live",

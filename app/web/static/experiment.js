@@ -8,8 +8,7 @@ const id = document.getElementById("experiment").dataset.id;
 const node = (name) => document.getElementById(name);
 const curves = new Curves(node("chart"));
 const live = new Live(id, onFrame, onState);
-const state = { arms: [], blocks: new Map(), comparisons: new Map(), rounds: 1, metric: null };
-const PREFERRED = ["train/accuracy_mean", "train/return_mean", "eval/accuracy"];
+const state = { arms: [], blocks: new Map(), comparisons: new Map(), rounds: 1, metric: null, shown: null, recorded: new Set() };
 
 function onState(name, detail = "") {
   const box = node("connection");
@@ -21,6 +20,8 @@ async function load() {
   const experiment = await call("GET", `experiments/${id}`);
   state.rounds = experiment.rounds;
   state.arms = experiment.arms.map((arm) => arm.label);
+  state.shown = experiment.shown;
+  offer([state.shown.primary, state.shown.training, "train/return_mean"]);
   node("name").textContent = experiment.name;
   document.title = `${experiment.name} - Lockstep`;
   node("spec").textContent = JSON.stringify(experiment.spec, null, 2);
@@ -41,11 +42,14 @@ function showStatus(experiment) {
 }
 
 function showArms(arms) {
+  const { field, label } = state.shown;
+  node("score-name").textContent = `${label[0].toUpperCase()}${label.slice(1)}, last 10 episodes`;
+  node("score-name").hidden = field === "reward";
   node("arms").tBodies[0].replaceChildren(...arms.map((arm) => element("tr", { "data-arm": arm.label },
     element("td", {}, element("span", { class: `swatch ${arm.index === 0 ? "base" : ""}`, style: { color: COLOURS[arm.index] } }), arm.label),
     element("td", {}, arm.policy), element("td", {}, arm.reward_mode),
     element("td", {}, arm.diff.map((d) => `${d.path}: ${JSON.stringify(d.base)} → ${JSON.stringify(d.value)}`).join("; ") || "nothing (base)"),
-    element("td", { class: "accuracy" }, "no data"), element("td", { class: "reward" }, "no data"))));
+    element("td", { class: "score", hidden: field === "reward" ? "" : null }, "no data"), element("td", { class: "reward" }, "no data"))));
 }
 
 function showComparison() {
@@ -56,10 +60,15 @@ function showComparison() {
       return values.length ? values.reduce((a, b) => a + b, 0) / values.length : null;
     };
     const row = node("arms").querySelector(`tr[data-arm="${CSS.escape(label)}"]`);
-    const accuracy = mean("accuracy"), reward = mean("reward");
-    if (accuracy !== null) row.querySelector(".accuracy").textContent = `${accuracy.toFixed(1)} %`;
+    const score = mean(state.shown.field), reward = mean("reward");
+    if (score !== null) row.querySelector(".score").textContent = scoreText(score);
     if (reward !== null) row.querySelector(".reward").textContent = reward.toFixed(2);
   });
+}
+
+function scoreText(score) {
+  const { unit } = state.shown;
+  return unit === "%" ? `${score.toFixed(1)} %` : `${score.toFixed(2)} ${unit}`.trim();
 }
 
 async function showRuns() {
@@ -76,10 +85,20 @@ async function showRuns() {
 
 async function showMetrics(runId) {
   const names = (await call("GET", `runs/${runId}`)).metrics;
+  state.recorded = new Set(names);
+  offer(names);
+}
+
+function offer(names) {
   const select = node("metric");
   const known = new Set([...select.options].map((option) => option.value));
-  for (const name of names) if (!known.has(name)) select.append(element("option", { value: name }, name));
+  for (const name of new Set(names)) if (!known.has(name)) select.append(element("option", { value: name }, name));
   if (state.metric) select.value = state.metric;
+}
+
+// The registered primary once there is one; until its first evaluation its counterpart, recorded every round.
+function firstMetric() {
+  return state.recorded.has(state.shown.primary) ? state.shown.primary : state.shown.training;
 }
 
 async function showTimeline() {
@@ -174,7 +193,7 @@ function fitReport() {
 }
 
 function choose(metric) {
-  state.metric = metric;
+  state.metric = node("metric").value = metric;
   curves.clear();
   if (curves.axis === "round") live.subscribe([metric]);
   else loadAxis();
@@ -195,10 +214,9 @@ async function steer(action) {
 
 function showCalls() {
   const api = `${location.origin}${base}/api/v1/experiments/${id}`;
-  node("calls").textContent = [`curl ${api}`, `curl '${api}/series?metrics=${PREFERRED[0]}'`, `curl '${api}/report?format=md'`, `lockstep watch ${id}`, `lockstep clone ${id}`].join("\n");
+  node("calls").textContent = [`curl ${api}`, `curl '${api}/series?metrics=${state.shown.primary}'`, `curl '${api}/report?format=md'`, `lockstep watch ${id}`, `lockstep clone ${id}`].join("\n");
 }
 
-node("metric").append(...PREFERRED.map((name) => element("option", { value: name }, name)));
 node("metric").addEventListener("change", (event) => choose(event.target.value));
 node("axis").addEventListener("change", (event) => { curves.axis = event.target.value; choose(state.metric); });
 node("replicates").addEventListener("change", (event) => { curves.showReplicates = event.target.checked; curves.schedule(); });
@@ -212,7 +230,7 @@ node("log-load").addEventListener("click", async () => {
   } catch (error) { say(error); }
 });
 
-load().then(() => choose(PREFERRED[0])).catch((error) => {
+load().then(() => choose(firstMetric())).catch((error) => {
   if (error instanceof ApiError) onState("stale", error.message);
   say(error);
 });

@@ -1,0 +1,23 @@
+"""What live views show of each registered metric."""
+
+from __future__ import annotations
+
+import pytest
+
+from lockstep.spec.metrics import METRICS, primary_of, shown_of
+from lockstep.spec.resolve import parse
+from tests.factories import cartpole_spec, tiny_spec
+from worker.train.metrics import train_metrics
+
+
+@pytest.mark.parametrize("name", METRICS)
+def test_every_metric_that_may_be_primary_has_a_counterpart_that_training_records(name: str) -> None:
+    shown = shown_of(name)
+    assert shown.primary == name
+    assert shown.training in train_metrics([])
+
+
+def test_primary_of_a_spec_without_an_analysis_is_that_of_its_task() -> None:
+    assert primary_of(parse(cartpole_spec()).document) == "eval/native_return_mean"
+    assert primary_of(parse(tiny_spec()).document) == "eval/accuracy"
+    assert primary_of({"analysis": None, "env": {"kind": "gymnasium"}}) == "eval/native_return_mean"
