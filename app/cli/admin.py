@@ -109,11 +109,6 @@ def data(context: typer.Context) -> None:
     os.execv(sys.executable, [sys.executable, "-m", "worker", "data", *context.args])  # noqa: S606 - as above
 
 
-def launch(context: typer.Context) -> None:
-    """Start workers on a cluster: replaces this process by `python -m worker launch ..`."""
-    os.execv(sys.executable, [sys.executable, "-m", "worker", "launch", *context.args])  # noqa: S606 - as above
-
-
 @database.command("upgrade")
 def db_upgrade() -> None:
     """Bring the database to the newest revision; a SQLite file is copied first."""

@@ -31,7 +31,6 @@ app.command()(admin.doctor)
 _PASS = {"allow_extra_args": True, "ignore_unknown_options": True}
 app.command(context_settings=_PASS, add_help_option=False)(admin.worker)
 app.command(context_settings=_PASS, add_help_option=False)(admin.data)
-app.command(context_settings=_PASS, add_help_option=False)(admin.launch)
 
 SpecFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="YAML or JSON file")]
 Id = Annotated[str, typer.Argument(help="Experiment id")]
