@@ -6,7 +6,11 @@ STAMP := $(VENV)/.installed
 TESTS := -m "not gpu and not slow"
 export OMP_NUM_THREADS ?= 1
 
-.PHONY: setup demo test test-quick test-slow test-pg test-browser test-gpu soak lint type format bench bench-gpu serve worker lock clean
+.DEFAULT_GOAL := help
+.PHONY: help setup demo test test-quick test-slow test-pg test-browser test-gpu soak lint type format bench bench-gpu serve worker lock clean
+
+help:  ## what there is
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  %-14s %s\n", $$1, $$2}'
 
 setup: $(STAMP)  ## make the virtual environment and install what the lock names
 
@@ -57,11 +61,11 @@ lint: setup  ## ruff, formatting, import rules
 type: setup  ## mypy --strict
 	$(BIN)/mypy
 
-format: setup
+format: setup  ## write what ruff can mend
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-bench-gpu: ## everything that needs an NVIDIA GPU (see benchmarks/gpu.sh)
+bench-gpu:  ## everything that needs an NVIDIA GPU (see benchmarks/gpu.sh)
 	benchmarks/gpu.sh build/gpu tests speed engine precision service headroom
 
 bench: setup  ## short forms of the benchmarks
@@ -70,5 +74,5 @@ bench: setup  ## short forms of the benchmarks
 lock:  ## pin what is installed in a fresh environment
 	$(BIN)/python -m pip freeze --exclude-editable --exclude lockstep > requirements.lock
 
-clean:
+clean:  ## remove what set-up and tests made
 	rm -rf $(VENV) .mypy_cache .ruff_cache .pytest_cache

@@ -11,10 +11,10 @@ import threading
 import time
 from collections.abc import Callable
 
-from app.logs import get_logger
 from app.services import finishing, scheduling, sweeping
 from app.services.context import Context
 from app.services.operations import METRICS
+from lockstep.logs import get_logger
 
 _log = get_logger("duties")
 

@@ -15,11 +15,11 @@ from typing import Any
 
 from starlette.concurrency import run_in_threadpool
 
-from app.logs import get_logger
 from app.services import live
 from app.services.context import Context
 from app.services.live import Batch, Interest, Position
 from app.services.operations import METRICS, server_epoch
+from lockstep.logs import get_logger
 
 MAX_BUFFER_BYTES = 256 * 1024
 _log = get_logger("live")

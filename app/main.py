@@ -12,7 +12,6 @@ from fastapi import FastAPI
 from app import middleware, problems
 from app.background import Duties
 from app.live import Hub
-from app.logs import configure, get_logger
 from app.routes import artifacts, experiments, exports, live, operations, pages, reports, workers
 from app.services.artifacts import FileStore
 from app.services.context import Bell, Context
@@ -21,6 +20,7 @@ from app.settings import Settings
 from app.store import migrate
 from app.store.engine import FileLock, StartupError, Store, sqlite_module, sqlite_warning
 from app.store.points import MetricNames
+from lockstep.logs import configure, get_logger
 
 _log = get_logger("server")
 _EXPORT_WRITERS = 2

@@ -11,9 +11,9 @@ from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from app.errors import MEDIA_TYPE, AppError, BusyError, InvalidError, problem_document
-from app.logs import get_logger
 from app.routes.documents import ProblemDocument
 from app.services.operations import METRICS
+from lockstep.logs import get_logger
 from lockstep.spec.problems import Problem, pointer
 
 _log = get_logger("errors")

@@ -15,6 +15,7 @@ import threading
 from pathlib import Path
 
 from lockstep.address import BadAddress, clean_token, clean_url
+from lockstep.logs import configure
 from worker.agent import CONFIGURATION, DEVICE_IN_USE, Agent
 from worker.devices import DeviceInUse, NoDevice, bind, host_name
 from worker.options import Options
@@ -72,6 +73,7 @@ def _token(options: argparse.Namespace) -> str | None:
 
 def serve(options: argparse.Namespace) -> int:
     """Bind the device and serve until drained; return the exit code."""
+    configure(os.environ.get("LOCKSTEP_LOG_LEVEL", "info"))
     try:
         url, token = clean_url(options.api, "--api"), _token(options)
         bound = bind(options.device, host=options.host or host_name(), threads=options.threads)

@@ -18,6 +18,7 @@ import threading
 import time
 
 from lockstep import protocol as p
+from lockstep.logs import get_logger
 from worker.assignment import Share
 from worker.control import TRANSIENT, Control, LeaseLost, Refused, WorkerGone
 from worker.devices import Bound, GpuMonitor, host_name
@@ -27,8 +28,8 @@ from worker.supervisor import become_subreaper, default_command
 
 RETIRED, CONFIGURATION, DEVICE_IN_USE, TOKEN_REFUSED = 0, 2, 3, 4
 
-
 _PROBE_SECONDS = 300.0
+_log = get_logger("worker")
 
 
 class Stopped(Exception):  # noqa: N818 - a state of affairs, not an error of ours
@@ -140,6 +141,7 @@ class Agent:
         self._asked, self._worker_id = request, ""
         reply = self.control.patiently(lambda: self.control.register(request), until=self._stopping.is_set)
         self._worker_id, self._terms = reply.worker_id, reply
+        _log.info("registered", worker=reply.worker_id, name=request.name, device=self.bound.device.uid)
         self._beat_now.set()
 
     def _serve_once(self, abilities: dict[str, dict[str, object]]) -> bool:
@@ -167,6 +169,13 @@ class Agent:
 
     def _train(self, assignment: p.Assignment) -> None:
         directory = self._work / assignment.assignment_id
+        _log.info(
+            "claimed",
+            experiment=assignment.experiment_id,
+            block=assignment.block_id,
+            attempt=assignment.attempt,
+            resume_round=assignment.resume_round,
+        )
         share = Share(self.control, assignment, self.bound, directory, self._starter, self.options)
         self._state, self._share = "working", share
         if self._terms is not None:
@@ -185,6 +194,8 @@ class Agent:
         """Offer the device again only when it is free and well."""
         self._health = self.monitor.check_free()
         self._state = "idle" if self._health.ok else "quarantined"
+        if not self._health.ok:
+            _log.error("device_refused", device=self.bound.device.uid, reason=self._health.detail)
         self._beat_now.set()
         self._beat()  # the server must know before the next claim
 

@@ -1,4 +1,8 @@
-"""One block share on the supervisor's side: child, frames, spool, lease, stop ladder, release."""
+"""An assignment on the supervisor's side: child, frames, spool, lease, stop ladder, release.
+
+Every step that an operator may ask for later is one line in the log: start, round handed in, refusal with its
+reason, loss of the lease, end. Tokens never reach a line.
+"""
 
 from __future__ import annotations
 
@@ -13,6 +17,7 @@ from pathlib import Path
 from typing import Any, ParamSpec, TypeVar
 
 from lockstep import protocol as p
+from lockstep.logs import get_logger
 from worker.control import Control, LeaseLost, Refused
 from worker.devices import Bound
 from worker.logs import LogReader
@@ -25,6 +30,7 @@ ArgumentsP = ParamSpec("ArgumentsP")
 ResultT = TypeVar("ResultT")
 _POLL_SECONDS = 0.2
 _RELEASE_SECONDS = 120.0
+_log = get_logger("worker")
 _STOP_CAUSES = {"cancel": "user", "pause": "user", "drain": "preempted", "abort": "preempted"}
 
 
@@ -56,7 +62,7 @@ class Share:
         self._round, self._step = assignment.resume_round, 0
         self._last_frame = self._began = time.monotonic()
         self._lost = threading.Event()
-        self._settled = threading.Event()  # the share's last record has been acknowledged
+        self._all_sent = threading.Event()  # the share's last record has been acknowledged
         self._stop_cause: str | None = None
         self._kill_at: float | None = None
         self._fence_after = float("inf")
@@ -66,6 +72,8 @@ class Share:
         self._finished = False
         self._stopped = False
         self._logs = LogReader(self._spool)
+        self._reading = threading.Thread()  # of the child's output, once there is a child
+        self._log = _log.bind(block=assignment.block_id, attempt=assignment.attempt)
 
     @property
     def spool_bytes(self) -> int:
@@ -123,8 +131,9 @@ class Share:
             if self._child is not None:
                 self._child.thaw()
 
-    def lose(self, _why: str) -> None:
+    def lose(self, why: str) -> None:
         """The lease is lost: the child must go, its unsent results are dropped."""
+        self._log.warning("lease_lost", reason=why)
         self._lost.set()
         self._spool.close()
         child = self._child
@@ -137,6 +146,7 @@ class Share:
         if self._stop_cause is not None:
             return
         self._stop_cause = cause
+        self._log.info("stopping", cause=cause)
         grace = max(0.5, min(self._lease.grace_seconds, within - 2.0))
         self._kill_at = time.monotonic() + grace
         if self._child is not None:
@@ -148,9 +158,10 @@ class Share:
         try:
             self._fetch_checkpoint()
             self._relay(self._start_child())
-        except LeaseLost:
-            self._lost.set()
+        except LeaseLost as error:
+            self.lose(str(error))
         except Refused as error:
+            self._log.error("refused", reason=error.detail)
             cause = "worker_lost" if error.code == "corrupt_checkpoint" else "bug"
             self._failure = {"cause": cause, "detail": f"the server refused: {error}"}
         finally:
@@ -193,6 +204,7 @@ class Share:
     def _brief(self, child: Child) -> Child:
         """Hand a process the assignment; its log and the stop ladder begin."""
         self._child = child
+        self._log.info("started", pid=child.process.pid, arms=[run.arm for run in self._lease.runs])
         child.send(
             {
                 "type": "assignment",
@@ -219,8 +231,8 @@ class Share:
         child.process.wait()
         self._reading.join(timeout=5)
         self._spool.append("end", {})
-        while not (self._settled.is_set() or self._lost.is_set()):
-            self._settled.wait(_POLL_SECONDS)
+        while not (self._all_sent.is_set() or self._lost.is_set()):
+            self._all_sent.wait(_POLL_SECONDS)
 
     def _on_frame(self, frame: dict[str, Any]) -> None:
         kind = frame.pop("type")
@@ -250,6 +262,7 @@ class Share:
 
     def _send_all(self, child: Child) -> None:
         """Send the spool in order; ends with the record ``end``, or when the lease is lost."""
+        record: dict[str, Any] | None = None
         try:
             while not self._lost.is_set():
                 record = self._spool.next(timeout=1.0)
@@ -263,10 +276,11 @@ class Share:
         except LeaseLost as error:
             self.lose(str(error))
         except Refused as error:
+            self._log.error("refused", record=record["kind"] if record else None, reason=error.detail)
             self._failure = {"cause": "bug", "detail": f"the server refused a record: {error}"}
             child.kill()
         finally:
-            self._settled.set()
+            self._all_sent.set()
 
     def _send_one(self, child: Child, record: dict[str, Any]) -> int:
         """Send one record (log lines and points in batches); return how many records it was."""
@@ -312,6 +326,7 @@ class Share:
         body = {key: frame[key] for key in ("runs", "update_order", "seconds")}
         payload = json.dumps(body).encode()
         reply = self._patient(self._control.put_round, self._lease, index, payload)
+        self._log.info("round_handed_in", round=index, complete=reply.complete)
         if not reply.complete and self._lease.barrier == "round":
             self._wait_at_barrier(index)
         if not frame["checkpoint_follows"]:
@@ -366,10 +381,17 @@ class Share:
         """Tell how the share ended; a lost lease has nothing to release."""
         if self._lost.is_set():
             return
-        send = partial(self._control.release, self._lease, self._outcome())
+        outcome = self._outcome()
+        send = partial(self._control.release, self._lease, outcome)
         give_up = time.monotonic() + _RELEASE_SECONDS
-        with contextlib.suppress(LeaseLost, Refused):
+        try:
             self._control.patiently(send, until=lambda: self._lost.is_set() or time.monotonic() > give_up)
+        except (LeaseLost, Refused) as error:
+            # the server's own account of this attempt stands; an operator must still see that ours was not taken
+            self._log.warning("release_refused", outcome=outcome.outcome, reason=str(error))
+            return
+        last_line = outcome.detail.strip().rpartition("\n")[2]
+        self._log.info("ended", outcome=outcome.outcome, cause=outcome.cause, detail=last_line, seconds=outcome.seconds)
 
     def _outcome(self) -> p.ReleaseRequest:
         seconds = time.monotonic() - self._began

@@ -17,11 +17,11 @@ from starlette.concurrency import run_in_threadpool
 from starlette.types import Receive, Scope, Send
 
 from app.errors import NotInstalledError
-from app.logs import get_logger
 from app.routes import documents as d
 from app.routes.deps import ContextDep, Reader
 from app.routes.experiments import ExperimentId
 from app.services import exports
+from lockstep.logs import get_logger
 
 _log = get_logger("exports")
 router = APIRouter(prefix="/api/v1", tags=["reports"])

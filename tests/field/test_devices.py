@@ -80,7 +80,7 @@ def test_l22_discovery_asks_the_runtime_and_never_splits_the_variable(monkeypatc
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,0")  # CUDA's own rules: none is visible
     assert devices.discover_gpus() == []
-    source = Path(devices.__file__).read_text() + Path(devices.__file__).with_name("probe.py").read_text()
+    source = Path(devices.__file__).read_text() + Path(devices.__file__).with_name("capabilities.py").read_text()
     assert 'environ["CUDA_VISIBLE_DEVICES"]' not in source
     assert 'environ.get("CUDA_VISIBLE_DEVICES"' not in source
 
