@@ -12,6 +12,7 @@ from typing import Any
 import httpx
 
 from lockstep.address import clean_token, clean_url
+from lockstep.spec.reading import looks_like_json
 
 DEFAULT_URL = "http://127.0.0.1:7480"
 _RETRIES = 5
@@ -163,7 +164,7 @@ class Client:
 
 def _spec_body(spec: Mapping[str, Any] | str) -> dict[str, Any]:
     text = spec if isinstance(spec, str) else json.dumps(spec, allow_nan=False)
-    kind = "application/yaml" if isinstance(spec, str) else "application/json"
+    kind = "application/json" if not isinstance(spec, str) or looks_like_json(spec) else "application/yaml"
     return {"content": text.encode(), "headers": {"Content-Type": kind}}
 
 

@@ -8,7 +8,8 @@ import yaml
 from typer.testing import CliRunner
 
 from app.cli.people import app
-from lockstep.spec.resolve import load_text, parse
+from lockstep.spec.reading import load_text
+from lockstep.spec.resolve import parse
 from tests.factories import tiny_spec
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "digits-shaped-vs-simplified.yaml"

@@ -23,6 +23,7 @@ import typer
 from app.cli.text import Board
 from app.settings import Settings
 from lockstep.client import Client
+from lockstep.spec.reading import load_file
 
 _START_SECONDS = 60.0
 
@@ -41,7 +42,7 @@ def run_demo(spec: Path, *, num_workers: int) -> None:
         for number in range(num_workers):
             command = ["worker", "--api", url, "--device", "cpu", "--work-dir", str(work / "workers")]
             stack.enter_context(_process(command, work / f"worker-{number}.log"))
-        submitted = client.submit(spec.read_text())
+        submitted = client.submit(load_file(spec))
         page = f"{url}{submitted['links']['page']}"
         typer.echo(f"submitted {spec.name} as {submitted['id']}; watch it at {page}")
         board = Board(client.show(submitted["id"]))

@@ -18,7 +18,8 @@ from lockstep.address import BadAddress
 from lockstep.client import ApiError, Client
 from lockstep.report import render_markdown, report_from_scores_csv, report_json
 from lockstep.spec.problems import InvalidSpecError
-from lockstep.spec.resolve import diff_paths, load_text, parse
+from lockstep.spec.reading import load_file
+from lockstep.spec.resolve import diff_paths, parse
 from lockstep.spec.rules import check
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Lockstep A/B experiments for RL.")
@@ -43,6 +44,9 @@ def main() -> None:
     except ApiError as error:
         typer.echo(f"refused: {error}", err=True)
         sys.exit(1)
+    except InvalidSpecError as error:
+        typer.echo("\n".join(f"refused: {item.message}; {item.remedy}" for item in error.problems), err=True)
+        sys.exit(1)
     except BadAddress as error:
         typer.echo(f"error: {error}", err=True)
         sys.exit(2)
@@ -63,7 +67,7 @@ def with_alias(arguments: list[str]) -> list[str]:
 def submit(file: SpecFile, key: Annotated[str | None, typer.Option(help="Idempotency key")] = None) -> None:
     """Submit an experiment."""
     with Client() as client:
-        _print_submitted(client, client.submit(file.read_text(), key=key))
+        _print_submitted(client, client.submit(load_file(file), key=key))
 
 
 def _print_submitted(client: Client, document: dict[str, Any]) -> None:
@@ -79,7 +83,7 @@ def _print_submitted(client: Client, document: dict[str, Any]) -> None:
 def plan(file: SpecFile) -> None:
     """Say what a submission would run; writes nothing."""
     with Client() as client:
-        typer.echo(plan_text(client.plan(file.read_text())))
+        typer.echo(plan_text(client.plan(load_file(file))))
 
 
 @app.command()
@@ -187,7 +191,7 @@ def clone(
     overrides: Annotated[Path | None, typer.Option(help="YAML laid over the spec")] = None,
 ) -> None:
     """Submit a copy, with sections laid over."""
-    body = {"overrides": load_text(overrides.read_text()) if overrides else {}}
+    body = {"overrides": load_file(overrides) if overrides else {}}
     with Client() as client:
         _print_submitted(client, client.call("POST", f"experiments/{experiment_id}/clone", json=body))
 
@@ -239,7 +243,7 @@ def calibrate(
 def spec_check(file: SpecFile) -> None:
     """Check a specification without a server; code 1 when it is refused."""
     try:
-        resolved = parse(load_text(file.read_text()))
+        resolved = parse(load_file(file))
         problems, warnings = check(resolved)
     except InvalidSpecError as error:
         problems, warnings = list(error.problems), []
@@ -256,9 +260,9 @@ def spec_check(file: SpecFile) -> None:
 def spec_diff(file: SpecFile, other: Annotated[Path | None, typer.Argument(help="Second file")] = None) -> None:
     """Show only what differs: the arms of one spec, or two specs field by field."""
     try:
-        resolved = parse(load_text(file.read_text()))
+        resolved = parse(load_file(file))
         if other is not None:
-            second = parse(load_text(other.read_text()))
+            second = parse(load_file(other))
             for item in diff_paths(resolved.document, second.document):
                 typer.echo(f"{item.path}: {json.dumps(item.base)} -> {json.dumps(item.value)}")
             return

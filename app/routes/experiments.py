@@ -26,7 +26,7 @@ from app.services.live import Position
 from app.services.reading import ListRequest
 from app.services.series import SeriesRequest
 from lockstep.spec.problems import InvalidSpecError
-from lockstep.spec.resolve import load_text
+from lockstep.spec.reading import load_bytes
 from lockstep.status import Desired
 
 router = APIRouter(prefix="/api/v1", tags=["experiments"], route_class=StrictRoute)
@@ -46,11 +46,11 @@ _SPEC_BODY: dict[str, Any] = {
 _OBJECT_BODY: dict[str, Any] = {"requestBody": {"content": {"application/json": {"schema": {"type": "object"}}}}}
 
 
-def _spec_of(body: bytes) -> dict[str, Any]:
+def _spec_of(request: Request, body: bytes) -> dict[str, Any]:
+    """Read a submitted specification: JSON where its content type says so, else YAML or JSON by its look."""
+    kind = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     try:
-        return load_text(body.decode())
-    except UnicodeDecodeError as error:
-        raise InvalidError("the specification must be UTF-8 text", code="invalid_spec") from error
+        return load_bytes(body, as_json=kind == "application/json")
     except InvalidSpecError as error:
         raise InvalidError(str(error), code="invalid_spec", errors=error.problems) from error
 
@@ -82,9 +82,9 @@ def submitted_document(ctx: Context, experiment_id: str) -> dict[str, Any]:
 
 
 @router.post("/plans", response_model=d.PlanDocument, responses=d.problems(), openapi_extra=_SPEC_BODY)
-def create_plan(ctx: ContextDep, actor: Reader, body: RawBody) -> Any:
+def create_plan(ctx: ContextDep, actor: Reader, request: Request, body: RawBody) -> Any:
     """Validate a specification and say what it would run; writes nothing."""
-    return submission.plan(ctx, _spec_of(body))
+    return submission.plan(ctx, _spec_of(request, body))
 
 
 @router.post(
@@ -100,7 +100,7 @@ def submit_experiment(
     """Submit an experiment as YAML or JSON; a refused one leaves nothing behind."""
 
     def act() -> tuple[int, Any]:
-        experiment_id = submission.submit(ctx, _spec_of(body), actor)
+        experiment_id = submission.submit(ctx, _spec_of(request, body), actor)
         return 201, submitted_document(ctx, experiment_id)
 
     return run_once(ctx, actor, request, body, key, act)

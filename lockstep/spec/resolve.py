@@ -1,6 +1,6 @@
-"""What may be submitted: parsing, presets, resolution against the task, arms and hashes.
+"""What may be submitted: presets, resolution against the task, arms and hashes.
 
-``parse`` turns text or plain data into a ``ResolvedSpec`` in which every field has its value, or
+``parse`` turns plain data into a ``ResolvedSpec`` in which every field has its value, or
 raises ``InvalidSpecError`` with all problems found. Nothing here loads an environment.
 """
 
@@ -12,7 +12,6 @@ from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar, get_args
 
-import yaml
 from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import ErrorDetails
 
@@ -25,11 +24,11 @@ from lockstep.spec.analysis_rules import (
 )
 from lockstep.spec.presets import PRESETS, merge
 from lockstep.spec.problems import InvalidSpecError, Problem, nearest, pointer
+from lockstep.spec.reading import MAX_DEPTH, depth, too_deep
 from lockstep.spec.rewards import Reward
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
-MAX_DEPTH = 12
 #: What an arm may change (training.md 5.4); anything else would change the task.
 OVERRIDABLE = ("reward", "ppo", "net", "obs_norm", "return_norm", "reward_norm")
 _META = ("experiment", "arms", "preset", "analysis")
@@ -116,29 +115,6 @@ class ResolvedSpec:
     hash: str
 
 
-def load_text(text: str) -> dict[str, Any]:
-    """Parse YAML or JSON text into plain data; aliases, tags and depth bombs are refused."""
-    try:
-        _check_events(text)
-        data = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        raise _problem("", "malformed", f"not valid YAML or JSON: {error}", "check the syntax") from error
-    if not isinstance(data, dict):
-        raise _problem("", "malformed", "the specification must be a mapping", "begin with 'experiment:'")
-    return data
-
-
-def _check_events(text: str) -> None:
-    """Refuse aliases, and nesting before it costs: the scanner's time grows with the square of the depth."""
-    depth = 0
-    for event in yaml.parse(text, Loader=yaml.SafeLoader):
-        if isinstance(event, yaml.AliasEvent):
-            raise _problem("", "yaml_alias", "YAML aliases are not allowed", "write the value out")
-        depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
-        if depth > MAX_DEPTH + 1:
-            raise _problem("", "too_deep", "nested too deeply", f"use at most {MAX_DEPTH} levels")
-
-
 def parse(raw: Mapping[str, Any]) -> ResolvedSpec:
     """Validate plain data against the schema and fill every default.
 
@@ -190,16 +166,8 @@ def _check_plain(raw: Mapping[str, Any]) -> None:
     except (TypeError, ValueError, RecursionError) as error:
         message = f"not plain JSON data: {error}"
         raise _problem("", "malformed", message, "use text, finite numbers, lists and mappings") from error
-    if _depth(raw) > MAX_DEPTH:
-        raise _problem("", "too_deep", "nested too deeply", f"use at most {MAX_DEPTH} levels")
-
-
-def _depth(value: Any) -> int:
-    if isinstance(value, Mapping):
-        return 1 + max((_depth(item) for item in value.values()), default=0)
-    if isinstance(value, list):
-        return 1 + max((_depth(item) for item in value), default=0)
-    return 0
+    if depth(raw) > MAX_DEPTH:
+        raise too_deep()
 
 
 def _with_preset(raw: Mapping[str, Any]) -> dict[str, Any]:

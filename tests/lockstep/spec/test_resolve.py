@@ -11,7 +11,8 @@ from lockstep.spec import tasks
 from lockstep.spec.defaults import complete
 from lockstep.spec.presets import PRESETS
 from lockstep.spec.problems import InvalidSpecError, Problem
-from lockstep.spec.resolve import Spec, load_text, parse
+from lockstep.spec.reading import load_text
+from lockstep.spec.resolve import Spec, parse
 from lockstep.spec.rules import Registered, check
 from tests.factories import tiny_spec
 
@@ -144,7 +145,6 @@ def test_refusal_names_field_and_remedy(changes: dict[str, Any], pointer: str, c
         ("a: [", "malformed"),
         ("a: !!python/object:os.system {}", "malformed"),
         ("experiment: {name: .nan}", "malformed"),
-        ("experiment: {name: 2026-01-01}", "malformed"),
         ("a: " + "[" * 30 + "]" * 30, "too_deep"),
     ],
 )
