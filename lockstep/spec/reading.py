@@ -10,9 +10,9 @@ from __future__ import annotations
 import json
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Hashable, Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import yaml
 
@@ -177,13 +177,13 @@ class _CoreLoader(yaml.SafeLoader):
     """PyYAML's safe loader with the words and the tags of YAML 1.2's core schema, and unique keys."""
 
     yaml_implicit_resolvers: dict[str, Any] = {}  # noqa: RUF012 - as the base class has it
-    yaml_constructors: dict[str, Any] = {}  # noqa: RUF012 - as the base class has it
+    yaml_constructors: ClassVar[dict[str | None, Any]] = {}  # as the base class has it
 
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[str, Any]:  # noqa: ARG002 - its base has it
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Hashable, Any]:  # noqa: ARG002 - its base has it
         """Return a mapping whose keys are the text that stands there, as in JSON; none may come twice."""
         if not isinstance(node, yaml.MappingNode):
             raise yaml.constructor.ConstructorError(None, None, "expected a mapping", node.start_mark)
-        made: dict[str, Any] = {}
+        made: dict[Hashable, Any] = {}
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(None, None, "a key must be text", key_node.start_mark)
@@ -192,7 +192,7 @@ class _CoreLoader(yaml.SafeLoader):
             made[key_node.value] = self.construct_object(value_node, deep=True)
         return made
 
-    def scalar(self, node: yaml.Node) -> Any:
+    def scalar(self, node: Any) -> Any:
         """Return null, a truth value or a number, after its tag."""
         text, where = str(self.construct_scalar(node)), _place(node.start_mark)
         kind = node.tag.removeprefix(_TAG)
@@ -215,9 +215,10 @@ _CoreLoader.add_implicit_resolver(_TAG + "null", _words(_NULL), ["~", "n", "N", 
 _CoreLoader.add_implicit_resolver(_TAG + "bool", _words((*_TRUE, *_FALSE)), list("tTfF"))
 _CoreLoader.add_implicit_resolver(_TAG + "int", _INT, list("-+0123456789"))
 _CoreLoader.add_implicit_resolver(_TAG + "float", _FLOAT, list("-+.0123456789"))
-for _kind in ("null", "bool", "int", "float"):
-    _CoreLoader.add_constructor(_TAG + _kind, _CoreLoader.scalar)
-_CoreLoader.add_constructor(_TAG + "str", yaml.SafeLoader.construct_yaml_str)
-_CoreLoader.add_constructor(_TAG + "seq", yaml.SafeLoader.construct_yaml_seq)
-_CoreLoader.add_constructor(_TAG + "map", yaml.SafeLoader.construct_yaml_map)
-_CoreLoader.add_constructor(None, yaml.SafeLoader.construct_undefined)
+_CoreLoader.yaml_constructors = {
+    **{_TAG + kind: _CoreLoader.scalar for kind in ("null", "bool", "int", "float")},
+    _TAG + "str": yaml.SafeLoader.construct_yaml_str,
+    _TAG + "seq": yaml.SafeLoader.construct_yaml_seq,
+    _TAG + "map": yaml.SafeLoader.construct_yaml_map,
+    None: yaml.SafeLoader.construct_undefined,
+}
