@@ -187,6 +187,7 @@ class _CoreLoader(yaml.SafeLoader):
         for key_node, value_node in node.value:
             if not isinstance(key_node, yaml.ScalarNode):
                 raise yaml.constructor.ConstructorError(None, None, "a key must be text", key_node.start_mark)
+            self.construct_object(key_node)  # refuses tags
             if key_node.value in made:
                 raise _twice(key_node.value, f", the second time{_place(key_node.start_mark)}")
             made[key_node.value] = self.construct_object(value_node, deep=True)

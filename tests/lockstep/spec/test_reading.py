@@ -105,6 +105,7 @@ def test_a_key_given_twice_is_refused_by_name_and_place(text: str, words: list[s
         ("a: !!int x", ["'x'", "line 1"]),
         ("a: !!timestamp 2026-01-01", ["timestamp", "line 1"]),
         ("a: !!binary aGk=", ["binary"]),
+        ("!!python/name:os.system a: 1", ["python/name"]),
         ("a: 1\nb: .inf", ["'.inf'", "line 2", "finite"]),
         ("a: 1e999", ["'1e999'", "finite"]),
         ("? [1]\n: 2", ["key", "line 1"]),
