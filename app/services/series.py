@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from sqlalchemy.orm import Session
-
 from app.errors import InvalidError
 from app.services.context import Context
 from app.services.steering import existing
@@ -55,22 +53,22 @@ def read_series(ctx: Context, experiment_id: str, request: SeriesRequest) -> dic
                 code="too_many_series",
             )
         names = points.known_names(session, request.metrics)
-        series = [
-            _one_series(session, known[run_id], metric, names.get(metric), request)
-            for run_id in chosen
-            for metric in request.metrics
-        ]
+        keys = [(run_id, metric) for run_id in chosen for metric in request.metrics]
+        queries = [_query(known[run_id], names[metric], request) for run_id, metric in keys if metric in names]
+        found = iter(stored.read_series(session, queries))
+        series = [_document(known[run_id], metric, next(found) if metric in names else None) for run_id, metric in keys]
     return {"x": request.x, "series": series}
 
 
-def _one_series(
-    session: Session, run: Record, metric: str, name_id: int | None, request: SeriesRequest
-) -> dict[str, Any]:
+def _query(run: Record, name_id: int, request: SeriesRequest) -> SeriesQuery:
+    low, high = request.low, request.high
+    return SeriesQuery(run.no, name_id, request.x, request.max_points, low, high, request.all_attempts)
+
+
+def _document(run: Record, metric: str, columns: dict[str, Any] | None) -> dict[str, Any]:
     head = {"run_id": run.id, "group_id": run.label, "replicate": run.replicate, "metric": metric}
-    if name_id is None:
+    if columns is None:
         return {**head, "total": 0, "shown": 0, "bucketed": False, "x": [], "mean": [], "min": [], "max": []}
-    query = SeriesQuery(run.no, name_id, request.x, request.max_points, request.low, request.high, request.all_attempts)
-    columns = stored.read_series(session, query)
     kinds = columns.pop("kind") or []
     attempt = columns.pop("attempt")
     document = {**head, **columns, "shown": len(columns["x"])}

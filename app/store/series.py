@@ -1,5 +1,6 @@
 """Reading of metric series: every point when they fit, else buckets of equal numbers of rows.
 
+All series that fit are read together, so that a page of many runs costs two statements, not two for each run.
 A hundred thousand points cost what their way out of the database costs, so they leave it as columns:
 PostgreSQL sends an array each, SQLite's driver bare tuples, both attempt by attempt in the order of the
 index, which saves a sort. Non-finite values are NULL with a kind; here they are infinity, and only counted.
@@ -16,7 +17,7 @@ from typing import cast as cast_to
 
 import numpy as np
 import numpy.typing as npt
-from sqlalchemy import CursorResult, Float, Integer, Select, cast, func, select
+from sqlalchemy import CursorResult, Float, Integer, Select, cast, func, select, true
 from sqlalchemy.orm import Session
 
 from app.store import tables as t
@@ -42,35 +43,91 @@ class SeriesQuery:
     high: float | None = None
     all_attempts: bool = False
 
+    @property
+    def key(self) -> tuple[int, int]:
+        """Which series it is."""
+        return self.run_no, self.name_id
+
 
 _X = {"step": t.point.c.step, "round": t.point.c.round, "time": t.point.c.t}
 
 
-def read_series(session: Session, query: SeriesQuery) -> dict[str, Any]:
-    """Return a series: every point when they fit, else buckets of equal numbers of rows.
+def read_series(session: Session, queries: Sequence[SeriesQuery]) -> list[dict[str, Any]]:
+    """Return some series, in order: every point of those that fit, else buckets of equal numbers of rows.
+
+    Args:
+        session: a reading transaction.
+        queries: alike but for run and name.
 
     Returns:
         {"x", "min", "max", "mean", "first", "last", "count", "n_nonfinite", "kind", "attempt", "total", "bucketed"}
-        as columns; for single points min = max = mean = first = last.
+        of each, as columns; for single points min = max = mean = first = last.
     """
-    source = _source(session, query)
-    few = select(func.count()).select_from(source.limit(query.max_points + 1).subquery())
-    if session.execute(few).scalar_one() <= query.max_points:
-        return _plain(session.execute(source.order_by(t.point.c.attempt, t.point.c.seq)).all(), query)
+    if not queries:
+        return []
+    short = _short(session, queries)
+    whole = _whole(session, [query for query in queries if query.key in short])
+    return [whole[query.key] if query.key in short else _long(session, query) for query in queries]
+
+
+def _short(session: Session, queries: Sequence[SeriesQuery]) -> set[tuple[int, int]]:
+    """Return the keys of the series that surely fit: superseded attempts count too, which saves a join.
+
+    None is counted further than it could fit.
+    """
+    first = queries[0]
+    few = select(t.point.c.seq).where(
+        t.point.c.run_no == t.run.c.no, t.point.c.name_id == t.metric_name.c.id, *_within(first)
+    )
+    counted = few.correlate(t.run, t.metric_name).limit(first.max_points + 1).subquery()
+    count = select(func.count()).select_from(counted).scalar_subquery()
+    runs, names = ({key[place] for key in (query.key for query in queries)} for place in (0, 1))
+    rows = session.execute(
+        select(t.run.c.no, t.metric_name.c.id, count.label("rows"))
+        .select_from(t.run)
+        .join(t.metric_name, true())  # each with each
+        .where(t.run.c.no.in_(runs), t.metric_name.c.id.in_(names))
+    )
+    return {(row.no, row.id) for row in rows if row.rows <= first.max_points}
+
+
+def _whole(session: Session, queries: Sequence[SeriesQuery]) -> dict[tuple[int, int], dict[str, Any]]:
+    """Return every point of the series that fit, by key; one statement."""
+    if not queries:
+        return {}
+    first = queries[0]
+    runs, names = ({key[place] for key in (query.key for query in queries)} for place in (0, 1))
+    source = select(
+        *(cast(t.point.c[name], Float).label(name) for name in ("run_no", "name_id", "attempt", "kind")),
+        cast(_X[first.x], Float).label("x"),
+        func.coalesce(t.point.c.value, math.inf).label("value"),
+    ).where(t.point.c.run_no.in_(runs), t.point.c.name_id.in_(names), *_within(first))
+    source = source if first.all_attempts else source.join(t.run_attempt, current_rounds(t.point))
+    order = (t.point.c.run_no, t.point.c.name_id, t.point.c.attempt, t.point.c.seq)
+    columns = _read(session, source.order_by(*order))
+    edges = np.flatnonzero(np.any(np.diff(columns[:2], axis=1) != 0, axis=0)) + 1
+    parts = {(int(part[0, 0]), int(part[1, 0])): part for part in np.split(columns, edges, axis=1) if part.size}
+    empty = np.empty((len(columns), 0))
+    return {query.key: _plain(parts.get(query.key, empty), query) for query in queries}
+
+
+def _long(session: Session, query: SeriesQuery) -> dict[str, Any]:
+    """Return one series that may not fit."""
     x, values = _columns(session, query)
-    if len(x) <= _IN_MEMORY_ROWS:
-        return _reduced(x, values, query.max_points)
-    return _bucketed(session, query)
+    if len(x) > _IN_MEMORY_ROWS:
+        return _bucketed(session, query)
+    if len(x) <= query.max_points:  # rows of superseded attempts were counted with it
+        return _whole(session, [query])[query.key]
+    return _reduced(x, values, query.max_points)
 
 
 def _columns(session: Session, query: SeriesQuery) -> tuple[FloatArray, FloatArray]:
     """Return x and value (infinity where it is not finite) in order; at most one row more than fit in memory."""
-    read = _arrays if session.get_bind().dialect.name == "postgresql" else _tuples
     attempts = select(t.run_attempt).where(t.run_attempt.c.run_no == query.run_no).order_by(t.run_attempt.c.attempt)
     parts = [np.empty((2, 0))]
     left = _IN_MEMORY_ROWS + 1
     for attempt in session.execute(attempts).all():
-        parts.append(read(session, _of_attempt(session, query, attempt).limit(left)))
+        parts.append(_read(session, _of_attempt(session, query, attempt).limit(left)))
         left -= parts[-1].shape[1]
     x, values = np.concatenate(parts, axis=1)
     return x, values
@@ -88,11 +145,16 @@ def _of_attempt(session: Session, query: SeriesQuery, attempt: Record) -> Select
     return source if attempt.until_round is None else source.where(t.point.c.round < attempt.until_round)
 
 
+def _read(session: Session, source: Select[Any]) -> FloatArray:
+    """Return a selection of numbers as columns, in order."""
+    return (_arrays if session.get_bind().dialect.name == "postgresql" else _tuples)(session, source)
+
+
 def _arrays(session: Session, source: Select[Any]) -> FloatArray:
     rows = source.subquery()
-    whole = select(func.array_send(func.array_agg(rows.c.x)), func.array_send(func.array_agg(rows.c.value)))
+    whole = select(*(func.array_send(func.array_agg(column)) for column in rows.c))
     connection = session.connection()
-    compiled = whole.compile(dialect=connection.dialect)
+    compiled = whole.compile(dialect=connection.dialect, compile_kwargs={"render_postcompile": True})
     cursor = connection.connection.cursor(binary=True)
     cursor.execute(str(compiled), compiled.params)
     columns = [column or bytes(_HEADER_BYTES) for column in cursor.fetchone() or ()]
@@ -103,9 +165,9 @@ def _arrays(session: Session, source: Select[Any]) -> FloatArray:
 def _tuples(session: Session, source: Select[Any]) -> FloatArray:
     result = cast_to(CursorResult[Any], session.execute(source))
     # the driver's own tuples: a row object each would cost more than reading them
-    rows: Iterable[tuple[float, float]] = result.cursor.fetchall()
+    rows: Iterable[tuple[float, ...]] = result.cursor.fetchall()
     result.close()
-    return np.fromiter(chain.from_iterable(rows), dtype=float).reshape(-1, 2).T
+    return np.fromiter(chain.from_iterable(rows), dtype=float).reshape(-1, len(source.selected_columns)).T
 
 
 def _wanted(session: Session, query: SeriesQuery) -> list[Any]:
@@ -114,12 +176,12 @@ def _wanted(session: Session, query: SeriesQuery) -> list[Any]:
     if session.get_bind().dialect.name == "sqlite":
         # without a hint SQLite reads every metric of the run, in the order of the primary key
         named = func.unlikely(named)
-    found = [t.point.c.run_no == query.run_no, named]
-    if query.low is not None:
-        found.append(_X[query.x] >= query.low)
-    if query.high is not None:
-        found.append(_X[query.x] <= query.high)
-    return found
+    return [t.point.c.run_no == query.run_no, named, *_within(query)]
+
+
+def _within(query: SeriesQuery) -> list[Any]:
+    low = [] if query.low is None else [_X[query.x] >= query.low]
+    return low if query.high is None else [*low, _X[query.x] <= query.high]
 
 
 def _source(session: Session, query: SeriesQuery) -> Select[Any]:
@@ -129,20 +191,22 @@ def _source(session: Session, query: SeriesQuery) -> Select[Any]:
     return source if query.all_attempts else source.join(t.run_attempt, current_rounds(t.point))
 
 
-def _plain(rows: Sequence[Record], query: SeriesQuery) -> dict[str, Any]:
-    values = [row.value for row in rows]
+def _plain(columns: FloatArray, query: SeriesQuery) -> dict[str, Any]:
+    _, _, attempts, kinds, x, values = columns
+    shown = _nullable(np.where(np.isinf(values), np.nan, values))
+    kind = kinds.astype(int).tolist()
     return {
-        "x": [row.x for row in rows],
-        "min": values,
-        "max": values,
-        "mean": values,
-        "first": values,
-        "last": values,
-        "count": [1] * len(rows),
-        "n_nonfinite": [1 if row.kind else 0 for row in rows],
-        "kind": [row.kind for row in rows],
-        "attempt": [row.attempt for row in rows] if query.all_attempts else None,
-        "total": len(rows),
+        "x": x.tolist() if query.x != "round" else x.astype(int).tolist(),
+        "min": shown,
+        "max": shown,
+        "mean": shown,
+        "first": shown,
+        "last": shown,
+        "count": [1] * len(shown),
+        "n_nonfinite": (kinds > 0).astype(int).tolist(),
+        "kind": kind if any(kind) else None,
+        "attempt": attempts.astype(int).tolist() if query.all_attempts else None,
+        "total": len(shown),
         "bucketed": False,
     }
 

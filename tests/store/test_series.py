@@ -9,14 +9,17 @@ from typing import Any
 
 import numpy as np
 import pytest
-from sqlalchemy import event, text
+from sqlalchemy import event, insert, text
+from sqlalchemy.orm import Session
 
 from app.services.context import Context
 from app.store import experiments, points, series
+from app.store import tables as t
+from app.store.engine import utc
 from app.store.points import PointRow
 from app.store.series import SeriesQuery
 from lockstep.nonfinite import to_column
-from tests.factories import SimulatedWorker, submit
+from tests.factories import SimulatedWorker, submit, tiny_spec
 
 _ODD = [math.nan, math.inf, -math.inf]
 
@@ -82,6 +85,10 @@ def two_attempts(ctx: Context) -> tuple[int, int, list[PointRow], list[PointRow]
     return run.no, name_id, [*kept, *lost], newer
 
 
+def one(session: Session, query: SeriesQuery) -> dict[str, Any]:
+    return series.read_series(session, [query])[0]
+
+
 def difference(found: dict[str, Any], wanted: dict[str, Any]) -> list[str]:
     return [name for name in wanted if found[name] != wanted[name]]
 
@@ -97,11 +104,11 @@ def test_series_in_buckets_equals_the_plain_computation(
     within = [row for row in current if 100 <= row.step <= 600]
     with ctx.store.read() as session:
         for max_points in (2, 33, 400, 1199):
-            found = series.read_series(session, SeriesQuery(run_no, name_id, "step", max_points))
+            found = one(session, SeriesQuery(run_no, name_id, "step", max_points))
             assert difference(found, plain_buckets(current, max_points)) == []
-        found = series.read_series(session, SeriesQuery(run_no, name_id, "step", 50, all_attempts=True))
+        found = one(session, SeriesQuery(run_no, name_id, "step", 50, all_attempts=True))
         assert difference(found, plain_buckets(everything, 50)) == []
-        found = series.read_series(session, SeriesQuery(run_no, name_id, "step", 50, 100.0, 600.0))
+        found = one(session, SeriesQuery(run_no, name_id, "step", 50, 100.0, 600.0))
         assert difference(found, plain_buckets(within, 50)) == []
 
 
@@ -116,7 +123,7 @@ def test_series_in_buckets_over_any_axis(ctx: Context, x: str) -> None:
     }
     places = axis[x]
     with ctx.store.read() as session:
-        found = series.read_series(session, SeriesQuery(run_no, name_id, x, 50))
+        found = one(session, SeriesQuery(run_no, name_id, x, 50))
     groups = [[p for i, p in enumerate(places) if i * 50 // len(places) == bucket] for bucket in range(50)]
     assert found["x"] == [min(group) for group in groups]
 
@@ -131,7 +138,7 @@ def test_series_that_fits_shows_every_point_with_its_kind(ctx: Context) -> None:
     run_no, name_id, older, newer = two_attempts(ctx)
     current = [*(row for row in older if row.round < 2), *newer]
     with ctx.store.read() as session:
-        found = series.read_series(session, SeriesQuery(run_no, name_id, "time", len(current)))
+        found = one(session, SeriesQuery(run_no, name_id, "time", len(current)))
     assert found["x"] == [row.t for row in current]
     assert found["min"] == found["last"] == [row.value for row in current]
     assert found["kind"] == [row.kind for row in current]
@@ -141,7 +148,7 @@ def test_series_that_fits_shows_every_point_with_its_kind(ctx: Context) -> None:
 def test_series_without_points_is_empty(ctx: Context) -> None:
     run_no, name_id, _, _ = two_attempts(ctx)
     with ctx.store.read() as session:
-        found = series.read_series(session, SeriesQuery(run_no, name_id, "step", 10, 5_000.0))
+        found = one(session, SeriesQuery(run_no, name_id, "step", 10, 5_000.0))
     assert (found["x"], found["total"], found["bucketed"]) == ([], 0, False)
 
 
@@ -154,9 +161,32 @@ def test_series_reads_its_metric_by_index_not_the_whole_run(ctx: Context) -> Non
         ctx.store.engine, "before_cursor_execute", lambda _c, _k, sql, given, _x, _m: seen.append((sql, given))
     )
     with ctx.store.read() as session:
-        series.read_series(session, SeriesQuery(run_no, name_id, "step", 10))
+        one(session, SeriesQuery(run_no, name_id, "step", 10))
         asked = [(sql, given) for sql, given in seen if "coalesce(point.value" in sql]
         driver = session.connection()
         plans = [str(driver.exec_driver_sql(f"EXPLAIN QUERY PLAN {sql}", given).all()) for sql, given in asked]
     assert len(plans) == 2  # one of each attempt
     assert all("ix_point_series" in plan and "B-TREE" not in plan for plan in plans)
+
+
+@pytest.mark.parametrize("replicates", [2, 7])
+def test_series_that_fit_cost_two_statements_for_any_number_of_runs(ctx: Context, replicates: int) -> None:
+    experiment_id = submit(ctx, tiny_spec(experiment={"replicates": replicates}))
+    with ctx.store.write() as session:
+        runs = experiments.runs(session, experiment_id)
+        [name_id] = ctx.names.ids(session, ["sys/odd"])
+        session.execute(
+            insert(t.run_attempt),
+            [{"run_no": run.no, "attempt": 1, "from_round": 0, "last_seq": 3, "started_at": utc(0.0)} for run in runs],
+        )
+        for run in runs:
+            rows = [PointRow(seq, name_id, float(seq), seq, 0.0, float(run.no), 0) for seq in (1, 2, 3)]
+            points.insert_points(session, run.no, 1, rows)
+    seen: list[str] = []
+    event.listen(ctx.store.engine, "before_cursor_execute", lambda _c, _k, sql, *_: seen.append(sql))
+    with ctx.store.read() as session:
+        found = series.read_series(session, [SeriesQuery(run.no, name_id, "round", 10) for run in runs])
+    assert [one["mean"] for one in found] == [[float(run.no)] * 3 for run in runs]
+    assert [one["x"] for one in found] == [[1, 2, 3]] * len(runs)
+    # PostgreSQL's arrays come by the driver's own cursor, which no listener hears
+    assert sum("point" in sql for sql in seen) == (2 if ctx.store.is_sqlite else 1)
