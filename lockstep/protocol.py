@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
-#: 2: an assignment tells each arm's differences.
-PROTOCOL_VERSION = 2
+#: 2: an assignment tells each arm's differences. 3: and the discount of each reward of cross-evaluation.
+PROTOCOL_VERSION = 3
 LEASE_HEADER = "Lockstep-Lease"
 MAX_POINTS = 5_000
 MAX_METRIC_NAMES = 200
@@ -95,10 +95,11 @@ class AssignedRun(Wire):
 
 
 class RewardRef(Wire):
-    """A reward mode of the experiment, for cross-evaluation."""
+    """The reward of an arm of the experiment, for cross-evaluation; ``gamma`` is that arm's discount."""
 
     mode: str
     config: dict[str, Any]
+    gamma: float
 
 
 class Assignment(Wire):

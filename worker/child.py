@@ -130,14 +130,7 @@ def plan_of(assignment: Assignment) -> BlockPlan:
         spec_hash=assignment.spec_hash,
         runs=runs,
         num_arms=assignment.num_arms,
-        reward_modes=tuple(
-            (
-                item.mode,
-                item.config,
-                float(item.config.get("gamma", assignment.runs[0].config["ppo"]["gamma"])),
-            )
-            for item in assignment.reward_modes
-        ),
+        reward_modes=tuple((item.mode, item.config, item.gamma) for item in assignment.reward_modes),
     )
 
 

@@ -316,7 +316,10 @@ def assignment_document(session: Session, row: Record, token: str) -> Assignment
         barrier=fixed.lockstep["barrier"],
         spec_hash=fixed.spec_hash,
         runs=_assigned_runs(session, block, arms, experiments.runs_of_share(session, row.id)),
-        reward_modes=[RewardRef(mode=arm.reward_mode, config=arm.config["reward"]) for arm in fixed.arms],
+        reward_modes=[
+            RewardRef(mode=arm.reward_mode, config=arm.config["reward"], gamma=arm.config["ppo"]["gamma"])
+            for arm in fixed.arms
+        ],
         checkpoint_every_rounds=fixed.checkpoint["every_rounds"],
         checkpoint_keep=fixed.checkpoint["keep"],
         grace_seconds=fixed.grace_seconds,

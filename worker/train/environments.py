@@ -93,9 +93,9 @@ def cross_rewards(plan: BlockPlan) -> dict[str, AnyReward]:
     Equal functions are listed once; two of one mode with other constants are told apart by their hash.
     """
     config = plan.runs[0].config
-    own = float(config["ppo"]["gamma"])
-    wanted = [(mode, section, own if gamma is None else gamma) for mode, section, gamma in plan.reward_modes]
-    wanted += [(mode, {}, own) for mode in config["eval"]["xeval_modes"]]
+    # nothing here may depend on which arms this device holds: a further mode has the first arm's discount
+    wanted = list(plan.reward_modes)
+    wanted += [(mode, {}, plan.reward_modes[0][2]) for mode in config["eval"]["xeval_modes"]]
     functions = {}
     for mode, section, gamma in wanted:
         function = _reward(mode, section, config, gamma)

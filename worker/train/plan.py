@@ -60,8 +60,8 @@ class BlockPlan:
         spec_hash: SHA-256 of the resolved spec.
         runs: what is held here.
         num_arms: arms of the experiment, held here or not.
-        reward_modes: (mode, reward section, gamma) of every arm of the experiment, for cross-evaluation;
-            gamma None = that of the runs held here.
+        reward_modes: (mode, reward section, discount) of every arm of the experiment, held here or not, in
+            their order, for cross-evaluation.
     """
 
     experiment_id: str
@@ -73,7 +73,7 @@ class BlockPlan:
     spec_hash: str
     runs: tuple[RunPlan, ...]
     num_arms: int
-    reward_modes: tuple[tuple[str, Mapping[str, Any], float | None], ...] = ()
+    reward_modes: tuple[tuple[str, Mapping[str, Any], float], ...] = ()
 
 
 class ArmOutOfMemory(RuntimeError):  # noqa: N818 - says what happened

@@ -11,8 +11,10 @@ import pytest
 import torch
 from gymnasium import spaces
 
+from lockstep.protocol import AssignedRun, Assignment, RewardRef
 from tests.worker.train.cases import CPU, GYM, GYM_ARMS, MORPH, MORPH_ARMS, Arms, block, policy_bits, train, trainer
-from worker.train.block import BlockTrainer
+from worker.child import plan_of
+from worker.train.block import BlockPlan, BlockTrainer
 from worker.train.environments import cross_rewards
 from worker.train.evaluate import mean
 from worker.train.runs import TrainedRun
@@ -76,6 +78,47 @@ def test_equal_reward_functions_are_scored_once_and_variants_are_told_apart() ->
     names = set(cross_rewards(block(MORPH, arms)))
     assert len(names) == 2
     assert all(name.startswith("shaped_") for name in names)
+
+
+def _share(plan: BlockPlan, *arms: int) -> BlockPlan:
+    """What the training process makes of an assignment of some of the arms."""
+    chosen = [run for run in plan.runs if run.arm_index in arms]
+    return plan_of(
+        Assignment(
+            **dict.fromkeys(("assignment_id", "lease", "experiment_id", "experiment_name", "block_id"), "x"),
+            attempt=1,
+            replicate=0,
+            root_seed=5,
+            rounds=plan.rounds,
+            resume_round=0,
+            placement="shared_device" if len(chosen) > 1 else "one_per_device",
+            device_index=0,
+            num_arms=plan.num_arms,
+            barrier="round",
+            spec_hash=plan.spec_hash,
+            runs=[AssignedRun(**vars(run) | {"diff": []}, checkpoint=None, diverged=False) for run in chosen],
+            reward_modes=[RewardRef(mode=m, config=dict(c), gamma=g) for m, c, g in plan.reward_modes],
+            checkpoint_every_rounds=1,
+            checkpoint_keep=1,
+            grace_seconds=1.0,
+            barrier_timeout_seconds=60.0,
+        )
+    )
+
+
+def _xeval(plan: BlockPlan) -> dict[str, dict[str, float]]:
+    last = train(plan)[-1]
+    return {run.run_id: {k: v for k, v in run.metrics.items() if k.startswith("xeval/")} for run in last.runs}
+
+
+def test_cross_evaluation_of_arms_with_other_discounts_is_the_same_on_one_device_and_on_two() -> None:
+    grower = {"policy": "heuristic"}  # something grows, so the potential moves
+    arms: Arms = [{"label": "A", **grower}, {"label": "B", **grower, "overrides": {"ppo.gamma": 0.5}}]
+    plan = block(MORPH, arms, eval={"xeval_modes": ["basic"]})
+    together = _xeval(_share(plan, 0, 1))
+    assert together == _xeval(_share(plan, 0)) | _xeval(_share(plan, 1))
+    ends = [name.rpartition("_")[2] for name in sorted(together["run-A"])]
+    assert ends == ["basic", "0.5", "0.995"]
 
 
 def test_gain_over_twin_of_a_policy_that_only_waits_is_zero() -> None:
