@@ -1,7 +1,7 @@
 """Reward mode and its constants (training.md 2.4 to 2.11): every number that the built-in modes use.
 
-The names are those of the worker's own record; a test on its side compares the two. A registered mode may
-take further fields by its schema, so extra keys are judged by ``lockstep.spec.rules``.
+The worker computes with this very record. A registered mode may take
+further fields by its schema, so extra keys are judged by ``lockstep.spec.rules``.
 """
 
 from __future__ import annotations

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name in every torch text
 
-from worker.rl.interfaces import HeadLike
+from worker.envs.base import HeadSpec
 
 #: Logit of a masked choice: its probability is exactly 0 while p ln p stays finite in value and gradient.
 MASKED = -1e9
@@ -36,14 +36,14 @@ class Heads:
         always_relevant: whether every head is relevant for every choice of head 0.
     """
 
-    specs: tuple[HeadLike, ...]
+    specs: tuple[HeadSpec, ...]
     relevance: Tensor
     canonical: Tensor
     width: int
     always_relevant: bool
 
     @classmethod
-    def build(cls, specs: Sequence[HeadLike], device: torch.device) -> Heads:
+    def build(cls, specs: Sequence[HeadSpec], device: torch.device) -> Heads:
         """Lay out ``specs``; a parent that does not precede its child raises ``ValueError``."""
         names = [spec.name for spec in specs]
         relevance = torch.ones(specs[0].size, len(specs), dtype=torch.bool)

@@ -17,10 +17,10 @@ import torch
 from torch import Tensor
 
 from lockstep.keys import generator
+from worker.envs.base import HeadSpec
 from worker.rl.config import LearnerConfig
 from worker.rl.cuda import Replayed, fingerprint
 from worker.rl.heads import BELOW_ONE, Heads
-from worker.rl.interfaces import HeadLike
 from worker.rl.nets import FlatParameters, InputLayout, PolicyNet, State, build_net, flatten
 from worker.rl.normalise import ObsNormalizer, PopArt, RewardScaler
 
@@ -168,7 +168,7 @@ class Learner:
 def build_learner(
     cfg: LearnerConfig,
     layout: ObsLayout,
-    specs: Sequence[HeadLike],
+    specs: Sequence[HeadSpec],
     streams: Streams,
     *,
     num_envs: int,

@@ -21,9 +21,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from worker.envs.base import Correction, Observation, Seen
 from worker.rl.cuda import Replayed, autocast, copy_each
 from worker.rl.heads import Floors, Heads, choose
-from worker.rl.interfaces import CorrectionLike, ObservationLike, SeenLike
 from worker.rl.nets import PolicyNet, State
 from worker.rl.normalise import ObsNormalizer
 
@@ -122,7 +122,7 @@ class Rollout:
         self._actor: Actor | None = None
         self._acts_for: tuple[PolicyNet, Floors | None] | None = None
 
-    def begin(self, observation: ObservationLike, masks: Mapping[str, Tensor], state: State) -> None:
+    def begin(self, observation: Observation, masks: Mapping[str, Tensor], state: State) -> None:
         """Start a round at ``observation`` with the recurrent state before it."""
         if not self.allocated:
             self._allocate(observation, masks)
@@ -185,7 +185,7 @@ class Rollout:
         """Store the reward [E] of step ``t``."""
         self._rewards[t].copy_(reward)
 
-    def see(self, t: int, result: SeenLike) -> None:
+    def see(self, t: int, result: Seen) -> None:
         """Store what step ``t`` led to and carry the recurrent state over episode ends."""
         copy_each(self._flags[t], (result.terminated, result.truncated, result.valid))
         if result.final_observation is not None:
@@ -203,13 +203,13 @@ class Rollout:
         """Return the normalised features [E, O] and ids [E, I] that step ``t`` led to, before any reset."""
         return self.finals.get(t, (self.features[t + 1], self.ids[t + 1]))
 
-    def _correct(self, correction: CorrectionLike) -> None:
+    def _correct(self, correction: Correction) -> None:
         self.rewards[correction.step, correction.env] = correction.reward
         self.terminated[correction.step, correction.env] = True
         self.truncated[correction.step, correction.env] = False
         self.valid[correction.step + 1 :, correction.env] = False
 
-    def _store(self, t: int, observation: ObservationLike, masks: Mapping[str, Tensor]) -> None:
+    def _store(self, t: int, observation: Observation, masks: Mapping[str, Tensor]) -> None:
         row = self._rows[t]
         row.raw.copy_(observation.features)
         if self.obs_norm is not None:
@@ -218,7 +218,7 @@ class Rollout:
             row.ids.copy_(observation.ids)
         copy_each(list(row.masks.values()), [masks[name] for name in row.masks])
 
-    def _allocate(self, observation: ObservationLike, masks: Mapping[str, Tensor]) -> None:
+    def _allocate(self, observation: Observation, masks: Mapping[str, Tensor]) -> None:
         T, device = self.num_steps, observation.features.device
         E, O = observation.features.shape  # noqa: E741 - axis letters of the module docstring
         self.raw = torch.zeros(T + 1, E, O, device=device)

@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from worker.envs.base import HeadSpec, Observation, Seen
 from worker.rl.config import LearnerConfig, NetConfig, ObsNormConfig, PPOConfig
 from worker.rl.heads import Heads
 from worker.rl.learner import Learner, ObsLayout, Streams, build_learner
@@ -19,34 +20,8 @@ from worker.rl.rollout import Rollout
 CPU = torch.device("cpu")
 
 
-@dataclass(frozen=True)
-class Head:
-    name: str
-    size: int
-    parents: tuple[str, ...] = ()
-    relevant_ops: tuple[int, ...] | None = None
-    canonical: int = 0
-
-
-@dataclass
-class Obs:
-    features: Tensor
-    ids: Tensor
-
-
-@dataclass
-class Step:
-    observation: Obs
-    masks: Mapping[str, Tensor]
-    terminated: Tensor
-    truncated: Tensor
-    valid: Tensor
-    final_observation: Obs | None = None
-    corrections: Sequence[Any] = field(default_factory=tuple)
-
-
 #: Three ops; ``where`` depends on op, ``size`` only counts for op 2.
-HEADS = (Head("op", 3), Head("where", 2, ("op",), (1, 2), 0), Head("size", 4, (), (2,), 3))
+HEADS = (HeadSpec("op", 3), HeadSpec("where", 2, ("op",), (1, 2), 0), HeadSpec("size", 4, (), (2,), 3))
 
 
 def ppo_config(**changes: Any) -> PPOConfig:
@@ -93,18 +68,20 @@ def learner_config(body: str = "mlp", hidden: int = 16, **changes: Any) -> Learn
     return replace(base, **changes)
 
 
-def make_learner(cfg: LearnerConfig, heads: Sequence[Head], num_features: int, num_envs: int, seed: int = 7) -> Learner:
+def make_learner(
+    cfg: LearnerConfig, heads: Sequence[HeadSpec], num_features: int, num_envs: int, seed: int = 7
+) -> Learner:
     flags = torch.ones(num_features, dtype=torch.bool)
     layout = ObsLayout(InputLayout(num_features, 0, 0, 4), flags, torch.zeros_like(flags))
     return build_learner(cfg, layout, heads, Streams(seed), num_envs=num_envs, device=CPU)
 
 
-def full_masks(heads: Sequence[Head], num_envs: int) -> dict[str, Tensor]:
+def full_masks(heads: Sequence[HeadSpec], num_envs: int) -> dict[str, Tensor]:
     sizes = {h.name: h.size for h in heads}
     return {h.name: torch.ones(num_envs, *(sizes[p] for p in h.parents), h.size, dtype=torch.bool) for h in heads}
 
 
-def random_masks(heads: Sequence[Head], num_envs: int, rng: np.random.Generator) -> dict[str, Tensor]:
+def random_masks(heads: Sequence[HeadSpec], num_envs: int, rng: np.random.Generator) -> dict[str, Tensor]:
     """Masks with at least one legal choice per row."""
     masks = {}
     for name, mask in full_masks(heads, num_envs).items():
@@ -115,14 +92,14 @@ def random_masks(heads: Sequence[Head], num_envs: int, rng: np.random.Generator)
 
 
 def random_rollout(
-    learner: Learner, heads: Sequence[Head], num_steps: int, rng: np.random.Generator, *, ends: float = 0.15
+    learner: Learner, heads: Sequence[HeadSpec], num_steps: int, rng: np.random.Generator, *, ends: float = 0.15
 ) -> Rollout:
     """A rollout of random observations, masks, rewards and episode ends, acted by the learner."""
     E, features = learner.num_envs, learner.net.embed.layout.num_features
     rollout = Rollout(num_steps, learner.heads, learner.obs_norm, learner.cfg.precision)
 
-    def observe() -> tuple[Obs, dict[str, Tensor]]:
-        obs = Obs(
+    def observe() -> tuple[Observation, dict[str, Tensor]]:
+        obs = Observation(
             torch.from_numpy(rng.standard_normal((E, features)).astype(np.float32)),
             torch.zeros(E, 0, dtype=torch.int64),
         )
@@ -137,11 +114,19 @@ def random_rollout(
         ended = torch.from_numpy(rng.random(E) < ends)
         kind = torch.from_numpy(rng.random(E) < 0.5)
         final, _ = observe()
-        rollout.see(t, Step(observation, masks, ended & kind, ended & ~kind, torch.ones(E, dtype=torch.bool), final))
+        seen = Seen(
+            observation=observation,
+            masks=masks,
+            terminated=ended & kind,
+            truncated=ended & ~kind,
+            valid=torch.ones(E, dtype=torch.bool),
+            final_observation=final,
+        )
+        rollout.see(t, seen)
         rollout.pay(t, torch.from_numpy(rng.standard_normal(E).astype(np.float32)))
     learner.carry = rollout.state
     return rollout
 
 
-def build_heads(heads: Sequence[Head] = HEADS) -> Heads:
+def build_heads(heads: Sequence[HeadSpec] = HEADS) -> Heads:
     return Heads.build(heads, CPU)

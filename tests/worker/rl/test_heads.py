@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.worker.rl.cases import HEADS, Head, build_heads, full_masks, random_masks
+from tests.worker.rl.cases import HEADS, build_heads, full_masks, random_masks
+from worker.envs.base import HeadSpec
 from worker.rl.heads import BELOW_ONE, Floors, choose, evaluate, log_probabilities
 
 LOGITS = torch.tensor([[0.3, -1.2, 2.0, 0.7]], dtype=torch.float64)
@@ -29,7 +30,7 @@ def test_masked_choice_has_probability_zero_and_no_gradient() -> None:
 
 @pytest.mark.parametrize(("legal", "raw"), [(4, math.log(4)), (2, math.log(2)), (1, 0.0)])
 def test_entropy_of_equal_legal_choices_is_log_of_their_number(legal: int, raw: float) -> None:
-    heads = build_heads((Head("op", 4),))
+    heads = build_heads((HeadSpec("op", 4),))
     rows = (torch.arange(4) < legal).view(1, 1, 4)
     terms = evaluate(torch.zeros(1, 1, 4), torch.zeros(1, 1, dtype=torch.int64), rows, torch.ones(1, 1) > 0, None)
     assert float(terms.entropy) == pytest.approx(raw, abs=1e-6)
@@ -93,10 +94,10 @@ def test_sampling_frequencies_match_probabilities_and_stay_legal() -> None:
 
 
 def test_extreme_uniforms_never_pick_an_illegal_choice() -> None:
-    heads = build_heads((Head("op", 5),))
+    heads = build_heads((HeadSpec("op", 5),))
     rng = np.random.default_rng(2)
     logits = torch.from_numpy(rng.standard_normal((500, 1, 5)).astype(np.float32) * 8)
-    masks = random_masks((Head("op", 5),), 500, rng)
+    masks = random_masks((HeadSpec("op", 5),), 500, rng)
     for u in (0.0, BELOW_ONE):
         actions, joint = choose(heads, logits, masks, torch.full((500, 1), u))
         assert bool(masks["op"].gather(1, actions).all())
@@ -104,21 +105,21 @@ def test_extreme_uniforms_never_pick_an_illegal_choice() -> None:
 
 
 def test_greedy_takes_the_best_legal_choice() -> None:
-    heads = build_heads((Head("op", 4),))
+    heads = build_heads((HeadSpec("op", 4),))
     masks = {"op": torch.tensor([[True, True, False, False]])}
     actions, _ = choose(heads, LOGITS.float().unsqueeze(1), masks, None)
     assert actions.tolist() == [[0]]
 
 
 def test_nan_logits_give_nan_log_probability() -> None:
-    heads = build_heads((Head("op", 4),))
-    full = full_masks((Head("op", 4),), 1)
+    heads = build_heads((HeadSpec("op", 4),))
+    full = full_masks((HeadSpec("op", 4),), 1)
     _, joint = choose(heads, torch.full((1, 1, 4), torch.nan), full, torch.zeros(1, 1))
     assert bool(joint.isnan().all())
 
 
 def test_floor_mixture_sums_to_one_and_spares_forbidden_choices() -> None:
-    heads = build_heads((Head("op", 4),))
+    heads = build_heads((HeadSpec("op", 4),))
     floors = Floors.build(heads, {"op": 0.1}, {"op": (2,)}, 1.0)
     assert floors is not None
     mask = torch.tensor([[True, True, True, False]])
@@ -130,7 +131,7 @@ def test_floor_mixture_sums_to_one_and_spares_forbidden_choices() -> None:
 
 
 def test_floor_is_capped_at_99_percent_of_the_mass() -> None:
-    heads = build_heads((Head("op", 4),))
+    heads = build_heads((HeadSpec("op", 4),))
     floors = Floors.build(heads, {"op": 0.9}, {}, 1.0)
     assert floors is not None
     p = log_probabilities(LOGITS, torch.ones(1, 4, dtype=torch.bool), floors.head(0, 4)).exp()
@@ -142,4 +143,4 @@ def test_unknown_head_and_late_parent_are_refused() -> None:
     with pytest.raises(ValueError, match="unknown heads"):
         Floors.build(build_heads(), {"nope": 0.1}, {}, 1.0)
     with pytest.raises(ValueError, match="parents"):
-        build_heads((Head("op", 2, ("slot",)), Head("slot", 2)))
+        build_heads((HeadSpec("op", 2, ("slot",)), HeadSpec("slot", 2)))

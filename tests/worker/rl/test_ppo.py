@@ -11,7 +11,8 @@ import numpy as np
 import pytest
 import torch
 
-from tests.worker.rl.cases import HEADS, Head, learner_config, make_learner, random_rollout
+from tests.worker.rl.cases import HEADS, learner_config, make_learner, random_rollout
+from worker.envs.base import HeadSpec
 from worker.rl.algorithms.ppo import (
     AnchorMismatch,
     Batch,
@@ -35,7 +36,7 @@ from worker.rl.rollout import PolicyError, Rollout
 T, E, O = 16, 6, 5  # noqa: E741 - axis letters
 
 
-def setup(body: str, heads: tuple[Head, ...] = HEADS, **changes: Any) -> tuple[Learner, Rollout, Prepared]:
+def setup(body: str, heads: tuple[HeadSpec, ...] = HEADS, **changes: Any) -> tuple[Learner, Rollout, Prepared]:
     learner = make_learner(learner_config(body, **changes), heads, O, E)
     with torch.no_grad():
         # away from the nearly uniform initial policy

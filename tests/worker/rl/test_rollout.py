@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-
 import numpy as np
 import pytest
 import torch
 
-from tests.worker.rl.cases import HEADS, Obs, learner_config, make_learner, random_rollout
+from tests.worker.rl.cases import HEADS, learner_config, make_learner, random_rollout
+from worker.envs.base import Correction, Observation
 from worker.rl.algorithms.ppo import prepare, update
 from worker.rl.config import LearnerConfig
 from worker.rl.heads import Floors
@@ -18,19 +17,12 @@ from worker.rl.rollout import Rollout
 T, E = 12, 4
 
 
-@dataclass
-class Fix:
-    env: int
-    step: int
-    reward: float
-
-
 @pytest.mark.parametrize("step", [0, T // 2, T - 1])
 def test_a_correction_makes_one_terminal_row_with_its_pay_and_keeps_the_prefix(step: int) -> None:
     learner = make_learner(learner_config("lstm"), HEADS, 5, E)
     rollout = random_rollout(learner, HEADS, T, np.random.default_rng(0), ends=0.0)
     prefix = rollout.rewards[:step, 1].clone()
-    rollout._correct(Fix(1, step, -10.0))
+    rollout._correct(Correction(1, step, -10.0))
     assert float(rollout.rewards[step, 1]) == -10.0
     assert bool(rollout.terminated[step, 1])
     assert int(rollout.terminated[:, 1].sum()) == 1
@@ -55,7 +47,7 @@ def test_floors_of_the_rollout_are_those_of_the_update() -> None:
     rollout = random_rollout(learner, HEADS, T, np.random.default_rng(0))
     again = Rollout(T, learner.heads, None)
     noise = Streams(3).action_noise(0, (T, E, len(HEADS)))
-    again.begin(Obs(rollout.raw[0], rollout.ids[0]), {k: m[0] for k, m in rollout.masks.items()}, ())
+    again.begin(Observation(rollout.raw[0], rollout.ids[0]), {k: m[0] for k, m in rollout.masks.items()}, ())
     for name in ("raw", "ids", "rewards", "terminated", "truncated", "valid"):
         getattr(again, name).copy_(getattr(rollout, name))
     for name, mask in again.masks.items():

@@ -52,5 +52,5 @@ def test_a_defective_mode_is_named_with_its_defect(mode: object, words: str) -> 
 def test_schema_lists_every_constant_as_a_flat_per_slot() -> None:
     described = describe_modes()["shaped"]
     names = set(described["schema"]["properties"])
-    assert names == set(RewardConfig.__dataclass_fields__)
+    assert names == set(RewardConfig.defaults())
     assert described["schema"]["properties"]["rent_weight"] == {"type": "number", "default": 0.5, "minimum": 0}

@@ -33,15 +33,14 @@ class RewardDefect(RuntimeError):  # noqa: N818 - names what is wrong with a mod
 def describe_modes() -> dict[str, dict[str, Any]]:
     """Return {built-in mode: version, environment kinds and JSON Schema of its flat, scalar constants}."""
     properties: dict[str, dict[str, Any]] = {}
-    for field in fields(RewardConfig):
-        default = field.default
+    for name, default in RewardConfig.defaults().items():
         if isinstance(default, bool):
-            properties[field.name] = {"type": "boolean", "default": default}
+            properties[name] = {"type": "boolean", "default": default}
         elif isinstance(default, float):
             bound = {"minimum": 0} if default >= 0 else {}
-            properties[field.name] = {"type": "number", "default": default, **bound}
+            properties[name] = {"type": "number", "default": default, **bound}
         else:
-            properties[field.name] = {"type": ["number", "null"], "default": None}
+            properties[name] = {"type": ["number", "null"], "default": None}
     schema = {"type": "object", "additionalProperties": False, "properties": properties}
     return {
         name: {"version": version, "env_kinds": ["morphogenesis"], "schema": schema}
