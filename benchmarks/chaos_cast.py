@@ -146,7 +146,7 @@ class Cast:
         """Start the API, on the port it had before, and wait until it answers."""
         given = {**_SETTINGS, "DATABASE_URL": self.database, "DATA_DIR": str(self.directory / "data")}
         environment = {**os.environ, **{f"LOCKSTEP_{name}": value for name, value in given.items()}}
-        command = [sys.executable, "-c", "from app.cli import main; main()", "serve", "--port", str(self.port)]
+        command = [sys.executable, "-c", "from app.cli.people import main; main()", "serve", "--port", str(self.port)]
         with (self.directory / "api.log").open("ab") as log:
             self.api = subprocess.Popen(
                 command, stdout=subprocess.PIPE, stderr=log, text=True, env=environment, cwd=ROOT

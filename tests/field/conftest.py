@@ -99,7 +99,7 @@ class ServerProcess:
 
     def start(self) -> ServerProcess:
         """Start it and wait until it answers."""
-        code = "from app.cli import main; main()"
+        code = "from app.cli.people import main; main()"
         command = [sys.executable, "-c", code, "serve", "--port", str(self.port)]
         self.close()
         self.process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=self.environment, cwd=ROOT)

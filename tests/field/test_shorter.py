@@ -160,7 +160,7 @@ def test_l42_port_in_use_is_said_clearly_and_zero_takes_a_free_one(tmp_path: Pat
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         port = str(taken.getsockname()[1])
-        code = "from app.cli import main; main()"
+        code = "from app.cli.people import main; main()"
         environment = {"LOCKSTEP_DATA_DIR": str(tmp_path), "PATH": "/usr/bin:/bin"}
         result = subprocess.run(
             [sys.executable, "-c", code, "serve", "--port", port],

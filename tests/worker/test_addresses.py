@@ -57,7 +57,7 @@ def test_the_worker_refuses_them_with_code_2(tmp_path: Path) -> None:
 
 
 def test_the_command_line_refuses_them_with_code_2() -> None:
-    code = "from app.cli import main; main()"
+    code = "from app.cli.people import main; main()"
     ended = run("-c", code, "list", LOCKSTEP_TOKEN=f"{SECRET}\nx", LOCKSTEP_URL="http://127.0.0.1:9")
     assert (ended.returncode, ended.stderr.count("\n")) == (2, 1)
     assert ended.stderr.startswith("error: LOCKSTEP_TOKEN: ")
