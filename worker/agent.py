@@ -69,7 +69,7 @@ class Agent:
         become_subreaper()
         beats = threading.Thread(target=self._beat_for_ever, name="heartbeat", daemon=True)
         try:
-            self.control.patiently(self.control.greet, until=self._stopping.is_set)
+            self._greet()
             abilities = self._abilities()
             self._register(abilities)
             beats.start()
@@ -98,6 +98,13 @@ class Agent:
         share = self._share
         if share is not None:
             share.ask_to_stop("preempted")
+
+    def _greet(self) -> None:
+        """Ask once whether the server takes this worker, before the slow probe; registration goes on asking."""
+        try:
+            self.control.greet()
+        except TRANSIENT as error:
+            self.control.tell(error)
 
     def _abilities(self) -> dict[str, dict[str, object]]:
         command = [sys.executable, "-m", "worker.capabilities", "abilities"]

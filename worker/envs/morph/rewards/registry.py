@@ -124,7 +124,7 @@ def _external(mode: str) -> Callable[..., RewardFunction]:
         serves = factory is not None and KIND in getattr(factory, "env_kinds", (KIND,))
     if factory is None or not serves:
         names = sorted({*MODES, *(point.name for point in _points())})
-        raise ValueError(f"reward.mode={mode!r} is not registered here; known are {names}")
+        raise ValueError(f"reward.mode={mode!r} is not registered here; installed are {names}")
     return factory
 
 
