@@ -10,7 +10,7 @@ COPY migrations ./migrations
 COPY worker ./worker
 
 FROM base AS api
-RUN pip install -e ".[sqlite]"
+RUN pip install -e ".[server,sqlite]"
 USER 10001
 ENV LOCKSTEP_DATA_DIR=/data
 VOLUME /data

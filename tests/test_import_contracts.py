@@ -18,6 +18,7 @@ PLANTED = {
     "app-no-torch": ("app/store/events.py", "import torch"),
     "worker-no-app": ("worker/spool.py", "import app.services.artifacts"),
     "layers": ("app/store/events.py", "import app.services.artifacts"),
+    "people-light": ("app/cli/text.py", "import app.settings"),
     "sqlalchemy": ("lockstep/client.py", "import sqlalchemy"),
     "httpx": ("app/services/artifacts.py", "import httpx"),
     "rl": ("worker/rl/algorithms/ppo.py", "import worker.envs.upload"),

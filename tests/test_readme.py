@@ -1,21 +1,69 @@
-"""The commands that the README shows are those of the command line."""
+"""Every command line that a page shows is one of the program: its commands, options and required arguments."""
 
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 from typing import Any
 
+import pytest
 import typer
 
-from app.cli.people import app
+from app.cli import admin
+from app.cli.people import HANDED_OVER, app
+from worker.__main__ import parse
 
-README = (Path(__file__).parents[1] / "README.md").read_text()
+ROOT = Path(__file__).parents[1]
+PAGES = sorted(
+    [
+        *(ROOT / name for name in ("README.md", "ARCHITECTURE.md", "CONTRIBUTING.md")),
+        *(ROOT / "docs").glob("*.md"),
+        *(ROOT / "examples").rglob("*.md"),
+    ],
+    key=lambda path: path.name,
+)
+#: `lockstep ...` alone in back quotes, or at the place of the command in a line of a block.
+COMMAND = re.compile(r"(?:^|`|\s)(?:\.venv/bin/)?(lockstep [a-z][^`#\n]*)", re.MULTILINE)
 
 
-def test_token_create_and_the_names_of_the_commands_are_those_of_the_program() -> None:
-    group: Any = typer.main.get_command(app)
-    assert "launch" not in group.commands
-    named = set(re.findall(r"\.venv/bin/lockstep ([a-z]+)", README))
-    assert named <= set(group.commands)
-    assert "lockstep token create --role admin --name NAME" in README
+def lines(page: Path) -> list[str]:
+    text = page.read_text().replace("\\\n", " ")
+    blocks = re.findall(r"^```\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+    quoted = re.findall(r"(?<!`)`((?:\.venv/bin/)?lockstep [a-z][^`]*)`(?!`)", text)
+    shown = [line for block in blocks for line in block.splitlines() if ".venv/bin/lockstep" in line]
+    return [found.group(1).strip() for line in [*shown, *quoted] if (found := COMMAND.search(line))]
+
+
+def refuse_unknown(command: Any, words: list[str]) -> None:
+    """Raise what the program would say to these words; the name of a command alone stands for the command."""
+    for name in words:
+        if not hasattr(command, "commands"):
+            break
+        assert name in command.commands, f"no command {name!r}"
+        command, words = command.commands[name], words[1:]
+    if words:
+        # a file that exists, whatever the page calls it
+        command.make_context(
+            "page", [re.sub(r"^(FILE|.*\.(yaml|csv|json))$", "pyproject.toml", word) for word in words]
+        )
+
+
+def test_pages_show_commands() -> None:
+    assert len(lines(ROOT / "README.md")) > 5
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_command_lines_of_a_page_are_those_of_the_program(page: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(ROOT)
+    people, operators = typer.main.get_command(app), typer.main.get_command(admin.app)
+    for line in lines(page):
+        words = [word for word in shlex.split(line)[1:] if word != "..."]
+        if words[0] == "worker":
+            parse(words[1:])
+        elif words[0] != "data":
+            refuse_unknown(operators if words[0] in HANDED_OVER else people, words)
+
+
+def test_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_text().split()) <= 600

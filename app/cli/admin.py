@@ -1,8 +1,7 @@
-"""Commands for operators: serve, worker, database, tokens, doctor."""
+"""Commands for operators: server, database, tokens, demonstration. They need the extra ``server``."""
 
 from __future__ import annotations
 
-import os
 import socket
 import sys
 from pathlib import Path
@@ -12,6 +11,8 @@ import typer
 import uvicorn
 from pydantic import ValidationError
 
+from app.cli.demo import run_demo
+from app.cli.ends import fail, run
 from app.main import create_app, open_store
 from app.services import access
 from app.services.artifacts import FileStore
@@ -22,8 +23,11 @@ from app.store import migrate
 from app.store.engine import FileLock, StartupError, Store, sqlite_module, sqlite_warning
 from app.store.points import MetricNames
 
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Commands for operators.")
 database = typer.Typer(no_args_is_help=True, help="Schema of the database.")
 token = typer.Typer(no_args_is_help=True, help="Access tokens.")
+app.add_typer(database, name="db")
+app.add_typer(token, name="token")
 _OPERATOR = Actor("command line", access.LOCAL)
 
 
@@ -38,12 +42,7 @@ def load_settings(**given: Any) -> Settings:
         raise typer.Exit(2) from error
 
 
-def fail(error: Exception, code: int) -> typer.Exit:
-    """Say what went wrong and return the exit."""
-    typer.echo(f"error: {error}", err=True)
-    return typer.Exit(code)
-
-
+@app.command()
 def serve(
     bind: Annotated[str | None, typer.Option(help="Address; default 127.0.0.1")] = None,
     port: Annotated[int | None, typer.Option(help="Port; 0 = a free one, printed; default 7480")] = None,
@@ -97,16 +96,6 @@ def listen(settings: Settings) -> socket.socket:
             "or --port 0 for a free one"
         ) from error
     return listener
-
-
-def worker(context: typer.Context) -> None:
-    """Start a worker: replaces this process by `python -m worker ..` (needs the extra `worker`)."""
-    os.execv(sys.executable, [sys.executable, "-m", "worker", *context.args])  # noqa: S606 - no shell, own program
-
-
-def data(context: typer.Context) -> None:
-    """Fetch data sets: replaces this process by `python -m worker data ..`."""
-    os.execv(sys.executable, [sys.executable, "-m", "worker", "data", *context.args])  # noqa: S606 - as above
 
 
 @database.command("upgrade")
@@ -185,6 +174,7 @@ def token_revoke(token_id: str) -> None:
     typer.echo("revoked")
 
 
+@app.command()
 def doctor() -> None:
     """Check settings, database and libraries, and say what to mend."""
     settings = load_settings()
@@ -199,3 +189,18 @@ def doctor() -> None:
         store.close()
     except StartupError as error:
         raise fail(error, 3) from error
+
+
+@app.command()
+def demo(
+    spec: Annotated[Path, typer.Option(exists=True, help="What to submit")] = Path(
+        "examples/digits-shaped-vs-simplified.yaml"
+    ),
+    workers: Annotated[int, typer.Option(min=1, max=64, help="CPU workers")] = 2,
+) -> None:
+    """Run the whole product on this machine once: server, workers, experiment, verdict."""
+    run_demo(spec, num_workers=workers)
+
+
+if __name__ == "__main__":
+    run(app, sys.argv[1:])

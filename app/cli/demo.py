@@ -35,7 +35,7 @@ def run_demo(spec: Path, *, num_workers: int) -> None:
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-demo-")))
-        server = stack.enter_context(_process(["serve", "--port", str(port)], work / "server.log"))
+        server = stack.enter_context(_process(["app.cli.admin", "serve", "--port", str(port)], work / "server.log"))
         url = _url_of(server, work / "server.log")
         typer.echo(f"server at {url}")
         client = stack.enter_context(Client(url))
@@ -83,7 +83,7 @@ def _process(arguments: list[str], log: Path) -> Iterator[subprocess.Popen[bytes
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"}
     with log.open("wb") as output:
         process = subprocess.Popen(  # noqa: S603 - our own command
-            [sys.executable, "-m", "app.cli", *arguments], stdout=output, stderr=subprocess.STDOUT, env=environment
+            [sys.executable, "-m", *arguments], stdout=output, stderr=subprocess.STDOUT, env=environment
         )
         try:
             yield process

@@ -1,21 +1,24 @@
-"""The ``lockstep`` command: a thin layer over the client, and the operators' commands."""
+"""The ``lockstep`` command: a thin layer over the client.
+
+It needs the base install alone. Commands that run a server, a worker or the demonstration are handed to a program
+with more packages, which takes this process's place.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
+import os
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NamedTuple
 
-import httpx
 import typer
 import yaml
 
-from app.cli import admin
-from app.cli.demo import run_demo
+from app.cli.ends import fail, run
 from app.cli.text import Board, plan_text
-from lockstep.address import BadAddress
-from lockstep.client import ApiError, Client
+from lockstep.client import Client
 from lockstep.report import render_markdown, report_from_scores_csv, report_json
 from lockstep.spec.problems import InvalidSpecError
 from lockstep.spec.reading import load_file
@@ -25,34 +28,49 @@ from lockstep.spec.rules import check
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Lockstep A/B experiments for RL.")
 spec_commands = typer.Typer(no_args_is_help=True, help="Work on specifications without a server.")
 app.add_typer(spec_commands, name="spec")
-app.add_typer(admin.database, name="db")
-app.add_typer(admin.token, name="token")
-app.command()(admin.serve)
-app.command()(admin.doctor)
-_PASS = {"allow_extra_args": True, "ignore_unknown_options": True}
-app.command(context_settings=_PASS, add_help_option=False)(admin.worker)
-app.command(context_settings=_PASS, add_help_option=False)(admin.data)
-
 SpecFile = Annotated[Path, typer.Argument(exists=True, dir_okay=False, help="YAML or JSON file")]
 Id = Annotated[str, typer.Argument(help="Experiment id")]
 
 
+class Program(NamedTuple):
+    """Another program that has a command: the module, its first arguments, and what must be installed for it."""
+
+    module: str
+    first: tuple[str, ...]
+    package: str
+    extra: str
+    summary: str
+
+
+#: Commands that are not for people with the base install alone.
+HANDED_OVER = {
+    "serve": Program("app.cli.admin", ("serve",), "fastapi", "server", "Run the API, live streams and pages."),
+    "db": Program("app.cli.admin", ("db",), "sqlalchemy", "server", "Schema of the database."),
+    "token": Program("app.cli.admin", ("token",), "sqlalchemy", "server", "Access tokens."),
+    "doctor": Program("app.cli.admin", ("doctor",), "sqlalchemy", "server", "Check settings, database and libraries."),
+    "demo": Program("app.cli.admin", ("demo",), "fastapi", "server", "Run the whole product on this machine once."),
+    "worker": Program("worker", (), "torch", "worker", "Train blocks on one device."),
+    "data": Program("worker", ("data",), "torch", "worker", "Fetch data sets ahead of training."),
+}
+
+
 def main() -> None:
     """Run the command; refusals and a missing server end with a sentence and code 1."""
-    try:
-        app(args=with_alias(sys.argv[1:]))
-    except ApiError as error:
-        typer.echo(f"refused: {error}", err=True)
-        sys.exit(1)
-    except InvalidSpecError as error:
-        typer.echo("\n".join(f"refused: {item.message}; {item.remedy}" for item in error.problems), err=True)
-        sys.exit(1)
-    except BadAddress as error:
-        typer.echo(f"error: {error}", err=True)
-        sys.exit(2)
-    except httpx.TransportError as error:
-        typer.echo(f"no answer from {Client().url} ({error}); start one with `lockstep serve`", err=True)
-        sys.exit(1)
+    run(app, with_alias(sys.argv[1:]))
+
+
+def _offer(name: str, program: Program) -> None:
+    """Add a command that hands over to the program that has it."""
+
+    def command(context: typer.Context) -> None:
+        if importlib.util.find_spec(program.package) is None:
+            missing = f"`lockstep {name}` needs more packages: pip install 'lockstep[{program.extra}]'"
+            raise fail(missing, 2)
+        arguments = [sys.executable, "-m", program.module, *program.first, *context.args]
+        os.execv(sys.executable, arguments)  # noqa: S606 - no shell, own program
+
+    pass_all = {"allow_extra_args": True, "ignore_unknown_options": True}
+    app.command(name, help=program.summary, context_settings=pass_all, add_help_option=False)(command)
 
 
 def with_alias(arguments: list[str]) -> list[str]:
@@ -267,19 +285,12 @@ def spec_diff(file: SpecFile, other: Annotated[Path | None, typer.Argument(help=
                 typer.echo(f"{item.path}: {json.dumps(item.base)} -> {json.dumps(item.value)}")
             return
     except InvalidSpecError as error:
-        raise admin.fail(error, 1) from error
+        raise fail(error, 1) from error
     for arm in resolved.arms:
         typer.echo(f"{arm.label}:" + ("" if arm.diff else " (base)"))
         for item in arm.diff:
             typer.echo(f"  {item.path}: {json.dumps(item.base)} -> {json.dumps(item.value)}")
 
 
-@app.command()
-def demo(
-    spec: Annotated[Path, typer.Option(exists=True, help="What to submit")] = Path(
-        "examples/digits-shaped-vs-simplified.yaml"
-    ),
-    workers: Annotated[int, typer.Option(min=1, max=64, help="CPU workers")] = 2,
-) -> None:
-    """Run the whole product on this machine once: server, workers, experiment, verdict."""
-    run_demo(spec, num_workers=workers)
+for _name, _program in HANDED_OVER.items():
+    _offer(_name, _program)

@@ -1,0 +1,40 @@
+"""How a command ends when it cannot do what was asked: one sentence, and a code that scripts can tell apart.
+
+1: the server or the specification says no. 2: wrongly called or configured. 3: what it needs is away.
+"""
+
+from __future__ import annotations
+
+import sys
+
+import httpx
+import typer
+
+from lockstep.address import BadAddress
+from lockstep.client import ApiError, Client
+from lockstep.spec.problems import InvalidSpecError
+
+
+def run(app: typer.Typer, arguments: list[str]) -> None:
+    """Run a command; refusals and a missing server end the process with a sentence."""
+    try:
+        app(args=arguments, prog_name="lockstep")
+    except ApiError as error:
+        _end(f"refused: {error}", 1)
+    except InvalidSpecError as error:
+        _end("\n".join(f"refused: {item.message}; {item.remedy}" for item in error.problems), 1)
+    except BadAddress as error:
+        _end(f"error: {error}", 2)
+    except httpx.TransportError as error:
+        _end(f"no answer from {Client().url} ({error}); start one with `lockstep serve`", 1)
+
+
+def fail(error: Exception | str, code: int) -> typer.Exit:
+    """Say what went wrong and return the exit to raise."""
+    typer.echo(f"error: {error}", err=True)
+    return typer.Exit(code)
+
+
+def _end(sentence: str, code: int) -> None:
+    typer.echo(sentence, err=True)
+    sys.exit(code)
