@@ -13,6 +13,7 @@ import json
 import sys
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from datetime import UTC, datetime
 from importlib.metadata import version
 from pathlib import Path
@@ -23,7 +24,7 @@ import numpy as np
 from lockstep.report import build_report, render_html, report_json
 from lockstep.report.inputs import ArmFacts, ReportInputs, RunFacts, ScoreRow
 from lockstep.spec.analysis_rules import AnalysisSpec, canonical_hash, complete_analysis, validate_analysis
-from lockstep.spec.metrics import METRICS, Metric
+from lockstep.spec.families import FAMILIES
 from lockstep.stats.curves import curve_max_t
 
 RESULT = Path(__file__).parent / "results" / "report_speed.json"
@@ -33,8 +34,9 @@ ROUNDS = 5
 
 def main() -> int:
     """Time every case, print bars and medians; 1 when a bar is missed."""
-    for i in range(NUM_METRICS):
-        METRICS[f"eval/extra_{i}"] = Metric(f"eval/extra_{i}", "1", "max", None, None, False, ("morphogenesis",), "")
+    family = FAMILIES["morphogenesis"]
+    extra = tuple(replace(family.scores[0], name=f"extra_{i}", lower=None, upper=None) for i in range(NUM_METRICS))
+    FAMILIES[family.name] = replace(family, scores=(*family.scores, *extra))
     rng = np.random.default_rng(0)
     curves = rng.normal(size=(20, 200))
     planned = AnalysisSpec.model_validate(_raw("shift") | {"looks": {"mode": "planned", "at": [9, 18, 27]}})

@@ -22,7 +22,8 @@ from typing import Any
 
 import torch
 
-from lockstep.spec.tasks import GYM_REWARD_MODES, REWARD_MODES
+from lockstep.spec.families import FAMILIES
+from lockstep.spec.tasks import REWARD_MODES
 from worker.envs.faults import RAISED
 from worker.envs.gymnasium.rewards import check_gym_mode, make_gym_reward
 from worker.envs.morph.rewards import check_mode, make_reward
@@ -55,7 +56,7 @@ def rewards() -> dict[str, dict[str, Any]]:
     """
     for name in REWARD_MODES:
         check_mode(make_reward(name, {}, gamma=_GAMMA, task="digits_tiny"))
-    builtin = {*REWARD_MODES, *GYM_REWARD_MODES}
+    builtin = {mode for family in FAMILIES.values() for mode in family.reward_modes}
     return {p.name: _announced(p) for p in entry_points(group="lockstep.rewards") if p.name not in builtin}
 
 

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from app.store import results
 from app.store.tables import Record
 from lockstep.nonfinite import jsonable
-from lockstep.spec.metrics import Shown
+from lockstep.spec.family import Shown
 
 LAST_EPISODES = 10
 #: Scores that arms are compared by: field of an arm, column of the episode row.

@@ -20,13 +20,15 @@ from app.store.engine import utc
 from app.store.events import NewEvent, add_events
 from app.store.experiments import NewBlock
 from app.store.tables import Record
-from lockstep.spec import rules, tasks
+from lockstep.spec import rules
 from lockstep.spec.analysis_rules import canonical_hash, power_table, seed_problems
+from lockstep.spec.arms import ResolvedArm
 from lockstep.spec.defaults import complete
+from lockstep.spec.families import family_of
 from lockstep.spec.plan import Plan, as_document, make_plan
 from lockstep.spec.presets import merge
 from lockstep.spec.problems import InvalidSpecError, Problem
-from lockstep.spec.resolve import ResolvedArm, ResolvedSpec, parse
+from lockstep.spec.resolve import ResolvedSpec, parse
 from lockstep.spec.rules import Registered
 from lockstep.status import BlockStatus, Desired
 
@@ -167,14 +169,13 @@ def _arm_document(arm: ResolvedArm) -> dict[str, Any]:
 def needs_document(checked: Checked, planned: Plan) -> dict[str, Any]:
     """Return what a worker must have to train an experiment."""
     resolved, spec = checked.resolved, checked.resolved.spec
-    gymnasium = spec.env.kind == "gymnasium"
-    builtin = {*tasks.REWARD_MODES, *tasks.GYM_REWARD_MODES}
+    family = family_of(spec.env.kind)
     modes = {arm.reward_mode for arm in resolved.arms} | {*spec.eval.xeval_modes}
     return {
         "memory_bytes": planned.memory_bytes,
-        "dataset": None if gymnasium else tasks.TASKS[spec.env.task].dataset,
-        "environment": _environment(checked) if gymnasium else None,
-        "rewards": sorted(modes - builtin),
+        "dataset": family.dataset(spec.env),
+        "environment": _environment(checked) if family.is_package else None,
+        "rewards": sorted(modes - {*family.reward_modes}),
     }
 
 

@@ -12,7 +12,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from lockstep.spec.resolve import ResolvedArm, ResolvedSpec, parse
+from lockstep.spec.arms import ResolvedArm
+from lockstep.spec.resolve import ResolvedSpec, parse
 from lockstep.spec.rules import Registered
 
 

@@ -11,11 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-MORPHOGENESIS = "morphogenesis"
-GYMNASIUM = "gymnasium"
-_BOTH = (MORPHOGENESIS, GYMNASIUM)
-_MORPH = (MORPHOGENESIS,)
-_GYM = (GYMNASIUM,)
+from lockstep.spec.families import FAMILIES
+from lockstep.spec.family import Shown
+
 #: Everything below these is derived from the training reward or measured while training on it.
 REWARD_PREFIXES = ("train/", "reward/", "xeval/")
 
@@ -42,40 +40,36 @@ class Metric:
         return self.lower if self.direction == "max" else self.upper
 
 
-_PERCENT = (0.0, 100.0)
-_POINTS = (-100.0, 100.0)
-_FREE: tuple[float | None, float | None] = (None, None)
-_RATIO: tuple[float | None, float | None] = (1.0, None)
-_POSITIVE: tuple[float | None, float | None] = (0.0, None)
-#: name under eval/ (also scored under sampled actions as stochastic_<name>), unit, direction, bounds,
-#: reward dependent, env kinds, description
-_ROWS = (
-    ("accuracy", "%", "max", _PERCENT, False, _MORPH, "test accuracy of the network as it stands"),
-    ("committed_accuracy", "%", "max", _PERCENT, False, _MORPH, "test accuracy with committed grafts only"),
-    ("gain_over_twin", "pp", "max", _POINTS, False, _MORPH, "accuracy minus that of an ungrafted host"),
-    ("loss", "nats", "min", _POSITIVE, False, _MORPH, "test loss of the network as it stands"),
-    ("fossils", "count", "max", _POSITIVE, False, _MORPH, "grafts committed at the end of an episode"),
-    ("param_ratio", "ratio", "min", _RATIO, False, _MORPH, "total parameters per host parameter"),
-    ("native_return_mean", "return", "max", _FREE, False, _GYM, "return in the environment's own reward"),
-    ("return_mean", "reward", "max", _FREE, True, _BOTH, "return in the arm's own reward"),
-)
+#: Units that a number beside the name of a field needs; a count or a return speaks for itself.
+_SHOWN_UNITS = {"%": "%", "pp": "%", "nats": "nats"}
+#: Under greedy and, where a spec asks for both, under sampled actions.
+_PREFIXES = (("eval/", ""), ("eval/stochastic_", ", under sampled actions"))
 
 
-def _registry() -> dict[str, Metric]:
+def registered() -> dict[str, Metric]:
+    """Return every metric by its full name."""
     found: dict[str, Metric] = {}
-    for prefix, suffix in (("eval/", ""), ("eval/stochastic_", ", under sampled actions")):
-        for name, unit, direction, bounds, dependent, kinds, text in _ROWS:
-            full = prefix + name
-            found[full] = Metric(full, unit, direction, *bounds, dependent, kinds, text + suffix)
+    for prefix, suffix in _PREFIXES:
+        for family in FAMILIES.values():
+            for score in family.scores:
+                full = prefix + score.name
+                kinds = (*found[full].env_kinds, family.name) if full in found else (family.name,)
+                found[full] = Metric(
+                    full,
+                    score.unit,
+                    score.direction,
+                    score.lower,
+                    score.upper,
+                    score.reward_dependent,
+                    kinds,
+                    score.description + suffix,
+                )
     return found
-
-
-METRICS: dict[str, Metric] = _registry()
 
 
 def find_metric(name: str) -> Metric | None:
     """Return the registered metric, or None."""
-    return METRICS.get(name)
+    return registered().get(name)
 
 
 def is_reward_dependent(name: str) -> bool:
@@ -85,13 +79,13 @@ def is_reward_dependent(name: str) -> bool:
     """
     if name.startswith(REWARD_PREFIXES):
         return True
-    metric = METRICS.get(name)
+    metric = find_metric(name)
     return metric is None or metric.reward_dependent
 
 
 def default_primary(env_kind: str) -> str:
     """Return the primary metric used when a spec names none."""
-    return "eval/native_return_mean" if env_kind == GYMNASIUM else "eval/accuracy"
+    return FAMILIES[env_kind].primary
 
 
 def primary_of(spec: Mapping[str, Any]) -> str:
@@ -100,42 +94,13 @@ def primary_of(spec: Mapping[str, Any]) -> str:
     return str(analysis["primary"]["metric"]) if analysis else default_primary(spec["env"]["kind"])
 
 
-@dataclass(frozen=True)
-class Shown:
-    """What live views show of a primary metric: an evaluation may be rare, training is recorded every round.
-
-    Attributes:
-        primary: the metric that is judged.
-        training: its counterpart among the metrics of every round, or the nearest one.
-        field: where the live comparison of arms holds its mean over the last episodes.
-        label, unit: of that field, for people.
-    """
-
-    primary: str
-    training: str
-    field: str
-    label: str
-    unit: str
-
-
-#: name under eval/: training counterpart, field of the comparison, label, unit
-_SHOWN = {
-    "accuracy": ("train/accuracy_mean", "accuracy", "accuracy", "%"),
-    "committed_accuracy": ("train/committed_accuracy_mean", "committed_accuracy", "committed accuracy", "%"),
-    "gain_over_twin": ("train/accuracy_mean", "accuracy", "accuracy", "%"),
-    "loss": ("train/loss_mean", "loss", "loss", "nats"),
-    "fossils": ("train/grafts_fossilized_mean", "grafts_fossilized", "grafts committed", ""),
-    "param_ratio": ("train/param_ratio_mean", "param_ratio", "parameters per host parameter", ""),
-    "native_return_mean": ("train/native_return_mean", "native_return", "native return", ""),
-    "return_mean": ("train/return_mean", "reward", "reward", ""),
-}
-
-
 def shown_of(primary: str) -> Shown:
     """Return what live views show of a registered primary metric."""
-    return Shown(primary, *_SHOWN[primary.removeprefix("eval/").removeprefix("stochastic_")])
+    name = primary.removeprefix("eval/").removeprefix("stochastic_")
+    score = next(score for family in FAMILIES.values() for score in family.scores if score.name == name)
+    return Shown(primary, score.training, score.field, score.label, _SHOWN_UNITS.get(score.unit, ""))
 
 
 def primary_candidates(env_kind: str) -> tuple[str, ...]:
     """Return the reward-independent metrics that an environment kind offers as primary."""
-    return tuple(m.name for m in METRICS.values() if env_kind in m.env_kinds and not m.reward_dependent)
+    return tuple(m.name for m in registered().values() if env_kind in m.env_kinds and not m.reward_dependent)

@@ -5,12 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.spec import tasks
+from lockstep.spec.families import family_of
 from lockstep.spec.resolve import ResolvedSpec
-
-#: Seconds of one env step of one environment on one CPU thread, by task; only for estimates.
-_CPU_STEP_SECONDS = {"digits_tiny": 0.006, "digits_small": 0.008, "synth_small": 0.05, "lm_tiny": 1.0}
-_PER_HOST_BYTES = 160 * 2**20
 
 
 @dataclass(frozen=True)
@@ -41,40 +37,20 @@ class Plan:
 def make_plan(resolved: ResolvedSpec) -> Plan:
     """Return the blocks of a specification and what they cost."""
     labels = tuple(arm.label for arm in resolved.arms)
-    replicates = resolved.spec.experiment.replicates
-    steps = env_steps_per_run(resolved)
+    env, steps = resolved.spec.env, env_steps_per_run(resolved)
+    family = family_of(env.kind)
     return Plan(
-        blocks=tuple(PlannedBlock(index, labels) for index in range(replicates)),
+        blocks=tuple(PlannedBlock(index, labels) for index in range(resolved.spec.experiment.replicates)),
         env_steps_per_run=steps,
-        memory_bytes=_memory_bytes(resolved),
-        seconds_per_block=_seconds(resolved, steps * len(labels)),
+        memory_bytes=family.memory_bytes(env, len(labels)),
+        seconds_per_block=family.seconds(env, steps * len(labels)),
     )
 
 
 def env_steps_per_run(resolved: ResolvedSpec) -> int:
     """Return rounds x n_envs x steps of a round."""
     spec = resolved.spec
-    steps = spec.env.rollout_steps if spec.env.kind == "gymnasium" else int(spec.env.horizon or 0)
-    return spec.budget.rounds * spec.env.n_envs * steps
-
-
-def _memory_bytes(resolved: ResolvedSpec) -> int:
-    spec = resolved.spec
-    if spec.env.kind == "gymnasium":
-        return 2**28
-    hosts = len(resolved.arms) * spec.env.n_envs
-    return 2**30 + hosts * _PER_HOST_BYTES
-
-
-def _seconds(resolved: ResolvedSpec, env_steps: int) -> float | None:
-    env = resolved.spec.env
-    if env.kind == "gymnasium":
-        return round(env_steps / 4_000 + 5, 1)
-    unit = _CPU_STEP_SECONDS.get(env.task)
-    if unit is None:
-        return None
-    share = int(env.batches_per_step or 1) / tasks.TASKS[env.task].batches_per_step
-    return round(env_steps * unit * max(0.3, share) + 6, 1)
+    return spec.budget.rounds * spec.env.n_envs * family_of(spec.env.kind).steps_per_round(spec.env)
 
 
 def as_document(plan: Plan) -> dict[str, Any]:

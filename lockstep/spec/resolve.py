@@ -16,12 +16,15 @@ from pydantic import BaseModel, Field, ValidationError
 from pydantic_core import ErrorDetails
 
 from lockstep.spec import sections, tasks
+from lockstep.spec.algorithms import ALGORITHMS
 from lockstep.spec.analysis_rules import (
     AnalysisSpec,
     complete_analysis,
     default_analysis,
     problems_from_validation_error,
 )
+from lockstep.spec.arms import Difference, ResolvedArm
+from lockstep.spec.families import family_of
 from lockstep.spec.presets import PRESETS, merge
 from lockstep.spec.problems import InvalidSpecError, Problem, nearest, pointer
 from lockstep.spec.reading import MAX_DEPTH, depth, too_deep
@@ -30,7 +33,7 @@ from lockstep.spec.rewards import Reward
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 #: What an arm may change (training.md 5.4); anything else would change the task.
-OVERRIDABLE = ("reward", "ppo", "net", "obs_norm", "return_norm", "reward_norm")
+OVERRIDABLE = ("reward", *ALGORITHMS, "net", "obs_norm", "return_norm", "reward_norm")
 _META = ("experiment", "arms", "preset", "analysis")
 
 
@@ -76,33 +79,6 @@ class Spec(Config):
     analysis: AnalysisSpec | None = Field(
         None, description="How the arms will be compared; null only without inference"
     )
-
-
-@dataclass(frozen=True)
-class Difference:
-    """One field in which an arm departs from the base."""
-
-    path: str
-    base: Any
-    value: Any
-
-
-@dataclass(frozen=True)
-class ResolvedArm:
-    """An arm with its whole training configuration (plain data) and what differs from the base.
-
-    Attributes:
-        static_set: {slot: blueprint} of a static control; None also where ``copied`` is yet to be looked up.
-        copied: the finished episode whose grafts a static control asks for.
-    """
-
-    label: str
-    policy: str
-    reward_mode: str
-    static_set: Mapping[str, str] | None
-    config: Mapping[str, Any]
-    diff: tuple[Difference, ...]
-    copied: sections.FinishedEpisode | None = None
 
 
 @dataclass(frozen=True)
@@ -243,31 +219,17 @@ def _model_within(annotation: Any) -> Any:
 def _fill(spec: Spec) -> Spec:
     """Give every task-dependent field its value."""
     data = spec.model_dump(mode="json", by_alias=True)
-    gymnasium = spec.env.kind == "gymnasium"
-    data["return_norm"] = data["return_norm"] or ("none" if gymnasium else "popart")
-    data["eval"]["episodes"] = data["eval"]["episodes"] or (100 if gymnasium else 16)
-    if gymnasium:
-        data["reward"]["mode"] = data["reward"]["mode"] if "reward" in spec.model_fields_set else "native"
-    elif spec.env.task in tasks.TASKS:
-        _fill_task(data, tasks.TASKS[spec.env.task])
-    else:
-        message = f"unknown task {spec.env.task!r}"
-        raise _problem("/env/task", "unknown_task", message, nearest(spec.env.task, tasks.TASKS))
+    family = family_of(spec.env.kind)
+    data["return_norm"] = data["return_norm"] or family.return_norm
+    data["eval"]["episodes"] = data["eval"]["episodes"] or family.eval_episodes
+    if "reward" not in spec.model_fields_set:
+        data["reward"]["mode"] = family.default_reward
+    family.fill(data)
     _fill_smoke(data)
-    _fill_policy(data)
+    for algorithm in ALGORITHMS.values():
+        algorithm.fill(data, ())
     _fill_analysis(data, spec.analysis)
     return _validate(Spec, data)
-
-
-def _fill_task(data: dict[str, Any], task: tasks.Task) -> None:
-    for name in ("slots", "horizon", "batch_size", "batches_per_step", "augment", "pace"):
-        if data["env"][name] is None:
-            value = getattr(task, name)
-            data["env"][name] = list(value) if isinstance(value, tuple) else value
-    for part, defaults in (("host", task.host), ("graft", task.graft)):
-        for name, value in defaults.items():
-            if data[part][name] is None:
-                data[part][name] = value
 
 
 def _fill_smoke(data: dict[str, Any]) -> None:
@@ -275,12 +237,6 @@ def _fill_smoke(data: dict[str, Any]) -> None:
         data["experiment"]["replicates"] = 1
         data["budget"]["rounds"] = min(2, data["budget"]["rounds"])
         data["analysis"] = None
-
-
-def _fill_policy(data: dict[str, Any]) -> None:
-    ppo = data["ppo"]
-    ppo["entropy_anneal_rounds"] = ppo["entropy_anneal_rounds"] or data["budget"]["rounds"]
-    ppo["adv_norm"] = ppo["adv_norm"] or ("rollout" if data["net"]["body"] == "lstm" else "minibatch")
 
 
 def _fill_analysis(data: dict[str, Any], given: AnalysisSpec | None) -> None:
@@ -308,8 +264,8 @@ def _resolve_arm(index: int, arm: sections.Arm, base: Mapping[str, Any], named: 
     merged = json.loads(json.dumps(base))
     for path, value in overrides.items():
         _set_path(merged, path.split("."), value, pointer("arms", index, "overrides", path))
-    if "net.body" in overrides and "ppo.adv_norm" not in overrides:
-        merged["ppo"]["adv_norm"] = "rollout" if merged["net"]["body"] == "lstm" else "minibatch"
+    for algorithm in ALGORITHMS.values():
+        algorithm.fill(merged, overrides)
     config = _validate(Config, merged, "arms", index, "overrides").model_dump(mode="json", by_alias=True)
     mode = str(config["reward"]["mode"])
     diff = tuple(diff_paths(base, config))

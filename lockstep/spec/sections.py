@@ -10,8 +10,6 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, FiniteFloat, Tag
 
-from lockstep.spec.tasks import Policy
-
 Text = Annotated[str, Field(max_length=200)]
 Positive = Annotated[FiniteFloat, Field(gt=0)]
 NonNegative = Annotated[FiniteFloat, Field(ge=0)]
@@ -76,7 +74,9 @@ class Arm(Section):
     """A named variant."""
 
     label: str = Field(pattern=r"^[A-Za-z0-9_-]{1,32}$", description="group_id of the arm")
-    policy: Policy = Field("ppo", description="ppo, or a control that does not learn")
+    policy: str = Field(
+        "ppo", max_length=64, description="An algorithm (ppo), or a control of the family that does not learn"
+    )
     reward: str | None = Field(None, description="Short for the override reward.mode")
     overrides: dict[str, Any] = Field(default_factory=dict, description="Dot paths to values")
     static_set: StaticSet | None = Field(
@@ -113,7 +113,7 @@ class Governor(Section):
 class Env(Section):
     """The task and the shape of an episode."""
 
-    kind: Literal["morphogenesis", "gymnasium"] = Field("morphogenesis", description="What is trained")
+    kind: str = Field("morphogenesis", max_length=64, description="Family: morphogenesis or gymnasium")
     id: str | None = Field(None, max_length=128, description="Registered id (gymnasium)")
     task: str = Field("digits_tiny", description="Registered task (morphogenesis)")
     n_envs: int = Field(8, ge=1, le=4096, description="Environments per arm")

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Literal
 
 
 @dataclass(frozen=True)
@@ -176,9 +175,8 @@ PACES: Mapping[str, Mapping[str, int]] = {
 REWARD_MODES = ("shaped", "simplified", "sparse", "escrow", "basic", "basic_plus", "minimal", "loss")
 #: Modes that read contributions at every step, so fossils must be ablated always (environment.md 7).
 CONTRIBUTION_MODES = frozenset({"shaped", "escrow", "basic", "basic_plus", "simplified"})
-GYM_REWARD_MODES = ("native",)
-Policy = Literal[
-    "ppo",
+#: Policies that do not learn.
+CONTROLS = (
     "noop",
     "random",
     "heuristic",
@@ -187,9 +185,7 @@ Policy = Literal[
     "fixed_deep_first",
     "static_matched",
     "static_wide",
-]
-GYM_POLICIES = ("ppo", "random")
-GYM_WRAPPERS = ("mask_velocity",)
+)
 
 BLUEPRINTS: Mapping[str, tuple[str, ...]] = {
     "cnn": ("conv_light", "attention", "norm", "depthwise", "bottleneck", "conv_small", "conv_heavy"),

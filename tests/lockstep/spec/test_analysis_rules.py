@@ -21,7 +21,7 @@ from lockstep.spec.analysis_rules import (
     seed_problems,
     validate_analysis,
 )
-from lockstep.spec.metrics import METRICS, is_reward_dependent, primary_candidates
+from lockstep.spec.metrics import is_reward_dependent, primary_candidates, registered
 from lockstep.spec.problems import Problem
 
 GOOD: dict[str, Any] = {"sesoi": 2.0, "failure": {"floor": 0.0}}
@@ -315,7 +315,7 @@ def test_power_table_single_replicate_has_no_power() -> None:
 
 
 def test_metrics_registry_is_consistent() -> None:
-    for metric in METRICS.values():
+    for metric in registered().values():
         assert metric.direction in ("max", "min")
         assert metric.unit
         assert metric.lower is None or metric.upper is None or metric.lower < metric.upper

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import pytest
 
-from lockstep.spec.metrics import METRICS, primary_of, shown_of
+from lockstep.spec.metrics import primary_of, registered, shown_of
 from lockstep.spec.resolve import parse
 from tests.factories import cartpole_spec, tiny_spec
 from worker.train.metrics import train_metrics
 
 
-@pytest.mark.parametrize("name", METRICS)
+@pytest.mark.parametrize("name", registered())
 def test_every_metric_that_may_be_primary_has_a_counterpart_that_training_records(name: str) -> None:
     shown = shown_of(name)
     assert shown.primary == name

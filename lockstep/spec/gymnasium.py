@@ -1,0 +1,80 @@
+"""The family ``gymnasium``: any task that is registered with Gymnasium, by its id."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+from lockstep.spec.arms import ResolvedArm
+from lockstep.spec.family import Family, Score
+from lockstep.spec.problems import Problem, nearest, pointer
+from lockstep.spec.sections import Env
+
+WRAPPERS = ("mask_velocity",)
+#: A guess for control tasks, before a worker has measured one.
+_STEPS_PER_SECOND = 4_000
+
+SCORES = (
+    Score(
+        "native_return_mean",
+        "native_return",
+        "return",
+        "max",
+        None,
+        None,
+        False,
+        "return in the environment's own reward",
+        "train/native_return_mean",
+        "native_return",
+        "native return",
+    ),
+    Score(
+        "return_mean",
+        "episode_reward",
+        "reward",
+        "max",
+        None,
+        None,
+        True,
+        "return in the arm's own reward",
+        "train/return_mean",
+        "reward",
+        "reward",
+    ),
+)
+
+
+def _fill(_data: dict[str, Any]) -> None:
+    """Nothing depends on the task: workers know its spaces, the control plane does not."""
+
+
+def _rules(env: Env, arms: Sequence[ResolvedArm]) -> Iterator[Problem]:
+    del arms
+    if env.id is None:
+        yield Problem("/env/id", "missing", "env.kind gymnasium needs env.id", "for example id: CartPole-v1")
+    if env.slots is not None:
+        yield Problem("/env/slots", "not_applicable", "env.kind gymnasium has no slots", "remove env.slots")
+    for index, name in enumerate(env.wrappers):
+        if name not in WRAPPERS:
+            at = pointer("env", "wrappers", index)
+            yield Problem(at, "unknown_wrapper", f"unknown wrapper {name!r}", nearest(name, WRAPPERS))
+
+
+FAMILY = Family(
+    name="gymnasium",
+    scores=SCORES,
+    controls=("random",),
+    reward_modes=("native",),
+    default_reward="native",
+    heads=None,
+    eval_episodes=100,
+    return_norm="none",
+    keyed_by="env_reset",
+    fill=_fill,
+    rules=_rules,
+    steps_per_round=lambda env: env.rollout_steps,
+    memory_bytes=lambda _env, _num_arms: 2**28,
+    seconds=lambda _env, env_steps: round(env_steps / _STEPS_PER_SECOND + 5, 1),
+    dataset=lambda _env: None,
+    is_package=True,
+)
