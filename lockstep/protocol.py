@@ -12,7 +12,8 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field
 
 #: 2: an assignment tells each arm's differences. 3: and the discount of each reward of cross-evaluation.
-PROTOCOL_VERSION = 3
+#: 4: progress tells which code of the user's a training process is in.
+PROTOCOL_VERSION = 4
 LEASE_HEADER = "Lockstep-Lease"
 MAX_POINTS = 5_000
 MAX_METRIC_NAMES = 200
@@ -152,13 +153,18 @@ class ReadyReply(Wire):
 
 
 class Progress(Wire):
-    """How far a share is; reported with each heartbeat."""
+    """How far a share is; reported with each heartbeat.
+
+    Attributes:
+        inside: the code of the user's that the training process is in, in words; empty when it is in none.
+    """
 
     assignment_id: str
     lease: str
     round: int = 0
     step: int = 0
     frame_age_seconds: float = 0.0
+    inside: Annotated[str, Field(max_length=600)] = ""
 
 
 class Health(Wire):

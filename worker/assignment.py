@@ -20,6 +20,7 @@ from lockstep import protocol as p
 from lockstep.logs import get_logger
 from worker.control import Control, LeaseLost, Refused
 from worker.devices import Bound
+from worker.envs import inside
 from worker.logs import LogReader
 from worker.options import Options
 from worker.spool import Spool
@@ -58,6 +59,9 @@ class Share:
         self._control, self._lease, self._bound = control, assignment, bound
         self._directory, self._starter, self._options = directory, starter, options
         self._spool = Spool(directory / "spool.jsonl", options.spool_bytes)
+        self._inside = directory / "inside"  # the child says here when it is in code of the user's
+        section = assignment.runs[0].config.get("env", {})
+        self._environment = str(section.get("id") or section.get("task"))
         self._child: Child | None = None
         self._round, self._step = assignment.resume_round, 0
         self._last_frame = self._began = time.monotonic()
@@ -102,6 +106,7 @@ class Share:
             "round": self._round,
             "step": self._step,
             "frame_age_seconds": round(time.monotonic() - self._last_frame, 2),
+            "inside": inside.read(self._inside, self._environment),
         }
 
     def heard(self, states: Sequence[p.LeaseState], sent: float) -> None:
@@ -214,6 +219,7 @@ class Share:
                     "data_dir": str(self._options.data_dir) if self._options.data_dir else None,
                     "checkpoint_dir": str(self._directory / "checkpoints"),
                     "device_uid": self._bound.device.uid,
+                    "inside": str(self._inside),
                     "rehearse": self._lease.experiment_id not in self._starter.rehearsed,
                 },
             }
@@ -256,6 +262,9 @@ class Share:
             self.unheard()
             if self._kill_at is not None and time.monotonic() > self._kill_at:
                 child.thaw()
+                if self._inside.exists():
+                    child.ask_where()
+                    time.sleep(_POLL_SECONDS)
                 child.kill()
                 return
             time.sleep(_POLL_SECONDS)

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import faulthandler
 import gc
 import hashlib
 import importlib
@@ -36,6 +37,7 @@ from lockstep.revision import code_identity
 from worker import numerics
 from worker.checkpoint import CheckpointRefused, NoCheckpoint
 from worker.envs.faults import EnvironmentFault
+from worker.envs.inside import INSIDE
 from worker.standby import IS_SPARE, TRAINING_NAME, WAITING_NAME
 from worker.train.block import ArmOutOfMemory, BlockTrainer
 from worker.train.plan import BlockPlan, ConfigRefused, RoundRecord, RunPlan, RunRound
@@ -204,6 +206,8 @@ def train(pipes: Pipes, assignment: Assignment, options: dict[str, Any]) -> None
     plan = plan_of(assignment)
     data_dir = Path(options["data_dir"]) if options.get("data_dir") else None
     root = Path(options["checkpoint_dir"])
+    faulthandler.register(signal.SIGUSR1)  # asked by the supervisor before it kills: where this process stands
+    INSIDE.share(Path(options["inside"]))
     try:
         trainer = BlockTrainer(plan, device, data_dir=data_dir, progress=Progress(pipes.send))
         warm_up = trainer.warm_up(rehearse=bool(options["rehearse"]))

@@ -7,7 +7,7 @@ holds another. Time in which the control plane could not receive heartbeats expi
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 
 from sqlalchemy.orm import Session
@@ -19,7 +19,7 @@ from app.services.workers import stop_for_loss
 from app.store import blocks, experiment_cache, experiments, leases, results, scheduling, workers
 from app.store.blocks import Why
 from app.store.tables import Record
-from lockstep.status import AssignmentState, BlockStatus, Cause, WorkerStatus
+from lockstep.status import LIVE_ASSIGNMENT, AssignmentState, BlockStatus, Cause, WorkerStatus
 
 _Step = Callable[[Session, float], int]
 
@@ -130,9 +130,19 @@ def _reservation(ctx: Context, session: Session, now: float, block: Record) -> i
         late = bool(missing)
     if not late:
         return 0
-    text = f"not ready in time: {', '.join(missing)}"
-    why = Why("system", Cause.WORKER_LOST, text)
-    return int(blocks.stop(session, now, block, why, grace_seconds=grace(ctx, session, block), counts=False))
+    why = _not_ready(ctx, [row for row in rows if row.device_uid in missing])
+    # a child that was started and never got ready would hold its devices again and again if that were free
+    counts = all(row.collected for row in rows)
+    return int(blocks.stop(session, now, block, why, grace_seconds=grace(ctx, session, block), counts=counts))
+
+
+def _not_ready(ctx: Context, late: Sequence[Record]) -> Why:
+    """Return whose fault it is that these shares were not ready in time: of code of the user's that hangs, if any."""
+    hung = next((row for row in late if _hangs(ctx, row)), None)
+    if hung is not None:
+        limit = f"and the limit until ready is {ctx.settings.warmup_seconds:g} s"
+        return Why("system", Cause.ENVIRONMENT, f"{_hang(hung)} {limit}")
+    return Why("system", Cause.WORKER_LOST, f"not ready in time: {', '.join(row.device_uid for row in late)}")
 
 
 def _revoke(ctx: Context, session: Session, now: float, block: Record) -> int:
@@ -171,25 +181,60 @@ def _late_round(ctx: Context, session: Session, now: float, block: Record) -> in
     if not late:
         return 0
     text = f"round {block.open_round} waited over {limit:g} s for {', '.join(late)}"
+    shares = leases.of_block(session, block.id, block.attempt)
+    waited_for = [row for row in shares if not set(late).isdisjoint(leases.run_ids(session, row.id))]
+    hung = next((row for row in waited_for if _hangs(ctx, row)), None)
     why = Why("system", Cause.TIMEOUT, text)
+    if hung is not None:
+        why = Why("system", Cause.ENVIRONMENT, f"{_hang(hung)} and {text}")
     return int(blocks.stop(session, now, block, why, grace_seconds=grace(ctx, session, block)))
 
 
 def _stall_matters(ctx: Context, session: Session, row: Record) -> bool:
-    if row.block_status != BlockStatus.RUNNING:
+    if not _may_stall(row.block_status, row):
         return False
     stalled = row.frame_age_seconds >= ctx.settings.stall_after_seconds
     return stalled or experiments.any_stalled(session, leases.run_ids(session, row.id))
 
 
+def _may_stall(block_status: BlockStatus, row: Record) -> bool:
+    """Whether silence counts as a stall: our own code has until the child must be ready, the user's has the limit."""
+    return block_status == BlockStatus.RUNNING or (block_status == BlockStatus.RESERVED and bool(_inside(row)))
+
+
 def _stall(ctx: Context, session: Session, now: float, row: Record) -> int:
     block = blocks.get(session, row.block_id, lock=True)
-    if block is None or block.status != BlockStatus.RUNNING or block.attempt != row.attempt:
+    newest = leases.get(session, row.id)  # a frame may have come since
+    if block is None or newest is None or newest.state not in LIVE_ASSIGNMENT or block.attempt != newest.attempt:
         return 0
-    stalled = row.frame_age_seconds >= ctx.settings.stall_after_seconds
-    changed = experiments.mark_stalled(session, leases.run_ids(session, row.id), stalled)
-    if row.frame_age_seconds >= ctx.settings.stall_kill_seconds:
-        text = f"no sign of progress from the child on {row.device_uid} for {row.frame_age_seconds:.0f} s"
-        why = Why("system", Cause.TIMEOUT, text)
+    if not _may_stall(block.status, newest):
+        return 0
+    stalled = newest.frame_age_seconds >= ctx.settings.stall_after_seconds
+    changed = experiments.mark_stalled(session, leases.run_ids(session, newest.id), stalled)
+    if newest.frame_age_seconds >= ctx.settings.stall_kill_seconds:
+        why = _no_progress(ctx, newest)
         changed += blocks.stop(session, now, block, why, grace_seconds=grace(ctx, session, block))
     return changed
+
+
+def _no_progress(ctx: Context, row: Record) -> Why:
+    limit = f"the limit is {ctx.settings.stall_kill_seconds:g} s"
+    if _inside(row):
+        return Why("system", Cause.ENVIRONMENT, f"{_hang(row)} {limit}; where it stands is in the log")
+    told = f"no sign of progress from the child on {row.device_uid} for {row.frame_age_seconds:.0f} s"
+    return Why("system", Cause.TIMEOUT, f"{told}, {limit}; where it stands is in the log")
+
+
+def _hangs(ctx: Context, row: Record) -> bool:
+    """Whether a share has stood in code of the user's for so long that nothing else can be at fault."""
+    limit = min(ctx.settings.stall_after_seconds, ctx.settings.warmup_seconds / 2)
+    return bool(_inside(row)) and row.frame_age_seconds >= limit
+
+
+def _hang(row: Record) -> str:
+    return f"{_inside(row)} has not returned for {row.frame_age_seconds:.0f} s,"
+
+
+def _inside(row: Record) -> str:
+    """Return which code of the user's a share is in, in words; empty when it is in none."""
+    return str(row.progress.get("inside", ""))

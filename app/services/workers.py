@@ -186,7 +186,7 @@ def _renew(ctx: Context, session: Session, now: float, worker: Record, item: Pro
         item.assignment_id,
         item.lease,
         now + ctx.settings.lease_ttl_seconds,
-        {"round": item.round, "step": item.step},
+        {"round": item.round, "step": item.step, **({"inside": item.inside} if item.inside else {})},
         item.frame_age_seconds,
     )
     block = blocks.get(session, renewed.block_id) if renewed is not None else None

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
+import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +14,7 @@ import pytest
 from lockstep.client import Client
 from lockstep.spec.presets import merge
 from tests.conftest import LiveServer, WorkerProcess, wait_until
+from tests.field.conftest import first_block
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("training")]
 ROOT = Path(__file__).parents[2]
@@ -22,26 +25,62 @@ GYM: dict[str, Any] = {
     "net": {"hidden": 8},
     "ppo": {"minibatches": 1},
     "eval": {"episodes": 1},
+    "lockstep": {"grace_seconds": 1},
     "arms": [{"label": "A"}, {"label": "B", "overrides": {"ppo.lr": 1e-3}}],
     "analysis": {"primary": "eval/native_return_mean", "sesoi": 2.0, "inference": "none", "failure": {"floor": 0.0}},
 }
 CODE = """
+import time
+
 import gymnasium
 
 def moody(**kwargs):
     env = gymnasium.make("CartPole-v1").unwrapped
     env.step = lambda action: {}["velocity"]
     return env
+
+class Hanging(gymnasium.Wrapper):
+    # CartPole that hangs where it is told to: while it is built, or in a step of an episode
+    def __init__(self, where):
+        super().__init__(gymnasium.make("CartPole-v1"))
+        self.where, self.steps = where, 0
+        if where == "built":
+            hang()
+
+    def reset(self, **kwargs):
+        self.steps = 0
+        return self.env.reset(**kwargs)
+
+    def step(self, action):
+        self.steps += 1
+        if self.steps == {"training": 3, "evaluation": 12}.get(self.where):
+            hang()
+        observation, reward, _, _, info = self.env.step(action)
+        return observation, reward, False, self.steps >= 20, info
+
+def hang():
+    while True:
+        time.sleep(60)
+
+def hangs(constants, *, gamma, task):
+    def pay(step):
+        if len(step.reward) == 2:  # not where a worker checks it
+            hang()
+        return step.reward, {"x": step.reward}
+    return pay
+
+hangs.version, hangs.env_kinds, hangs.schema = "1", ("gymnasium",), {}
 """
 
 
 def install(site: Path) -> None:
-    """Two packages: one whose environment raises in step, and one that cannot be imported."""
+    """Two packages: one with environments and a reward that raise or hang, and one that cannot be imported."""
     site.mkdir()
     (site / "moody_env.py").write_text(CODE)
     (site / "broken_package.py").write_text("raise SystemExit('no licence')\n")
     packages = {
-        "moody": "[lockstep.environments]\nmoody = moody_env:moody\n",
+        "moody": "[lockstep.environments]\nmoody = moody_env:moody\nhanging = moody_env:Hanging\n"
+        "[lockstep.rewards]\nhangs = moody_env:hangs\n",
         "broken": "[lockstep.rewards]\nbroken = broken_package:none\n",
     }
     for name, points in packages.items():
@@ -51,19 +90,24 @@ def install(site: Path) -> None:
         (facts / "entry_points.txt").write_text(points)
 
 
-def spec(name: str, **changes: Any) -> dict[str, Any]:
-    return merge(GYM, {"experiment": {"name": name, "replicates": 2}, **changes})
+def spec(name: str, replicates: int = 2, **changes: Any) -> dict[str, Any]:
+    return merge(GYM, {"experiment": {"name": name, "replicates": replicates}, **changes})
+
+
+@pytest.fixture
+def start_with_packages(
+    start_worker: Callable[..., WorkerProcess], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Callable[[str], WorkerProcess]:
+    """A worker that has the packages."""
+    install(tmp_path / "site")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), str(ROOT)]))
+    return start_worker
 
 
 def test_l52_two_bad_experiments_fail_with_their_cause_and_a_good_one_succeeds(
-    sqlite_server: LiveServer,
-    start_worker: Callable[..., WorkerProcess],
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
+    sqlite_server: LiveServer, start_with_packages: Callable[[str], WorkerProcess]
 ) -> None:
-    install(tmp_path / "site")
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "site"), str(ROOT)]))
-    worker = start_worker(sqlite_server.url)
+    worker = start_with_packages(sqlite_server.url)
     with Client(sqlite_server.url) as client:
         wait_until(lambda: client.call("GET", "workers")["items"], what=f"a worker ({worker.log})")
         misspelt = client.submit(spec("misspelt", env={"kwargs": {"lenght": 3}}))["id"]
@@ -88,3 +132,55 @@ def test_l52_two_bad_experiments_fail_with_their_cause_and_a_good_one_succeeds(
         assert "moody" in told
         [shown] = client.call("GET", "workers")["items"]
         assert shown["status"] in ("idle", "cleaning")
+
+
+#: Where code of the user's hangs, the changes that make it hang there, and how the cause names the place.
+HANGS: dict[str, tuple[dict[str, Any], str]] = {
+    "built": ({"env": {"id": "hanging", "kwargs": {"where": "built"}}}, "building env.id='hanging' with env.kwargs="),
+    "training": (
+        {"env": {"id": "hanging", "kwargs": {"where": "training"}}},
+        "environment 'hanging' (number 0) in step 3 of its episode has not returned for ",
+    ),
+    "evaluation": (
+        {"env": {"id": "hanging", "kwargs": {"where": "evaluation"}}},
+        "environment 'hanging' (number 0) in step 12 of its episode has not returned for ",
+    ),
+    "reward": ({"reward": {"mode": "hangs"}}, "reward mode 'hangs' has not returned for "),
+}
+
+
+def test_a_hang_in_code_of_the_user_is_blamed_on_it_wherever_it_hangs(
+    make_server: Callable[..., LiveServer],
+    sqlite_template: Path,
+    tmp_path: Path,
+    start_with_packages: Callable[[str], WorkerProcess],
+) -> None:
+    shutil.copy(sqlite_template, tmp_path / "lockstep.db")
+    limits = {"stall_after_seconds": 2.0, "stall_kill_seconds": 4.0, "backoff_seconds": 600.0}
+    url = make_server(f"sqlite:///{tmp_path / 'lockstep.db'}", **limits).url
+    workers = [start_with_packages(url) for _ in range(2)]
+
+    def is_stopped(experiment_id: str) -> bool:
+        return bool(first_block(client, experiment_id)["cause"])
+
+    def log_of(experiment_id: str) -> str:
+        runs = client.call("GET", f"experiments/{experiment_id}/runs")["items"]
+        return "".join(line["text"] for line in client.call("GET", f"runs/{runs[0]['id']}/logs")["items"])
+
+    def shows_stack(experiment_id: str) -> bool:
+        return "in hang" in log_of(experiment_id)
+
+    with Client(url) as client:
+        wait_until(lambda: len(client.call("GET", "workers")["items"]) == 2, what=f"workers ({workers[0].log})")
+        ids = {place: client.submit(spec(place, replicates=1, **HANGS[place][0]))["id"] for place in HANGS}
+        for place, experiment_id in ids.items():
+            wait_until(partial(is_stopped, experiment_id), timeout=120, what=f"an end of {place}")
+            block = first_block(client, experiment_id)
+            assert block["cause"] == "environment", block["cause_text"]
+            assert block["cause_text"].startswith(HANGS[place][1])
+            assert ", the limit is 4 s; where it stands is in the log" in block["cause_text"]
+        for experiment_id in ids.values():
+            wait_until(partial(shows_stack, experiment_id), timeout=30, what="the stack of the hang")
+        good = client.submit(spec("good", replicates=1))["id"]
+        wait_until(lambda: client.show(good)["status"] == "succeeded", timeout=60, what="success of another")
+        assert {w["status"] for w in client.call("GET", "workers")["items"]} <= {"idle", "cleaning"}

@@ -121,3 +121,77 @@ def test_plan_says_what_would_run_and_writes_nothing(ctx: Context) -> None:
     planned = submission.plan(ctx, tiny_spec(experiment={"replicates": 3}))
     assert (planned["num_blocks"], planned["num_runs"], planned["placement"]) == (3, 6, "shared_device")
     assert rows() == before
+
+
+STEP = "environment 'Moody-v0' (number 3) in step 57 of its episode"
+
+
+@pytest.mark.parametrize("is_ready", [True, False], ids=["training", "warm-up"])
+def test_child_that_hangs_in_code_of_the_user_is_stopped_as_environment(ctx: Context, is_ready: bool) -> None:
+    settings = ctx.settings.model_copy(update={"stall_after_seconds": 5.0, "stall_kill_seconds": 20.0})
+    strict = dataclasses.replace(ctx, settings=settings)
+    submit(strict, tiny_spec())
+    worker = SimulatedWorker(strict).register()
+    worker.claim()
+    if is_ready:
+        worker.ready()
+    worker.beat(frame_age_seconds=21.0)
+    worker.beat(frame_age_seconds=19.0, inside=STEP)
+    sweeping.sweep(strict)
+    assert first_block(strict, worker)["status"] == ("running" if is_ready else "reserved")
+    worker.beat(frame_age_seconds=21.0, inside=STEP)
+    sweeping.sweep(strict)
+    found = first_block(strict, worker)
+    assert (found["status"], found["cause"]) == ("stopping", "environment")
+    assert found["cause_text"].startswith(f"{STEP} has not returned for 21 s, the limit is 20 s")
+
+
+def test_child_not_ready_in_time_because_code_of_the_user_hangs_is_environment_and_counts(
+    ctx: Context, clock: Clock
+) -> None:
+    settings = ctx.settings.model_copy(update={"warmup_seconds": 30.0})
+    strict = dataclasses.replace(ctx, settings=settings)
+
+    def fail(**progress: Any) -> dict[str, Any]:
+        worker.claim()
+        for _ in range(32):
+            clock.advance(1.0)
+            worker.beat(**progress)
+            sweeping.sweep(strict)
+        found = first_block(strict, worker)
+        worker.release("stopped", "preempted")
+        clock.advance(1.0)
+        worker.beat("idle")
+        return found
+
+    submit(strict, tiny_spec())
+    worker = SimulatedWorker(strict).register()
+    ours = fail(frame_age_seconds=16.0)
+    assert (ours["cause"], ours["cause_text"]) == ("worker_lost", f"not ready in time: {worker.device.uid}")
+    theirs = fail(frame_age_seconds=16.0, inside=STEP)
+    assert theirs["cause"] == "environment"
+    assert theirs["cause_text"] == f"{STEP} has not returned for 16 s, and the limit until ready is 30 s"
+    with ctx.store.read() as session:
+        used = session.execute(select(t.block.c.budget_used)).scalars().first()
+    assert used == {"worker_lost": 1, "environment": 1}, "no device is held again and again for nothing"
+
+
+def test_gang_that_waits_for_an_arm_whose_environment_hangs_is_stopped_as_environment(
+    ctx: Context, clock: Clock
+) -> None:
+    lockstep = {"placement": "one_per_device", "barrier_timeout_seconds": 60}
+    settings = ctx.settings.model_copy(update={"stall_after_seconds": 40.0})
+    strict = dataclasses.replace(ctx, settings=settings)
+    submit(strict, tiny_spec(lockstep=lockstep))
+    pair = [SimulatedWorker(strict, f"w{n}").register() for n in range(2)]
+    assert all(worker.claim() for worker in pair)
+    assert [worker.ready() for worker in pair][-1]
+    pair[0].hand_in(0)
+    for _ in range(62):
+        clock.advance(1.0)
+        pair[0].beat()
+        pair[1].beat(frame_age_seconds=50.0, inside=STEP)
+        sweeping.sweep(strict)
+    found = first_block(strict, pair[0])
+    assert (found["status"], found["cause"]) == ("stopping", "environment")
+    assert found["cause_text"].startswith(f"{STEP} has not returned for 50 s, and round 0 waited over 60 s")

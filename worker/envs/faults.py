@@ -13,6 +13,8 @@ from contextlib import contextmanager
 
 import torch
 
+from worker.envs.inside import INSIDE
+
 #: What the user's code may raise; a script's ``sys.exit`` must not end the training process without a word.
 RAISED = (Exception, SystemExit)
 
@@ -29,9 +31,10 @@ def last_line(error: BaseException) -> str:
 
 @contextmanager
 def playing(work: str) -> Iterator[None]:
-    """Run code of the user's; what it raises is an ``EnvironmentFault`` of ``work``."""
+    """Run code of the user's; what it raises is an ``EnvironmentFault`` of ``work``, and so is a hang in it."""
     try:
-        yield
+        with INSIDE.doing(work):
+            yield
     except (EnvironmentFault, torch.OutOfMemoryError):
         raise
     except RAISED as error:
@@ -42,7 +45,8 @@ def playing(work: str) -> Iterator[None]:
 def building(what: str) -> Iterator[None]:
     """Build something of the user's; what is raised is a ``ValueError`` that names the field ``what``."""
     try:
-        yield
+        with INSIDE.doing(f"building {what}"):
+            yield
     except torch.OutOfMemoryError:
         raise
     except RAISED as error:

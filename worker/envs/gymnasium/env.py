@@ -26,6 +26,7 @@ from worker.envs.base import Cohort, EpisodeRecord, HeadSpec, Masks, Observation
 from worker.envs.faults import RAISED, EnvironmentFault, building, last_line, playing
 from worker.envs.gymnasium.ledger import Ledger
 from worker.envs.gymnasium.rewards import GymReward, Transition, make_gym_reward
+from worker.envs.inside import INSIDE, OUTSIDE, RESET, STEP
 
 ENTRY_POINTS = "lockstep.environments"
 #: Steps after which an evaluation episode is cut where neither the spec nor the environment has a limit.
@@ -216,7 +217,8 @@ class GymEnvs:
         for lanes in self._lanes:
             while lanes:
                 try:
-                    lanes.pop().env.close()
+                    with INSIDE.doing(f"environment {self._name!r} in close"):
+                        lanes.pop().env.close()
                 except RAISED as error:
                     sys.stderr.write(f"environment {self._name!r} raised in close: {last_line(error)}\n")
 
@@ -276,6 +278,8 @@ class GymEnvs:
         lane.steps += 1
         if not self.resets_each_round:  # for a replay; the environment may change what it is handed
             lane.actions.append(action if self._choices is not None else action.copy())
+        cells = INSIDE.cells
+        cells[1], cells[2], cells[0] = index, lane.steps, STEP
         try:
             observation, reward, terminated, truncated, info = lane.env.step(action)
             paid = float(reward) if type(reward) is not np.ndarray else float(reward.item())
@@ -283,6 +287,8 @@ class GymEnvs:
             ends, cut = bool(terminated), bool(truncated)
         except RAISED as error:
             raise self._fault(run, index, error) from error
+        finally:
+            cells[0] = OUTSIDE
         if not math.isfinite(paid):
             raise EnvironmentFault(f"{self._where(run, index)}: the reward is {paid}, which is not finite")
         lane.native += paid
@@ -314,11 +320,15 @@ class GymEnvs:
         else:
             lane.reset_key = derive(self._seed, "env_reset", env=index, episode=lane.episode)
         lane.actions, lane.steps, lane.native, lane.is_over = [], 0, 0.0, False
+        cells = INSIDE.cells
+        cells[1], cells[0] = index, RESET
         try:
             observation, _ = lane.env.reset(seed=lane.reset_key)
             self._write(run, index, observation)
         except RAISED as error:
             raise self._fault(run, index, error) from error
+        finally:
+            cells[0] = OUTSIDE
         self._ledgers[run].begin_episode(index)
         lane.started_at = datetime.now(UTC).isoformat()
         self._alive()
