@@ -14,6 +14,7 @@ from collections.abc import Callable
 from app.services import finishing, scheduling, sweeping
 from app.services.context import Context
 from app.services.operations import METRICS
+from app.store.opening import why_away
 from lockstep.logs import get_logger
 
 _log = get_logger("duties")
@@ -77,10 +78,14 @@ class _Loop:
         while not self._stop.is_set():
             try:
                 self._act()
-            except Exception:
+            except Exception as error:
                 # the database may be away; duties are idempotent and are done again
                 METRICS.database_errors.inc()
-                _log.exception("a duty failed; it is done again")
+                reason = why_away(error)
+                if reason is not None:
+                    _log.warning("the database does not answer; duties wait for it", reason=reason)
+                else:
+                    _log.exception("a duty failed; it is done again")
                 self._stop.wait(1.0)
             self._rung.wait(self._period)
             self._rung.clear()

@@ -19,6 +19,7 @@ from app.services import live
 from app.services.context import Context
 from app.services.live import Batch, Interest, Position
 from app.services.operations import METRICS, server_epoch
+from app.store.opening import why_away
 from lockstep.logs import get_logger
 
 MAX_BUFFER_BYTES = 256 * 1024
@@ -161,9 +162,13 @@ class Hub:
             await asyncio.sleep(period)
             try:
                 await self._tick()
-            except Exception:
+            except Exception as error:
                 # the store may be away for a while; readers keep their positions and nothing is lost
-                _log.exception("live tail failed; it goes on")
+                reason = why_away(error)
+                if reason is not None:
+                    _log.warning("the database does not answer; live streams wait for it", reason=reason)
+                else:
+                    _log.exception("live tail failed; it goes on")
 
     async def _tick(self) -> None:
         watched = {name: position for name, position in self._positions.items() if self._readers.get(name)}

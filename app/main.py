@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 from fastapi import FastAPI
 
@@ -17,8 +16,8 @@ from app.services.artifacts import FileStore
 from app.services.context import Bell, Context
 from app.services.operations import ensure_epoch
 from app.settings import Settings
-from app.store import migrate
-from app.store.engine import FileLock, StartupError, Store, sqlite_module, sqlite_warning
+from app.store import opening
+from app.store.engine import Store
 from app.store.points import MetricNames
 from lockstep.logs import configure, get_logger
 
@@ -58,17 +57,18 @@ def create_app(settings: Settings) -> FastAPI:
 async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     settings: Settings = app.state.settings
     configure(settings.log_level)
-    lock = _lock(settings)
+    lock = opening.lock(settings.url, make_folder=not settings.database_url)
     store = open_store(settings)
     ctx = Context(store, settings, FileStore(settings.data_dir / "files"), MetricNames(), Bell())
-    ensure_epoch(ctx)
+    with opening.explained(settings.url):
+        ensure_epoch(ctx)
     app.state.ctx = ctx
     app.state.export_writers = ThreadPoolExecutor(_EXPORT_WRITERS, "export")
     app.state.hub = Hub(ctx)
     app.state.hub.start()
     duties = Duties(ctx)
     duties.start()
-    _log.info("started", database=store.url.render_as_string(hide_password=True))
+    _log.info("started", database=opening.shown(settings.url))
     try:
         yield
     finally:
@@ -80,31 +80,10 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
             lock.release()
 
 
-def _lock(settings: Settings) -> FileLock | None:
-    """One API process on SQLite."""
-    if not settings.url.startswith("sqlite"):
-        return None
-    lock = FileLock(Path(settings.url.removeprefix("sqlite:///")))
-    lock.acquire()
-    return lock
-
-
 def open_store(settings: Settings) -> Store:
-    """Open the database; SQLite is migrated by itself, PostgreSQL must be at the newest revision.
+    """Open the configured database with the schema of this code.
 
     Raises:
-        StartupError: when the database cannot be used as it is.
+        UnusableDatabase: one sentence for people.
     """
-    store = Store(settings.url)
-    if store.is_sqlite:
-        warning = sqlite_warning(sqlite_module().sqlite_version_info)
-        if warning:
-            _log.warning(warning)
-        backup = migrate.upgrade(store)
-        if backup is not None:
-            _log.info("database migrated", backup=str(backup))
-    elif not migrate.check(store):
-        raise StartupError(
-            "the database is not at the newest revision; back it up (`pg_dump`), then run `lockstep db upgrade`"
-        )
-    return store
+    return opening.open_store(settings.url, make_folder=not settings.database_url)

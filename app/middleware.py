@@ -8,8 +8,10 @@ from __future__ import annotations
 import gzip
 import io
 import secrets
+import sys
 import zlib
 from collections.abc import MutableMapping
+from functools import partial
 from typing import Any
 
 from fastapi import FastAPI
@@ -19,6 +21,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.errors import AppError, ForbiddenError, TooLargeError
 from app.problems import render
 from app.settings import Settings, is_loopback
+from app.store.engine import StartupError
 
 _CSP = "default-src 'self'; frame-ancestors 'none'; object-src 'none'; base-uri 'self'; form-action 'self'"
 _MAX_COMPRESSED = 1024 * 1024
@@ -43,7 +46,7 @@ class Envelope:
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve one request or socket with an id and safe headers."""
         if scope["type"] == "lifespan":
-            await self.app(scope, receive, send)
+            await self.app(scope, receive, partial(_send_sentence, send))
             return
         request_id = secrets.token_hex(8)
         scope["lockstep_request_id"] = request_id
@@ -56,6 +59,14 @@ class Envelope:
             await send(message)
 
         await self.app(scope, receive, with_headers)
+
+
+async def _send_sentence(send: Send, message: Message) -> None:
+    """Let a start-up that failed for a reason which people can mend say the reason, not its traceback."""
+    error = sys.exception()  # the message is sent while it is handled
+    if message["type"] == "lifespan.startup.failed" and isinstance(error, StartupError):
+        message = {**message, "message": str(error)}
+    await send(message)
 
 
 def _add_headers(message: MutableMapping[str, Any], request_id: str) -> None:

@@ -6,13 +6,14 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
-from sqlalchemy.exc import OperationalError, SQLAlchemyError
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
 
 from app.errors import MEDIA_TYPE, AppError, BusyError, InvalidError, problem_document
 from app.routes.documents import ProblemDocument
 from app.services.operations import METRICS
+from app.store.opening import why_away
 from lockstep.logs import get_logger
 from lockstep.spec.problems import Problem, pointer
 
@@ -81,10 +82,11 @@ async def _http_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _database_error(request: Request, error: Exception) -> JSONResponse:
     METRICS.database_errors.inc()
-    _log.exception("database error", path=request.url.path, request_id=_id(request), exc_info=error)
-    if isinstance(error, OperationalError):
-        return render(BusyError("the database does not answer; try again"), _id(request))
-    return await _unexpected(request, error)
+    reason = why_away(error)
+    if reason is None:
+        return await _unexpected(request, error)
+    _log.warning("the database does not answer", path=request.url.path, request_id=_id(request), reason=reason)
+    return render(BusyError("the database does not answer; try again"), _id(request))
 
 
 async def _unexpected(request: Request, error: Exception) -> JSONResponse:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ipaddress
 from pathlib import Path
 from typing import Annotated, Any, Literal
+from urllib.parse import quote
 
 from pydantic import Field, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
@@ -78,7 +79,7 @@ class Settings(BaseSettings):
     @property
     def url(self) -> str:
         """The database URL, with the default filled in."""
-        return self.database_url or f"sqlite:///{(self.data_dir / 'lockstep.db').absolute()}"
+        return self.database_url or f"sqlite:///{quote(str((self.data_dir / 'lockstep.db').absolute()))}"
 
     @property
     def base_path(self) -> str:

@@ -1,6 +1,7 @@
 """Alembic environment: one connection, batch mode on SQLite, type comparison on."""
 
 from alembic import context
+from sqlalchemy import make_url
 
 from app.store.engine import make_engine
 from app.store.tables import metadata
@@ -12,7 +13,7 @@ def _compare_type(_context, _inspected, _metadata_column, _inspected_type, _meta
 
 def run() -> None:
     url = context.config.get_main_option("sqlalchemy.url")
-    engine = make_engine(url, is_sqlite=url.startswith("sqlite"))
+    engine = make_engine(url, is_sqlite=make_url(url).get_backend_name() == "sqlite")
     with engine.begin() as connection:
         context.configure(
             connection=connection,

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import socket
 import sys
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -19,8 +21,8 @@ from app.services.artifacts import FileStore
 from app.services.context import Actor, Bell, Context
 from app.services.operations import ensure_epoch, renew_epoch
 from app.settings import Settings
-from app.store import migrate
-from app.store.engine import FileLock, StartupError, Store, sqlite_module, sqlite_warning
+from app.store import migrate, opening
+from app.store.engine import StartupError, Store, sqlite_module, sqlite_warning
 from app.store.points import MetricNames
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Commands for operators.")
@@ -29,6 +31,8 @@ token = typer.Typer(no_args_is_help=True, help="Access tokens.")
 app.add_typer(database, name="db")
 app.add_typer(token, name="token")
 _OPERATOR = Actor("command line", access.LOCAL)
+#: Exit code where the database or the address cannot be used.
+UNUSABLE = 3
 
 
 def load_settings(**given: Any) -> Settings:
@@ -53,7 +57,7 @@ def serve(
         _preflight(settings)
         listener = listen(settings)
     except (StartupError, OSError) as error:
-        raise fail(error, 3) from error
+        raise fail(error, UNUSABLE) from error
     host, actual = listener.getsockname()[:2]
     typer.echo(f"Lockstep listens on http://{host}:{actual}{settings.base_path}/")
     sys.stdout.flush()
@@ -70,11 +74,11 @@ def serve(
 
 
 def _preflight(settings: Settings) -> None:
-    if settings.url.startswith("sqlite"):
-        lock = FileLock(Path(settings.url.removeprefix("sqlite:///")))
-        lock.acquire()
+    lock = opening.lock(settings.url, make_folder=not settings.database_url)
+    if lock is not None:
         lock.release()
     open_store(settings).close()
+    FileStore(settings.data_dir / "files")
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -98,25 +102,44 @@ def listen(settings: Settings) -> socket.socket:
     return listener
 
 
+@contextmanager
+def opened(*, any_schema: bool = False) -> Iterator[tuple[Settings, Store]]:
+    """Settings and store for the block; a database that cannot be used, or is lost, ends with a sentence and code 3."""
+    settings = load_settings()
+    try:
+        if any_schema:
+            store = opening.connect(settings.url, make_folder=not settings.database_url)
+        else:
+            store = open_store(settings)
+        with closing(store), opening.explained(settings.url):
+            yield settings, store
+    except StartupError as error:
+        raise fail(error, UNUSABLE) from error
+
+
+@contextmanager
+def _context() -> Iterator[Context]:
+    with opened() as (settings, store):
+        ctx = Context(store, settings, FileStore(settings.data_dir / "files"), MetricNames(), Bell())
+        ensure_epoch(ctx)
+        yield ctx
+
+
 @database.command("upgrade")
 def db_upgrade() -> None:
     """Bring the database to the newest revision; a SQLite file is copied first."""
-    store = Store(load_settings().url)
-    try:
+    with opened(any_schema=True) as (_, store):
         backup = migrate.upgrade(store)
-    except StartupError as error:
-        raise fail(error, 3) from error
-    finally:
-        store.close()
     typer.echo(f"at revision {migrate.head_revision()}" + (f"; copy kept at {backup}" if backup else ""))
 
 
 @database.command("downgrade")
 def db_downgrade(revision: str) -> None:
     """Take the database back to a revision."""
-    store = Store(load_settings().url)
-    migrate.downgrade(store, revision)
-    store.close()
+    if revision not in (known := migrate.revisions()):
+        raise fail(ValueError(f"there is no revision {revision!r}; name one of {', '.join(known)}"), 2)
+    with opened(any_schema=True) as (_, store):
+        migrate.downgrade(store, revision)
     typer.echo(f"at revision {revision}")
 
 
@@ -126,21 +149,6 @@ def db_restored() -> None:
     with _context() as ctx:
         renew_epoch(ctx)
     typer.echo("the epoch was renewed")
-
-
-class _context:  # noqa: N801 - used as a function
-    """A context on the configured database, closed at the end of the block."""
-
-    def __enter__(self) -> Context:
-        settings = load_settings()
-        self._store = open_store(settings)
-        files = FileStore(settings.data_dir / "files")
-        ctx = Context(self._store, settings, files, MetricNames(), Bell())
-        ensure_epoch(ctx)
-        return ctx
-
-    def __exit__(self, *_: object) -> None:
-        self._store.close()
 
 
 @token.command("create")
@@ -180,15 +188,9 @@ def doctor() -> None:
     settings = load_settings()
     module = sqlite_module()
     typer.echo(f"settings: ok (bind {settings.bind}:{settings.port}, auth {settings.auth})")
-    warning = sqlite_warning(module.sqlite_version_info)
-    typer.echo(f"sqlite {module.sqlite_version}: {warning or 'ok'}")
-    try:
-        store = open_store(settings)
-        with store.read() as session:
-            typer.echo(f"database: ok, clock {store.now(session):.0f}, revision {migrate.current_revision(store)}")
-        store.close()
-    except StartupError as error:
-        raise fail(error, 3) from error
+    with opened() as (_, store), store.read() as session:
+        typer.echo(f"sqlite {module.sqlite_version}: {sqlite_warning(module.sqlite_version_info) or 'ok'}")
+        typer.echo(f"database: ok, clock {store.now(session):.0f}, revision {migrate.current_revision(store)}")
 
 
 @app.command()

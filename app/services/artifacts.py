@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from app.errors import TooLargeError
+from app.store.engine import StartupError
 
 
 @dataclass(frozen=True)
@@ -26,12 +27,21 @@ class FileStore:
     Attributes:
         incoming: folder for what is not whole yet, and for what is deleted after use; on the disk of the data, while
             the system's folder for such files may be memory.
+
+    Raises:
+        StartupError: the folders cannot be made.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root.absolute()
         self.incoming = self.root / "incoming"
-        self.incoming.mkdir(parents=True, exist_ok=True)
+        try:
+            self.incoming.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            text = (
+                f"the folder {self.incoming} cannot be made ({error.strerror}); correct its rights or LOCKSTEP_DATA_DIR"
+            )
+            raise StartupError(text) from error
 
     def put(self, chunks: Iterable[bytes], *, max_bytes: int) -> Stored:
         """Write chunks, fsync and rename into place; an object that exists is left as it is.

@@ -19,9 +19,10 @@ from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
 from typing import Any
+from urllib.parse import unquote, urlsplit
 
 import psycopg
-from sqlalchemy import Connection, Engine, create_engine, event, make_url, text
+from sqlalchemy import URL, Connection, Engine, create_engine, event, make_url, text
 from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.orm import Session
 
@@ -41,6 +42,7 @@ _CLOCK = {
 }
 _WRITER_WAIT_SECONDS = 5.0
 _PING_AFTER_SECONDS = 1.0
+_CONNECT_SECONDS = 5
 _SHARED_FILE_SYSTEMS = ("nfs", "cifs", "smb", "9p", "virtiofs", "fuse.sshfs", "vboxsf")
 
 
@@ -224,18 +226,36 @@ def _file_system(path: Path) -> str:
     return kind
 
 
+def sqlite_file(url: URL) -> Path | None:
+    """Return the one absolute path of a SQLite file, however a URL names it; None for PostgreSQL and memory.
+
+    Driver, query, relative path and symbolic link make no difference, so two processes that open one file agree.
+    """
+    named = url.database or ":memory:"
+    if url.get_backend_name() != "sqlite":
+        return None
+    if named.startswith("file:") and url.query.get("uri"):
+        if url.query.get("mode") == "memory":
+            return None
+        named = unquote(urlsplit(named).path)
+    return None if named in ("", ":memory:") else Path(named).resolve()
+
+
 def make_engine(url: str, *, is_sqlite: bool) -> Engine:
     """Return an engine with the rules of its database; one SQLite library per process, or locks break."""
+    parsed = make_url(url)
     if not is_sqlite:
-        engine = create_engine(url, pool_size=10, max_overflow=20, pool_timeout=30)
+        # without a limit of its own libpq waits for the kernel's, two minutes and more
+        limit = {} if "connect_timeout" in parsed.query else {"connect_timeout": _CONNECT_SECONDS}
+        engine = create_engine(url, connect_args=limit, pool_size=10, max_overflow=20, pool_timeout=30)
         # many rows in one INSERT: the driver's executemany has a statement and a synchronisation for each
         engine.dialect.use_insertmanyvalues_wo_returning = True
         event.listen(engine, "checkin", _note_idle)
         event.listen(engine, "checkout", _ping_after_idling)
         return engine
-    path = make_url(url).database
-    if path and path != ":memory:":
-        _create_file(Path(path))
+    path = sqlite_file(parsed)
+    if path is not None:
+        _create_file(path)
     engine = create_engine(
         url,
         module=sqlite_module(),
@@ -293,7 +313,11 @@ def _on_begin(connection: Any) -> None:
 
 
 class FileLock:
-    """Exclusive lock on ``<db>.lock`` for the lifetime of the one API process on SQLite."""
+    """Exclusive lock on ``<db>.lock`` for the lifetime of the one API process on SQLite.
+
+    Args:
+        database: as ``sqlite_file`` has it, so that all names of one file lead to one lock.
+    """
 
     def __init__(self, database: Path) -> None:
         self.path = database.with_name(database.name + ".lock")

@@ -11,7 +11,7 @@ from alembic.config import Config
 from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
-from app.store.engine import StartupError, Store, sqlite_module
+from app.store.engine import StartupError, Store, sqlite_file, sqlite_module
 
 _SCRIPTS = Path(__file__).resolve().parents[2] / "migrations"
 
@@ -38,6 +38,11 @@ def head_revision() -> str:
     return head
 
 
+def revisions() -> list[str]:
+    """Return every revision the code knows, the oldest first."""
+    return [script.revision for script in ScriptDirectory(str(_SCRIPTS)).walk_revisions()][::-1]
+
+
 def check(store: Store) -> bool:
     """Return whether the database is at the newest revision.
 
@@ -45,8 +50,7 @@ def check(store: Store) -> bool:
         StartupError: when the database is newer than the code; it is never changed then.
     """
     current = current_revision(store)
-    known = {script.revision for script in ScriptDirectory(str(_SCRIPTS)).walk_revisions()}
-    if current is not None and current not in known:
+    if current is not None and current not in revisions():
         raise StartupError(
             f"the database is at revision {current}, which this version does not know: it is newer than "
             "the code. Upgrade lockstep; the database was not changed"
@@ -73,9 +77,9 @@ def downgrade(store: Store, revision: str) -> None:
 
 
 def _backup(store: Store) -> Path | None:
-    if not store.is_sqlite or current_revision(store) is None or not store.url.database:
+    path = sqlite_file(store.url)
+    if path is None or current_revision(store) is None:
         return None
-    path = Path(store.url.database)
     copy = path.with_name(f"{path.name}.{time.strftime('%Y%m%dT%H%M%SZ', time.gmtime())}.bak")
     # SQLite's own backup: a copy of the file could miss what another connection writes meanwhile
     with closing(sqlite_module().connect(path)) as source, closing(sqlite_module().connect(copy)) as target:

@@ -1,0 +1,246 @@
+"""The one way to the database for ``serve``, ``db``, ``token`` and ``doctor``.
+
+Whatever is wrong with the URL, the server, the file or the schema leaves here as one sentence that names the URL,
+its password hidden, and the remedy. No command opens a ``Store`` of its own.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from sqlalchemy import URL, make_url
+from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
+
+from app.store import migrate
+from app.store.engine import FileLock, StartupError, Store, sqlite_file, sqlite_module, sqlite_warning
+from lockstep.logs import get_logger
+
+_log = get_logger("server")
+_SETTING = "LOCKSTEP_DATABASE_URL"
+_EXAMPLES = "sqlite:////data/lockstep.db or postgresql+psycopg://user:password@host/name"
+_DRIVERS = {
+    "sqlite": "sqlite",
+    "sqlite+pysqlite": "sqlite",
+    "postgres": "postgresql+psycopg",
+    "postgresql": "postgresql+psycopg",
+    "postgresql+psycopg": "postgresql+psycopg",
+}
+_ENCODE = "write special characters of the password percent-encoded, @ as %40 and / as %2F"
+#: What a driver says, in lower case, and what that means for whoever set the URL.
+_SAID = (
+    ("connection refused", "nothing listens at {place}; start PostgreSQL there, or correct host and port"),
+    ("no such file or directory", "nothing listens at {place}; start PostgreSQL there, or name a host"),
+    ("name or service not known", "the host {host} is not known; correct it"),
+    ("name resolution", "the host {host} is not known now; correct it, or mend the name service"),
+    ("no address associated", "the host {host} has no address; correct it"),
+    ("translate host name", "the host {host} is not known; correct it"),
+    ("timeout", "no answer from {place} in time; check host, port and what lies between"),
+    ("unreachable", "{place} cannot be reached; check host, port and what lies between"),
+    ("authentication failed", f"user {{user}} or the password is refused; correct them ({_ENCODE})"),
+    ("no password supplied", "the server wants a password for user {user}; give one"),
+    ("pg_hba.conf", "the server lets user {user} not in from here; allow it in its pg_hba.conf, or correct the user"),
+    ('role "', "the server has no user {user}; create it, or correct the user"),
+    ('database "', "the server has no database {database}; create it (`createdb`), or correct the name"),
+    ("permission denied", "user {user} may not make or change tables there; grant it the rights"),
+    ("locked", "another process has been writing to it for 5 seconds; stop that one, or try again"),
+    ("readonly", "the file is not writable for this process; correct its rights, or name another file"),
+    ("unable to open", "the file cannot be opened or made; correct the rights of its folder, or name another file"),
+    ("not a database", "the file is no SQLite database; move it away, or name another file"),
+    ("malformed", "the file is damaged; put a copy of it back (`lockstep db upgrade` keeps them beside it)"),
+    ("disk is full", "the disk is full; make room"),
+)
+
+
+class UnusableDatabase(StartupError):  # noqa: N818 - says what is wrong
+    """The whole sentence: the URL, what is wrong with it, and the remedy."""
+
+
+def shown(given: str) -> str:
+    """Return a database URL as it may be shown, readable or not: without its password."""
+    hidden = re.sub(r"(://[^:/@?]*):.*@", r"\1:***@", given.strip(), flags=re.DOTALL)
+    hidden = re.sub(r"(?i)([?&][^=&]*(?:password|secret|key)[^=&]*=)[^&]*", r"\1***", hidden)
+    return " ".join(hidden.split()) or "''"
+
+
+@contextmanager
+def explained(given: str) -> Iterator[None]:
+    """Turn what a database or its driver says inside of the block into one sentence.
+
+    Raises:
+        UnusableDatabase: in place of the error.
+    """
+    try:
+        yield
+    except (SQLAlchemyError, sqlite_module().Error) as error:
+        raise UnusableDatabase(f"cannot use the database {shown(given)}: {_reason(given, error)}") from error
+
+
+@contextmanager
+def _named(given: str) -> Iterator[None]:
+    """As ``explained``; and what this code refuses gets the URL before it."""
+    try:
+        with explained(given):
+            yield
+    except UnusableDatabase:
+        raise
+    except StartupError as error:
+        raise UnusableDatabase(f"cannot use the database {shown(given)}: {error}") from error
+
+
+def why_away(error: BaseException) -> str | None:
+    """Return in one line why the database of a running server does not answer; None for a fault of ours."""
+    if not isinstance(error, OperationalError | InterfaceError | PoolTimeout):
+        return None
+    return " ".join(str(getattr(error, "orig", None) or error).split())[:300]
+
+
+def open_store(given: str, *, make_folder: bool = False) -> Store:
+    """Open a database with the schema of this code: SQLite is migrated by itself, PostgreSQL must have been.
+
+    Args:
+        given: SQLAlchemy URL as set.
+        make_folder: make the folder of a SQLite file; for the one that nobody named.
+
+    Raises:
+        UnusableDatabase: with the sentence.
+    """
+    store = connect(given, make_folder=make_folder)
+    try:
+        with _named(given):
+            _bring_up(store)
+    except BaseException:
+        store.close()
+        raise
+    return store
+
+
+def _bring_up(store: Store) -> None:
+    if store.is_sqlite:
+        warning = sqlite_warning(sqlite_module().sqlite_version_info)
+        if warning:
+            _log.warning(warning)
+        backup = migrate.upgrade(store)
+        if backup is not None:
+            _log.info("database migrated", backup=str(backup))
+    elif not migrate.check(store):
+        raise StartupError(
+            "its schema is older than this version; back it up (`pg_dump`), then run `lockstep db upgrade`"
+        )
+
+
+def connect(given: str, *, make_folder: bool = False) -> Store:
+    """Open a database that answers, its schema old or new but for one that this code does not know.
+
+    Raises:
+        UnusableDatabase: with the sentence.
+    """
+    with _named(given):
+        url = _parse(given)
+        file = sqlite_file(url)
+        if file is not None:
+            _check_file(file, make_folder=make_folder)
+        store = Store(url.render_as_string(hide_password=False))
+        try:
+            migrate.check(store)
+        except BaseException:
+            store.close()
+            raise
+        return store
+
+
+def lock(given: str, *, make_folder: bool = False) -> FileLock | None:
+    """Take the lock of the one API process on a SQLite file, by whatever URL or path it is named; None on PostgreSQL.
+
+    Raises:
+        UnusableDatabase: another process holds it, or the lock cannot be made.
+    """
+    with _named(given):
+        file = sqlite_file(_parse(given))
+        if file is None:
+            return None
+        _check_file(file, make_folder=make_folder)
+        held = FileLock(file)
+        try:
+            held.acquire()
+        except OSError as error:
+            raise StartupError(
+                f"its lock {held.path} cannot be made ({error.strerror}); correct the rights of the folder"
+            ) from error
+        return held
+
+
+def _parse(given: str) -> URL:
+    """Return the URL, with the one driver that each database has here."""
+    if "://" not in given:
+        raise StartupError(f"it has no scheme; set {_SETTING} to something like {_EXAMPLES}")
+    try:
+        url = make_url(given.strip())
+    except (ArgumentError, ValueError) as error:
+        raise StartupError(f"it is not a URL with a number as its port; correct {_SETTING} ({_ENCODE})") from error
+    if url.drivername not in _DRIVERS:
+        raise StartupError(f"{url.drivername!r} is not served; use {_EXAMPLES} in {_SETTING}")
+    url = url.set(drivername=_DRIVERS[url.drivername])
+    if url.get_backend_name() == "sqlite":
+        _check_sqlite(url)
+    elif "@" in (url.database or "") or not 0 < (url.port or 1) < 65_536:
+        raise StartupError(f"its host and port cannot be read; correct {_SETTING} ({_ENCODE})")
+    return url
+
+
+def _check_sqlite(url: URL) -> None:
+    if url.host or url.username:
+        raise StartupError(f"a SQLite URL has three slashes, and four before an absolute path; correct {_SETTING}")
+    if sqlite_file(url) is None:
+        raise StartupError(f"a database in memory is gone with its connection; name a file in {_SETTING}")
+
+
+def _check_file(file: Path, *, make_folder: bool) -> None:
+    """Refuse a path that cannot hold the database, before SQLite says less about it."""
+    folder = file.parent
+    if make_folder:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise StartupError(
+                f"the folder {folder} cannot be made ({error.strerror}); set LOCKSTEP_DATA_DIR"
+            ) from error
+    if not folder.is_dir():
+        raise StartupError(f"there is no folder {folder}; make it (`mkdir -p`), or correct {_SETTING}")
+    if file.is_dir():
+        raise StartupError(f"{file} is a folder; name a file in it in {_SETTING}")
+    if not os.access(folder, os.W_OK | os.X_OK):
+        raise StartupError(f"the folder {folder} is not writable for this process; correct its rights or {_SETTING}")
+    if file.exists():
+        _check_content(file)
+
+
+def _check_content(file: Path) -> None:
+    if not os.access(file, os.R_OK | os.W_OK):
+        raise StartupError(f"{file} is not readable and writable for this process; correct its rights")
+    with file.open("rb") as opened:
+        start = opened.read(16)
+    if start and start != b"SQLite format 3\0":
+        raise StartupError(f"{file} is no SQLite database; move it away, or name another file in {_SETTING}")
+
+
+def _reason(given: str, error: Exception) -> str:
+    """Return what an error means and what to do, in words without a password."""
+    said = str(getattr(error, "orig", None) or error)
+    url = _parse(given)
+    named = {
+        "place": f"{url.host}:{url.port or 5432}" if url.host else "the local socket",
+        "host": url.host or "",
+        "user": repr(url.username or ""),
+        "database": repr(url.database or ""),
+    }
+    for words, meaning in _SAID:
+        if words in said.lower():
+            return f"{meaning.format(**named)} ({_SETTING})"
+    last = said.strip().splitlines()[-1] if said.strip() else type(error).__name__
+    last = last.replace(str(url.password), "***") if url.password else last
+    return f"{' '.join(last.split())[:300]}; correct {_SETTING}, or see to the database"
