@@ -102,22 +102,33 @@ class Hub:
     async def open(self, experiment_id: str, interest: Interest, after: str | None) -> Reader:
         """Subscribe from a cursor, or from a snapshot when there is none.
 
-        The reader is registered before the snapshot is read, so nothing falls between; what both
-        contain is dropped by its sequence number.
+        A reader that goes away while it catches up leaves nothing behind.
         """
         position = Position.parse(after) if after is not None else Position()
         reader = Reader(experiment_id, interest, position)
-        if after is None:
-            frame, reader.position = await run_in_threadpool(live.snapshot, self._ctx, experiment_id, interest)
+        try:
+            await self._bring_up(reader, from_snapshot=after is None)
+        except BaseException:  # the store is away, or the client: its task is cancelled
+            self.close(reader)
+            raise
+        return reader
+
+    async def _bring_up(self, reader: Reader, *, from_snapshot: bool) -> None:
+        """Read what the reader has missed; it is registered before the last of it is read, so nothing falls between.
+
+        What it reads and what the tail brings may overlap: that is dropped by its sequence number.
+        """
+        name = reader.experiment_id
+        if from_snapshot:
+            frame, reader.position = await run_in_threadpool(live.snapshot, self._ctx, name, reader.interest)
             reader.push("snapshot", dump(frame))
         await self._catch_up(reader)
-        self._readers.setdefault(experiment_id, set()).add(reader)
-        place = self._positions.setdefault(experiment_id, reader.position.copy())
+        self._readers.setdefault(name, set()).add(reader)
+        place = self._positions.setdefault(name, reader.position.copy())
         while not reader.position.covers(place):
             await self._catch_up(reader)
         reader.ready = True  # nothing awaits between the check and this line: no batch falls between
         await self._end_if_over(reader)
-        return reader
 
     def close(self, reader: Reader) -> None:
         """Unsubscribe."""

@@ -15,7 +15,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from app.errors import AppError, ForbiddenError, NotFoundError, UnauthorizedError
-from app.live import MAX_BUFFER_BYTES, Hub, Reader, dump
+from app.live import MAX_BUFFER_BYTES, Hub, dump
 from app.routes import documents as d
 from app.routes.deps import ContextDep, authenticate
 from app.routes.deps import Reader as ReadActor
@@ -99,25 +99,26 @@ async def _close(socket: WebSocket, code: int, reason: str) -> None:
 
 
 class _Session:
-    """One connected socket: a receiving task and a sending task."""
+    """One connected socket: one task receives, so that a client that leaves is noticed, one catches up and sends."""
 
     def __init__(self, socket: WebSocket, ctx: Context, experiment_id: str) -> None:
         self._socket = socket
         self._ctx = ctx
         self._experiment_id = experiment_id
         self._hub: Hub = socket.app.state.hub
-        self._reader: Reader | None = None
         self._sender: asyncio.Task[None] | None = None
+        self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._heard = asyncio.Event()
         self._sending = asyncio.Lock()
 
     async def serve(self) -> None:
         """Run until the client leaves, the server stops or a task fails."""
         await self._hello()
-        tasks = {
+        tasks: set[asyncio.Future[Any]] = {
             asyncio.create_task(self._receive()),
             asyncio.create_task(self._ping()),
             asyncio.create_task(self._hub.stopping.wait()),
+            self._failed,
         }
         try:
             done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
@@ -129,7 +130,7 @@ class _Session:
         finally:
             for task in tasks:
                 task.cancel()
-            self._leave()
+            await self._leave()
 
     async def _hello(self) -> None:
         epoch = await run_in_threadpool(server_epoch, self._ctx)
@@ -172,18 +173,28 @@ class _Session:
         await self._subscribe(wanted)
 
     async def _subscribe(self, wanted: Subscribe) -> None:
-        self._leave()
+        await self._leave()
+        self._sender = asyncio.create_task(self._stream(wanted))
+        self._sender.add_done_callback(self._sender_ended)
+
+    def _sender_ended(self, sender: asyncio.Task[None]) -> None:
+        error = None if sender.cancelled() else sender.exception()
+        if error is not None and not self._failed.done():
+            self._failed.set_exception(error)
+            self._failed.exception()  # read here, as the socket may have ended for another reason by now
+
+    async def _stream(self, wanted: Subscribe) -> None:
         try:
-            self._reader = await self._hub.open(self._experiment_id, wanted.interest(), wanted.after)
+            reader = await self._hub.open(self._experiment_id, wanted.interest(), wanted.after)
         except NotFoundError as error:
             raise _CloseError(UNKNOWN, error.detail) from error
         except AppError as error:
             raise _CloseError(BAD_FRAME, error.detail) from error
-        self._sender = asyncio.create_task(self._pump(self._reader))
-
-    async def _pump(self, reader: Reader) -> None:
-        async for text in self._hub.follow(reader):
-            await self._send(text)
+        try:
+            async for text in self._hub.follow(reader):
+                await self._send(text)
+        finally:
+            self._hub.close(reader)
 
     async def _send(self, text: str) -> None:
         try:
@@ -202,13 +213,12 @@ class _Session:
             await self._send('{"type":"ping"}')
         raise _CloseError(OVERLOADED, "two pings were not answered")
 
-    def _leave(self) -> None:
+    async def _leave(self) -> None:
+        """End the stream there is; waited for, so that many subscriptions of one socket read one after the other."""
         if self._sender is not None:
             self._sender.cancel()
+            await asyncio.gather(self._sender, return_exceptions=True)
             self._sender = None
-        if self._reader is not None:
-            self._hub.close(self._reader)
-            self._reader = None
 
 
 def known_experiment(ctx: ContextDep, experiment_id: ExperimentId) -> str:
