@@ -129,7 +129,7 @@ def config(body: str, gamma: float, lr: float) -> LearnerConfig:
         aux_coef=0.0,
     )
     norm = ObsNormConfig(False, "per_arm", 10.0, 8)
-    return LearnerConfig(ppo, NetConfig(body, 32, 32, 1), norm, "popart", "none", "fp32", 1)
+    return LearnerConfig(ppo, NetConfig(body, 32, 32, 1), norm, "popart", "none", "fp32", 1, gamma)
 
 
 def train(probe: Probe, seed: int, rounds: int, *, body: str = "mlp", gamma: float = 0.9, lr: float = 5e-3) -> Learner:

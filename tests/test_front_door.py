@@ -18,7 +18,7 @@ def exists(pattern: str) -> bool:
     return any(ROOT.glob(re.sub(r"<\w+>", "*", pattern.rstrip("/"))))
 
 
-@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md"])
+@pytest.mark.parametrize("page", ["ARCHITECTURE.md", "CONTRIBUTING.md", "docs/extending.md"])
 def test_every_path_of_a_page_exists(page: str) -> None:
     named = PATH.findall((ROOT / page).read_text())
     assert [path for path in named if not exists(path)] == []

@@ -24,14 +24,17 @@ import torch
 
 from lockstep.spec.families import FAMILIES
 from lockstep.spec.tasks import REWARD_MODES
+from worker.envs.families import load as load_family
 from worker.envs.faults import RAISED
-from worker.envs.gymnasium.rewards import check_gym_mode, make_gym_reward
 from worker.envs.morph.rewards import check_mode, make_reward
 from worker.envs.morph.task.data import load
-from worker.train.environments import GYM, MORPH
 
 _DATASETS = ("digits", "synth", "pydoc", "cifar10", "text")
 _GAMMA = 0.99
+#: What a mode is told of the task while it is checked.
+_SELF_CHECK = {"task": "digits_tiny", "id": "self-check"}
+#: Whom a registered reward serves when it does not say.
+_DEFAULT_KIND = "morphogenesis"
 
 
 def datasets(data_dir: Path | None) -> dict[str, str]:
@@ -61,10 +64,11 @@ def rewards() -> dict[str, dict[str, Any]]:
 
 
 def environments() -> dict[str, dict[str, Any]]:
-    """Return environment kinds and registered environments beyond morphogenesis, with their schemas."""
+    """Return families whose package is installed and registered environments, with their schemas."""
     found: dict[str, dict[str, Any]] = {}
-    if importlib.util.find_spec("gymnasium") is not None:
-        found[GYM] = {}
+    for name, family in FAMILIES.items():
+        if family.is_package and _is_installed(name):
+            found[name] = {}
     for point in entry_points(group="lockstep.environments"):
         try:
             found[point.name] = dict(getattr(point.load(), "schema", {}))
@@ -74,19 +78,24 @@ def environments() -> dict[str, dict[str, Any]]:
 
 
 def _announced(point: EntryPoint) -> dict[str, Any]:
-    facts: dict[str, Any] = {"version": "unknown", "env_kinds": [MORPH], "schema": {}}
+    facts: dict[str, Any] = {"version": "unknown", "env_kinds": [_DEFAULT_KIND], "schema": {}}
     try:
         factory = point.load()
-        facts["env_kinds"] = list(getattr(factory, "env_kinds", (MORPH,)))
+        facts["env_kinds"] = list(getattr(factory, "env_kinds", (_DEFAULT_KIND,)))
         facts["schema"] = dict(getattr(factory, "schema", {}))
         facts["version"] = str(factory.version)
-        if MORPH in facts["env_kinds"]:
-            check_mode(make_reward(point.name, {}, gamma=_GAMMA, task="digits_tiny"))
-        if GYM in facts["env_kinds"]:
-            check_gym_mode(make_gym_reward(point.name, {}, gamma=_GAMMA, task="self-check"))
+        for kind in facts["env_kinds"]:
+            if not _is_installed(kind):
+                continue  # it serves nobody here, which is no defect of the mode
+            family = load_family(kind)
+            family.check_reward(family.reward(point.name, {}, _GAMMA, _SELF_CHECK))
     except RAISED as error:  # code of others; the reason is announced
         facts["defect"] = _reason(error)
     return facts
+
+
+def _is_installed(kind: str) -> bool:
+    return not FAMILIES[kind].is_package or importlib.util.find_spec(kind) is not None
 
 
 def _reason(error: BaseException) -> str:

@@ -34,6 +34,7 @@ from lockstep.keys import derive, replicate_seed
 from lockstep.nonfinite import encode_map, jsonable
 from lockstep.protocol import Assignment
 from lockstep.revision import code_identity
+from lockstep.spec.families import FAMILIES
 from worker import numerics
 from worker.checkpoint import CheckpointRefused, NoCheckpoint
 from worker.envs.faults import EnvironmentFault
@@ -47,11 +48,10 @@ _PROGRESS_SECONDS = 0.5
 #: What a block loads only once it knows its assignment; none of it touches a device on import.
 _PRELOADED = (
     "torch._inductor.config",  # by torch.use_deterministic_algorithms
-    "worker.envs.morph.episode.build",
-    "worker.envs.morph.episode.controls",
+    "worker.envs.morph.family",
     "worker.envs.morph.engine.captured",
     "worker.envs.morph.network.fused.step",
-    "worker.envs.gymnasium.env",
+    "worker.envs.gymnasium.family",
 )
 
 
@@ -140,8 +140,8 @@ def record_of(plan: BlockPlan, device: torch.device) -> dict[str, Any]:
     """Return what the report must know of how a share was computed; equal for all its runs."""
     config = plan.runs[0].config
     episodes = int(config["eval"]["episodes"])
-    kind = "env_reset" if config["env"]["kind"] == "gymnasium" else "host_init"
-    keys = [derive(plan.replicate_seed, f"eval/{kind}", episode=index) for index in range(episodes)]
+    purpose = f"eval/{FAMILIES[config['env']['kind']].keyed_by}"
+    keys = [derive(plan.replicate_seed, purpose, episode=index) for index in range(episodes)]
     code = code_identity()
     cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     cuda = f", CUDA {torch.version.cuda}, cuDNN {cudnn}" if device.type == "cuda" else ""

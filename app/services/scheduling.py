@@ -20,6 +20,7 @@ from app.store.events import NewEvent, add_events
 from app.store.scheduling import Share
 from app.store.tables import Record
 from lockstep.protocol import AssignedRun, Assignment, CheckpointRef, RewardRef
+from lockstep.spec.arms import discount_of
 from lockstep.status import BlockStatus, RunStatus, WorkerStatus
 
 _BATCH = 200
@@ -317,7 +318,7 @@ def assignment_document(session: Session, row: Record, token: str) -> Assignment
         spec_hash=fixed.spec_hash,
         runs=_assigned_runs(session, block, arms, experiments.runs_of_share(session, row.id)),
         reward_modes=[
-            RewardRef(mode=arm.reward_mode, config=arm.config["reward"], gamma=arm.config["ppo"]["gamma"])
+            RewardRef(mode=arm.reward_mode, config=arm.config["reward"], gamma=discount_of(arm.config))
             for arm in fixed.arms
         ],
         checkpoint_every_rounds=fixed.checkpoint["every_rounds"],

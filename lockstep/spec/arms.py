@@ -10,6 +10,12 @@ from lockstep.spec import sections
 from lockstep.spec.problems import pointer
 
 
+def discount_of(config: Mapping[str, Any]) -> float:
+    """Return the discount of an arm's configuration. It belongs to the task: what is learnt and what shaping pays."""
+    # stored under the one algorithm there was first, where every older spec has it
+    return float(config["ppo"]["gamma"])
+
+
 @dataclass(frozen=True)
 class Difference:
     """One field in which an arm departs from the base."""

@@ -99,7 +99,7 @@ def parse(raw: Mapping[str, Any]) -> ResolvedSpec:
             ``lockstep.spec.rules``.
     """
     _check_plain(raw)
-    document = _with_preset(raw)
+    document = _with_discount(raw, _with_preset(raw))
     spec = _fill(_validate_spec(document))
     base = _config_data(spec)
     given = raw.get("reward")
@@ -153,6 +153,20 @@ def _with_preset(raw: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(name, str) or name not in PRESETS:
         raise _problem("/preset", "unknown_preset", f"unknown preset {name!r}", nearest(str(name), PRESETS))
     return merge(PRESETS[name], raw)
+
+
+def _with_discount(raw: Mapping[str, Any], document: dict[str, Any]) -> dict[str, Any]:
+    """Move ``env.gamma`` to ``ppo.gamma``, where every older spec has the discount; a preset's value gives way."""
+    env, ppo = document.get("env"), document.get("ppo", {})
+    if not isinstance(env, Mapping) or not isinstance(ppo, Mapping):
+        return document
+    gamma = env.get("gamma")
+    if not isinstance(gamma, int | float) or not 0 < gamma <= 1:
+        return document  # absent, or the schema refuses it where it stands
+    own = raw.get("ppo")
+    if isinstance(own, Mapping) and own.get("gamma", gamma) != gamma:
+        raise _problem("/ppo/gamma", "contradiction", "env.gamma and ppo.gamma differ", "keep one of them")
+    return {**document, "ppo": {**ppo, "gamma": gamma}}
 
 
 def _validate_spec(document: Mapping[str, Any]) -> Spec:
@@ -295,6 +309,11 @@ def _overrides(index: int, arm: sections.Arm) -> dict[str, Any]:
             at = pointer("arms", index, "reward")
             raise _problem(at, "contradiction", "reward and overrides['reward.mode'] differ", "keep one of them")
         overrides["reward.mode"] = arm.reward
+    if "env.gamma" in overrides:
+        gamma = overrides.pop("env.gamma")
+        if overrides.setdefault("ppo.gamma", gamma) != gamma:
+            at = pointer("arms", index, "overrides", "env.gamma")
+            raise _problem(at, "contradiction", "env.gamma and ppo.gamma differ", "keep one of them")
     for path in overrides:
         if path.split(".")[0] not in OVERRIDABLE:
             at = pointer("arms", index, "overrides", path)

@@ -121,6 +121,9 @@ class Env(Section):
     horizon_end: Literal["terminated", "truncated"] = Field(
         "terminated", description="Whether the last step of an episode ends the task or cuts it (bootstrap)"
     )
+    gamma: FiniteFloat | None = Field(
+        None, gt=0, le=1, exclude=True, description="Discount of the task; a resolved spec shows it as ppo.gamma"
+    )
     rollout_steps: int = Field(128, ge=1, le=100_000, description="Steps per round (gymnasium)")
     wrappers: tuple[str, ...] = Field((), max_length=8, description="Registered wrappers (gymnasium)")
     kwargs: dict[str, Scalar] = Field(default_factory=dict, description="JSON scalars (gymnasium)")

@@ -16,9 +16,9 @@ from torch import Tensor
 
 from benchmarks.machine import set_up
 from tests.worker.envs.morph.factories import SEED, AccuracyGain
+from worker.envs.family import RunEnv
 from worker.envs.morph.episode.controls import make_control
 from worker.envs.morph.episode.env import MorphEnvs
-from worker.envs.morph.episode.runs import RunEnv
 from worker.envs.morph.episode.shared_data import Setup
 from worker.envs.morph.task.config import EnvConfig
 

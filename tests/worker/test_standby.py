@@ -17,10 +17,10 @@ from worker.standby import Starter
 _LOOK = """
 import sys
 from worker.child import preload
-from worker.train.environments import _CONTROLS, _MODULES
+from worker.envs.families import FAMILIES
 preload()
 import torch
-print(torch.cuda.is_initialized(), {_CONTROLS, *_MODULES.values()} <= set(sys.modules))
+print(torch.cuda.is_initialized(), set(FAMILIES.values()) <= set(sys.modules))
 before = set(sys.modules)
 torch.use_deterministic_algorithms(True)
 print(set(sys.modules) - before)

@@ -11,6 +11,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any, TypeVar
 
+from lockstep.spec.algorithms import default_adv_norm
+from lockstep.spec.arms import discount_of
+
 T = TypeVar("T")
 
 
@@ -76,6 +79,7 @@ class LearnerConfig:
         reward_norm: ``return_std`` or ``none``.
         precision: ``fp32`` or ``bf16``.
         rounds: planned rounds, the length of every schedule.
+        gamma: discount of the task, whatever the algorithm.
     """
 
     ppo: PPOConfig
@@ -85,6 +89,7 @@ class LearnerConfig:
     reward_norm: str
     precision: str
     rounds: int
+    gamma: float
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> LearnerConfig:
@@ -96,7 +101,7 @@ class LearnerConfig:
         if ppo.get("entropy_anneal_rounds") is None:
             ppo["entropy_anneal_rounds"] = rounds
         if ppo.get("adv_norm") is None:
-            ppo["adv_norm"] = "rollout" if net.body == "lstm" else "minibatch"
+            ppo["adv_norm"] = default_adv_norm(config["net"])
         parsed = cls(
             ppo=_section(PPOConfig, "ppo", ppo),
             net=net,
@@ -105,6 +110,7 @@ class LearnerConfig:
             reward_norm=str(config["reward_norm"]),
             precision=str(config["precision"]["policy"]),
             rounds=rounds,
+            gamma=discount_of(config),
         )
         _check(parsed, int(config["env"]["n_envs"]))
         return parsed

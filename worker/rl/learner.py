@@ -112,6 +112,11 @@ class Learner:
         """Where the parameters live."""
         return self.flat.data.device
 
+    def refresh_observations(self, raw: Tensor, valid: Tensor) -> None:
+        """Merge raw observations [T, E, O] of valid steps [T, E] into the running statistics, after an update."""
+        if self.obs_norm is not None and not self.obs_norm_frozen:
+            self.obs_norm.update(raw.flatten(0, 1), valid.flatten())
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return all tensors that a resume needs, under flat names; scalars as float64 tensors."""
         state = {"policy/flat": self.flat.data, "adam/m": self.adam.m, "adam/v": self.adam.v}
@@ -187,7 +192,7 @@ def build_learner(
     obs_norm = None
     if cfg.obs_norm.enabled:
         obs_norm = ObsNormalizer(layout.continuous.to(device), layout.sentinel.to(device), cfg.obs_norm.clip)
-    scaler = RewardScaler(num_envs, cfg.ppo.gamma, device) if cfg.reward_norm == "return_std" else None
+    scaler = RewardScaler(num_envs, cfg.gamma, device) if cfg.reward_norm == "return_std" else None
     return Learner(
         cfg=cfg,
         heads=heads,

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-_STREAK = 3
-_CLEAR = 1.5
+from worker.rl.algorithms.base import Algorithm, Reading
+
 _MIN_OPEN_STEPS = 32
 _EMA_WEIGHT = 0.2
 _SETTLED_ROUND = 10
@@ -26,39 +26,6 @@ _ENTROPY_FLOORS: Mapping[str, float] = {
     "alpha_speed": 0.08,
     "alpha_curve": 0.08,
 }
-#: Metrics that are finite in every round of a healthy run that learns.
-_FINITE = ("ppo/policy_loss", "ppo/value_loss", "ppo/entropy_loss", "ppo/approx_kl", "ppo/grad_norm")
-
-
-@dataclass(frozen=True)
-class Reading:
-    """One detector's value against its threshold.
-
-    Attributes:
-        name: detector.
-        value: what was measured.
-        threshold: bound.
-        above: True when values above the bound are bad.
-        streak: bad rounds in a row that raise it.
-    """
-
-    name: str
-    value: float
-    threshold: float
-    above: bool = True
-    streak: int = _STREAK
-
-    @property
-    def is_bad(self) -> bool:
-        """Whether the value lies beyond the threshold; NaN counts as bad."""
-        return not (self.value <= self.threshold if self.above else self.value >= self.threshold)
-
-    @property
-    def is_clear(self) -> bool:
-        """Whether the value is back by a factor of 1.5."""
-        if self.threshold < 0:
-            return not self.is_bad
-        return self.value <= self.threshold / _CLEAR if self.above else self.value >= self.threshold * _CLEAR
 
 
 @dataclass
@@ -67,22 +34,20 @@ class Detectors:
 
     Attributes:
         rounds: planned rounds.
-        learns: whether the policy is trained; else nothing applies.
+        algorithm: what trains the policy; None where nothing does, and nothing applies.
         streaks: bad rounds in a row by detector.
         raised: detectors that are raised.
         averages: moving averages by metric.
     """
 
     rounds: int
-    learns: bool
+    algorithm: Algorithm | None
     streaks: dict[str, int] = field(default_factory=dict)
     raised: list[str] = field(default_factory=list)
     averages: dict[str, float] = field(default_factory=dict)
 
     def observe(self, round_index: int, metrics: Mapping[str, float]) -> list[dict[str, Any]]:
         """Take in a round's metrics and return ``anomaly_raised`` and ``anomaly_cleared`` events."""
-        if not self.learns:
-            return []
         events = []
         for reading in self._readings(round_index, metrics):
             count = self.streaks.get(reading.name, 0) + 1 if reading.is_bad else 0
@@ -105,27 +70,18 @@ class Detectors:
         self.averages = dict(state["averages"])
 
     def _readings(self, round_index: int, metrics: Mapping[str, float]) -> Iterator[Reading]:
-        yield Reading("non_finite", float(sum(not math.isfinite(metrics[n]) for n in _FINITE)), 0.0, streak=1)
-        yield Reading("ratio_max", metrics["ppo/ratio_max"], 5.0, streak=1)
-        yield Reading("ratio_min", metrics["ppo/ratio_min"], 0.1, above=False, streak=1)
-        yield Reading("approx_kl", metrics["ppo/approx_kl"], 0.1)
+        if self.algorithm is None:
+            return
+        yield from self.algorithm.detectors(round_index, metrics)
         for head, floor in _ENTROPY_FLOORS.items():
             if metrics.get(f"policy/open_steps_{head}", 0.0) >= _MIN_OPEN_STEPS:
                 yield Reading(f"entropy_{head}", metrics[f"policy/entropy_{head}"], floor, above=False)
-        if math.isfinite(metrics["ppo/value_nrmse"]):
-            yield Reading("value_nrmse", metrics["ppo/value_nrmse"], 2.0)
-            if round_index >= _SETTLED_ROUND:
-                yield Reading("explained_variance", metrics["ppo/explained_variance"], -0.5, above=False)
         yield from self._drift(round_index, metrics)
-        rms = metrics.get("ppo/lstm_h_rms", math.nan)
-        if math.isfinite(rms):
-            yield Reading("lstm_rms_high", rms, 10.0)
-            yield Reading("lstm_rms_low", rms, 1e-6, above=False)
         if "policy/wait_unforced" in metrics and math.isfinite(metrics["policy/wait_unforced"]):
             yield Reading("wait_share", metrics["policy/wait_unforced"], 0.9)
 
     def _drift(self, round_index: int, metrics: Mapping[str, float]) -> Iterator[Reading]:
-        norm = metrics["ppo/grad_norm"]
+        norm = metrics.get(f"{self.algorithm.name}/grad_norm", math.nan) if self.algorithm else math.nan
         if math.isfinite(norm) and norm > 0:
             before = self._average("log_grad_norm", math.log(norm))
             if before is not None and round_index > _SETTLED_ROUND:

@@ -22,20 +22,21 @@ from lockstep.keys import derive, generator
 from worker import checkpoint
 from worker.checkpoint import CheckpointInfo
 from worker.envs.base import Cohort, LockstepEnvs
+from worker.envs.family import Control
+from worker.rl.algorithms import ALGORITHMS
 from worker.rl.config import LearnerConfig
 from worker.rl.heads import Heads
 from worker.rl.learner import Learner, Streams, build_learner
 from worker.train.calibrate import calibrate
 from worker.train.environments import (
+    family_of,
     make_control,
     make_environments,
-    never_floored,
     obs_layout,
-    op_names,
     ordered_runs,
 )
 from worker.train.evaluate import Evaluation, Evaluator
-from worker.train.events import evaluation_events, ppo_update_completed, run_started
+from worker.train.events import evaluation_events, run_started, update_completed
 from worker.train.metrics import (
     episode_rows,
     gradient_metrics,
@@ -46,7 +47,7 @@ from worker.train.metrics import (
 )
 from worker.train.plan import ArmOutOfMemory, BlockPlan, ConfigRefused, RoundRecord, RunPlan, RunRound, owned
 from worker.train.policies import restore, save_policy, snapshot
-from worker.train.runs import Control, ControlledRun, Run, TrainedRun
+from worker.train.runs import ControlledRun, Run, TrainedRun
 
 __all__ = [
     "ArmOutOfMemory",
@@ -60,8 +61,6 @@ __all__ = [
     "update_order",
 ]
 
-#: Metrics that depend on the clock: outside the digest (and so is evaluation, which is no training).
-_CLOCK = ("sys/", "ppo/update_seconds")
 _MIB = 2**20
 
 
@@ -127,6 +126,7 @@ class BlockTrainer:
         self._at = 0, 0
         config = plan.runs[0].config
         self.num_envs = int(config["env"]["n_envs"])
+        self.family = family_of(plan)
         self.envs: LockstepEnvs = make_environments(
             plan, device, phase="train", num_envs=self.num_envs, data_dir=data_dir, overlaps=True, alive=self._alive
         )
@@ -235,16 +235,17 @@ class BlockTrainer:
     def _build_run(self, plan: RunPlan, position: int) -> Run:
         steps = self.envs.steps_per_round
         sizes = [cohort.envs.num_envs for cohort in self._cohorts_of(position)]
-        if plan.policy != "ppo":
+        algorithm = ALGORITHMS.get(plan.policy)
+        if algorithm is None:
             heads = Heads.build(list(self.envs.heads), self.device)
             make = partial(self._control, plan, position)
             return ControlledRun(plan, heads, steps, make, sizes)
-        return TrainedRun(plan, self._learner(plan), self._streams(plan), steps, never_floored(self.plan), sizes)
+        never = self.family.never_floored
+        return TrainedRun(plan, algorithm, self._learner(plan), self._streams(plan), steps, never, sizes)
 
     def _control(self, plan: RunPlan, position: int, round_index: int, part: int) -> Control:
         cohort = self._cohorts_of(position)[part]
-        control: Control = make_control(self.plan, plan, cohort.envs, cohort.runs.index(position), round_index)
-        return control
+        return make_control(self.plan, plan, cohort.envs, cohort.runs.index(position), round_index)
 
     def _cohorts_of(self, position: int) -> list[Cohort]:
         return [cohort for cohort in self.envs.cohorts if position in cohort.runs]
@@ -347,26 +348,27 @@ class BlockTrainer:
         run = self.runs[position]
         episodes = self.envs.pop_episodes(position)
         evaluation = evaluations.get(run.plan.run_id, Evaluation())
-        names = op_names(self.plan, run.rollout.heads.specs[0].size)
+        names = self.family.op_names(run.rollout.heads.specs[0].size)
         metrics = train_metrics(episodes) | reward_metrics(self.envs.reward_sums(position), episodes)
         metrics |= policy_metrics(run.rollout.heads, run.rollout, run.prepared, names)
         metrics |= update
         digest = hashlib.sha256()
         run.hash_into(digest)
+        # what depends on the clock is outside the digest, and so is evaluation, which is no training
         for name, value in sorted(metrics.items()):
-            if not name.startswith(_CLOCK):
+            if not name.startswith("sys/") and not name.endswith("/update_seconds"):
                 digest.update(f"{name}={value!r};".encode())
         metrics |= clock | evaluation.metrics
         if update and isinstance(run, TrainedRun):
-            metrics |= gradient_metrics(run.learner, run.plan.config["telemetry"], run.round)
+            metrics |= gradient_metrics(run.learner, run.algorithm, run.plan.config["telemetry"], run.round)
         events = [run_started(self.plan, run.plan, self.device, position)] if run.round == 0 else []
         events += self.envs.pop_events(position)
-        if update:
-            events += [ppo_update_completed(update), *run.detectors.observe(run.round, metrics)]
+        if update and run.algorithm is not None:
+            events += [update_completed(run.algorithm.name, update), *run.detectors.observe(run.round, metrics)]
         events += evaluation_events(evaluation.metrics, evaluation.rows)
         return RunRound(
             run_id=run.plan.run_id,
-            metrics=kept_metrics(metrics, run.plan.config["telemetry"]["level"]),
+            metrics=kept_metrics(metrics, run.plan.config["telemetry"]["level"], run.algorithm),
             episodes=episode_rows(episodes, run.round),
             eval_episodes=evaluation.rows,
             events=events,

@@ -1,72 +1,34 @@
-"""Environments of a block share by kind; the environment packages are loaded by name, only when used."""
+"""Environments, rewards and controls of a block share, built by its family; refusals name the field."""
 
 from __future__ import annotations
 
-import importlib
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import Any
 
 import torch
 
-from lockstep.keys import generator
+from lockstep.spec.algorithms import ALGORITHMS
+from lockstep.spec.arms import discount_of
+from lockstep.spec.families import FAMILIES
+from worker.envs import families
 from worker.envs.base import LockstepEnvs, ObsSpec
-from worker.envs.gymnasium.rewards import GymReward, make_gym_reward
-from worker.envs.morph.life.stages import Op
-from worker.envs.morph.rewards import RewardFunction, make_reward
+from worker.envs.family import Control, EnvironmentFamily, Order, Reward, RunEnv
 from worker.rl.learner import ObsLayout
 from worker.rl.nets import InputLayout
 from worker.train.plan import BlockPlan, ConfigRefused, RunPlan
 
-#: A reward function of either kind: with ``name``, ``config_hash`` and ``gamma``.
-AnyReward = RewardFunction | GymReward
-MORPH, GYM = "morphogenesis", "gymnasium"
-_MODULES: Mapping[str, str] = {GYM: "worker.envs.gymnasium.env", MORPH: "worker.envs.morph.episode.build"}
-_CONTROLS = "worker.envs.morph.episode.controls"
-#: Choices that probability floors never touch (training.md 1.5).
-_NEVER_FLOORED: Mapping[str, Mapping[str, tuple[int, ...]]] = {
-    MORPH: {"op": (Op.FOSSILIZE, Op.PRUNE, Op.SET_ALPHA_TARGET)},
-    GYM: {},
-}
 
-
-class UniformControl:
-    """The ``random`` control of environments without a control of their own: uniform over each head.
-
-    Args:
-        envs: environments; their masks must allow every choice.
-        seed: replicate seed.
-        round_index: key of the draws.
-        prefix: ``eval/`` in evaluation.
-    """
-
-    def __init__(self, envs: LockstepEnvs, seed: int, round_index: int, prefix: str = "") -> None:
-        self._sizes = [head.size for head in envs.heads]
-        self._draws = [
-            generator(seed, f"{prefix}control_policy", env=e, episode=round_index) for e in range(envs.num_envs)
-        ]
-
-    def act(self, step: int) -> torch.Tensor:  # noqa: ARG002 - of the protocol
-        """Return actions [E, H]."""
-        return torch.tensor([[int(g.integers(size)) for size in self._sizes] for g in self._draws])
-
-
-def kind_of(plan: BlockPlan) -> str:
-    """Return the environment kind of a block; an unknown one is a ``ConfigRefused``."""
+def family_of(plan: BlockPlan) -> EnvironmentFamily:
+    """Return the environment family of a block; an unknown one, or a missing package, is a ``ConfigRefused``."""
     kind = str(plan.runs[0].config["env"]["kind"])
-    if kind not in _MODULES:
-        raise ConfigRefused("env.kind", f"unknown kind {kind!r}", f"use one of {sorted(_MODULES)}")
-    return kind
-
-
-def never_floored(plan: BlockPlan) -> Mapping[str, tuple[int, ...]]:
-    """Return the choices per head that probability floors must not touch."""
-    return _NEVER_FLOORED[kind_of(plan)]
-
-
-def op_names(plan: BlockPlan, num_ops: int) -> list[str]:
-    """Return names of the choices of head 0."""
-    return [op.name for op in Op] if kind_of(plan) == MORPH else [str(i) for i in range(num_ops)]
+    if kind not in families.FAMILIES:
+        raise ConfigRefused("env.kind", f"unknown kind {kind!r}", f"use one of {sorted(families.FAMILIES)}")
+    try:
+        return families.load(kind)
+    except ModuleNotFoundError as error:
+        remedy = "install it on the worker: pip install 'lockstep[worker,gym]'"
+        raise ConfigRefused("env.kind", f"{kind!r} needs the package {error.name!r}", remedy) from error
 
 
 def obs_layout(spec: ObsSpec) -> ObsLayout:
@@ -81,13 +43,7 @@ def ordered_runs(plan: BlockPlan) -> list[int]:
     return sorted(range(len(plan.runs)), key=position.__getitem__)
 
 
-def reward_of(run: RunPlan) -> AnyReward:
-    """Build the reward function of an arm; a bad constant is a ``ConfigRefused``."""
-    section = run.config["reward"]
-    return _reward(section["mode"], section, run.config, float(run.config["ppo"]["gamma"]))
-
-
-def cross_rewards(plan: BlockPlan) -> dict[str, AnyReward]:
+def cross_rewards(plan: BlockPlan) -> dict[str, Reward]:
     """Return the functions of cross-evaluation by name: every arm's mode and ``eval.xeval_modes``.
 
     Equal functions are listed once; two of one mode with other constants are told apart by their hash.
@@ -98,7 +54,7 @@ def cross_rewards(plan: BlockPlan) -> dict[str, AnyReward]:
     wanted += [(mode, {}, plan.reward_modes[0][2]) for mode in config["eval"]["xeval_modes"]]
     functions = {}
     for mode, section, gamma in wanted:
-        function = _reward(mode, section, config, gamma)
+        function = _reward(plan, mode, section, gamma)
         functions[(mode, function.config_hash, function.gamma)] = function
     names = [mode for mode, _, _ in functions]
     return {
@@ -116,7 +72,7 @@ def make_environments(
     seed: int | None = None,
     data_dir: Path | None = None,
     runs: Sequence[RunPlan] | None = None,
-    xeval: Mapping[str, AnyReward] | None = None,
+    xeval: Mapping[str, Reward] | None = None,
     overlaps: bool = False,
     alive: Callable[[], None] = lambda: None,
 ) -> LockstepEnvs:
@@ -135,51 +91,44 @@ def make_environments(
         alive: called after everything that may take long in the code of others.
     """
     chosen = [plan.runs[i] for i in ordered_runs(plan)] if runs is None else list(runs)
-    keys: dict[str, Any] = {
-        "replicate_seed": plan.replicate_seed if seed is None else seed,
-        "device": device,
-        "num_envs": num_envs,
-        "data_dir": data_dir,
-        "rewards": [reward_of(run) for run in chosen],
-    }
-    module, is_morph = _load(kind_of(plan)), kind_of(plan) == MORPH
+    order = Order(
+        config=chosen[0].config,
+        runs=[RunEnv(r.run_id, r.arm, r.policy, r.static_set, discount_of(r.config)) for r in chosen],
+        rewards=[reward_of(plan, run) for run in chosen],
+        replicate_seed=plan.replicate_seed if seed is None else seed,
+        device=device,
+        num_envs=num_envs,
+        data_dir=data_dir,
+        alive=alive,
+    )
+    family = family_of(plan)
     try:
-        envs: list[Any] = chosen
-        if is_morph:
-            envs = [module.RunEnv(r.run_id, r.arm, r.policy, r.static_set, r.config["ppo"]["gamma"]) for r in chosen]
-        if is_morph and overlaps:
-            return cast(LockstepEnvs, module.make_training_envs(chosen[0].config, envs, **keys))
-        own = {} if is_morph else {"alive": alive}
-        scored = dict(xeval or {})
-        return cast(LockstepEnvs, module.make_envs(chosen[0].config, envs, phase=phase, xeval=scored, **keys, **own))
+        if phase == "train":
+            return family.train(order, overlaps)
+        return family.evaluate(order, xeval or {})
     except ValueError as error:
         raise ConfigRefused("env", str(error), "correct the named field") from error
 
 
-def make_control(plan: BlockPlan, run: RunPlan, envs: LockstepEnvs, position: int, round_index: int) -> Any:
+def make_control(plan: BlockPlan, run: RunPlan, envs: LockstepEnvs, position: int, round_index: int) -> Control:
     """Build the control policy of a run whose environments stand at ``position``."""
-    if kind_of(plan) == MORPH:
-        return importlib.import_module(_CONTROLS).make_control(run.policy, envs, position)
-    if run.policy != "random":
-        raise ConfigRefused(f"arms[{run.arm}].policy", f"{run.policy!r} needs slots", "use ppo or random")
-    prefix = "eval/" if envs.resets_each_round else ""
-    return UniformControl(envs, plan.replicate_seed, round_index, prefix)
-
-
-def _reward(mode: str, section: Mapping[str, Any], config: Mapping[str, Any], *gamma: float) -> AnyReward:
-    discount = gamma[0] if gamma else float(config["ppo"]["gamma"])
-    env = config["env"]
     try:
-        if env["kind"] == GYM:
-            return make_gym_reward(mode, section, gamma=discount, task=str(env["id"]))
-        return make_reward(mode, section, gamma=discount, task=str(env["task"]))
+        return family_of(plan).control(run.policy, envs, position, plan.replicate_seed, round_index)
+    except ValueError as error:
+        offered = (*ALGORITHMS, *FAMILIES[str(run.config["env"]["kind"])].controls)
+        raise ConfigRefused(f"arms[{run.arm}].policy", str(error), f"use one of {', '.join(offered)}") from error
+
+
+def reward_of(plan: BlockPlan, run: RunPlan) -> Reward:
+    """Build the reward function of an arm; a bad constant is a ``ConfigRefused``."""
+    section = run.config["reward"]
+    return _reward(plan, section["mode"], section, discount_of(run.config))
+
+
+def _reward(plan: BlockPlan, mode: str, section: Mapping[str, Any], gamma: float) -> Reward:
+    env: Mapping[str, Any] = plan.runs[0].config["env"]
+    try:
+        function: Reward = family_of(plan).reward(mode, section, gamma, env)
     except ValueError as error:
         raise ConfigRefused("reward", str(error), "correct the named field") from error
-
-
-def _load(kind: str) -> Any:
-    try:
-        return importlib.import_module(_MODULES[kind])
-    except ModuleNotFoundError as error:
-        remedy = "install it on the worker: pip install 'lockstep[worker,gym]'"
-        raise ConfigRefused("env.kind", f"{kind!r} needs the package {error.name!r}", remedy) from error
+    return function

@@ -8,7 +8,7 @@ together, step by step. Axes: M evaluation episode, H heads.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -17,24 +17,15 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.spec.families import FAMILIES
 from worker.envs.base import EpisodeRecord, LockstepEnvs, Masks, Observation
+from worker.envs.family import Control
 from worker.rl.cuda import autocast
 from worker.rl.heads import choose
 from worker.rl.learner import Learner, Streams, bounded_uniforms
-from worker.train.environments import MORPH, cross_rewards, kind_of, make_control, make_environments
+from worker.train.environments import cross_rewards, family_of, make_control, make_environments
 from worker.train.plan import BlockPlan, RunPlan, owned
-from worker.train.runs import Control, Run, TrainedRun
-
-#: Columns of an evaluation row that are means of episodes, by metric name.
-_MORPH_METRICS: Mapping[str, str] = {
-    "accuracy": "test_accuracy",
-    "committed_accuracy": "committed_accuracy",
-    "loss": "test_loss",
-    "fossils": "grafts_fossilized",
-    "param_ratio": "param_ratio",
-    "return_mean": "episode_reward",
-}
-_GYM_METRICS: Mapping[str, str] = {"return_mean": "episode_reward", "native_return_mean": "native_return"}
+from worker.train.runs import Run, TrainedRun
 
 
 class FrozenPolicy:
@@ -122,8 +113,13 @@ class Evaluator:
     ) -> None:
         self.plan, self.device, self.data_dir, self._alive = plan, device, data_dir, alive
         self.config = plan.runs[0].config["eval"]
-        self.is_morph = kind_of(plan) == MORPH
-        self.num_envs = int(self.config["episodes"] or (16 if self.is_morph else 100))
+        self.family = family_of(plan)
+        self.columns = {
+            score.name: score.column
+            for score in FAMILIES[plan.runs[0].config["env"]["kind"]].scores
+            if score.column is not None
+        }
+        self.num_envs = int(self.config["episodes"])
         self.xeval = cross_rewards(plan) if self.config["xeval"] else {}
         self._envs: LockstepEnvs | None = None
         self._twin: list[float] | None = None
@@ -148,8 +144,8 @@ class Evaluator:
                         prefix,
                         (mode, round_index, is_last),
                     )
-        if not self.is_morph:
-            self.close()  # simulators are not kept open while the policies train
+        if not self.family.keeps_evaluation:
+            self.close()
         return results
 
     def close(self) -> None:
@@ -167,20 +163,18 @@ class Evaluator:
     ) -> None:
         mode, round_index, is_last = when
         values = [e.values for e in episodes]
-        names = _MORPH_METRICS if self.is_morph else _GYM_METRICS
-        for name, column in names.items():
+        for name, column in self.columns.items():
             result.metrics[f"{prefix}{name}"] = mean([v.get(column) for v in values])
         result.metrics[f"{prefix}episodes"] = float(len(values))
-        if self.is_morph and self.config["twin"] and prefix == "eval/":
+        if self.family.twin is not None and self.config["twin"] and prefix == "eval/":
             twin = mean(self._twin_accuracies())
             result.metrics["eval/gain_over_twin"] = result.metrics["eval/accuracy"] - twin
         scored = is_last and prefix == "eval/"
         for name in self.xeval if scored else ():
             result.metrics[f"xeval/return_{name}"] = mean([v["xeval"][name] for v in values])
-        split = "test" if self.is_morph else None
         for row in values:
             kept = dict(row) if scored else {k: v for k, v in row.items() if k != "xeval"}
-            result.rows.append({**kept, "round": round_index, "mode": mode, "split": split})
+            result.rows.append({**kept, "round": round_index, "mode": mode, "split": self.family.split})
 
     def _play(self, runs: Sequence[Run], mode: str) -> dict[str, list[EpisodeRecord]]:
         if self._envs is None:
@@ -213,7 +207,8 @@ class Evaluator:
     def _twin_accuracies(self) -> list[float]:
         """Return the test accuracies of the ungrafted host on the same streams; computed once."""
         if self._twin is None:
-            run: RunPlan = replace(self.plan.runs[0], run_id="twin", arm="twin", policy="noop", static_set=None)
+            policy = str(self.family.twin)
+            run: RunPlan = replace(self.plan.runs[0], run_id="twin", arm="twin", policy=policy, static_set=None)
             envs = make_environments(
                 self.plan,
                 self.device,

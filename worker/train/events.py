@@ -46,12 +46,12 @@ def run_started(plan: BlockPlan, run: RunPlan, device: torch.device, position: i
     )
 
 
-def ppo_update_completed(metrics: Mapping[str, float]) -> Event:
+def update_completed(algorithm: str, metrics: Mapping[str, float]) -> Event:
     """Return the metrics of an update and why steps were skipped."""
-    own = {name.removeprefix("ppo/"): value for name, value in metrics.items() if name.startswith("ppo/")}
+    own = {name.removeprefix(f"{algorithm}/"): value for name, value in metrics.items()}
     non_finite = own["steps_non_finite"]
     reasons = {"kl_stop": own["steps_skipped"] - non_finite, "non_finite": non_finite}
-    return _event("ppo_update_completed", metrics=own, skipped=reasons)
+    return _event(f"{algorithm}_update_completed", metrics=own, skipped=reasons)
 
 
 def evaluation_events(metrics: Mapping[str, float], rows: Sequence[Mapping[str, Any]]) -> list[Event]:

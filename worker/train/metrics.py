@@ -13,13 +13,13 @@ import torch
 from torch import Tensor
 
 from worker.envs.base import EpisodeRecord
-from worker.rl.algorithms.ppo import Prepared
+from worker.rl.algorithms.base import Algorithm, Prepared
 from worker.rl.heads import Heads
 from worker.rl.learner import Learner
 from worker.rl.rollout import Rollout
 
-#: Groups and names that telemetry level ``minimal`` keeps.
-_MINIMAL = ("train/", "eval/", "sys/", "ppo/policy_loss", "ppo/value_loss", "ppo/approx_kl", "ppo/clip_frac")
+#: Groups that telemetry level ``minimal`` keeps, beside what is essential of the algorithm.
+_MINIMAL = ("train/", "eval/", "sys/")
 #: Metric under ``train/``: column of the episode row, of which the mean is taken.
 _EPISODE_MEANS: Mapping[str, str] = {
     "episode_length_mean": "env_steps",
@@ -37,15 +37,18 @@ def episode_rows(episodes: Sequence[EpisodeRecord], round_index: int) -> list[di
     return [{"env_id": e.env, **e.values, "round": round_index} for e in episodes]
 
 
-def kept_metrics(metrics: Mapping[str, float], level: str) -> dict[str, float]:
+def kept_metrics(metrics: Mapping[str, float], level: str, algorithm: Algorithm | None) -> dict[str, float]:
     """Return what a telemetry level keeps; the level changes no number."""
     if level != "minimal":
         return dict(metrics)
-    return {name: value for name, value in metrics.items() if name.startswith(_MINIMAL)}
+    kept = (*_MINIMAL, *(f"{algorithm.name}/{name}" for name in algorithm.essential)) if algorithm else _MINIMAL
+    return {name: value for name, value in metrics.items() if name.startswith(kept)}
 
 
-def gradient_metrics(learner: Learner, telemetry: Mapping[str, Any], round_index: int) -> dict[str, float]:
-    """Return ``ppo/grad_norm_<parameter>`` of the gradient that the update's last minibatch left.
+def gradient_metrics(
+    learner: Learner, algorithm: Algorithm, telemetry: Mapping[str, Any], round_index: int
+) -> dict[str, float]:
+    """Return ``<algorithm>/grad_norm_<parameter>`` of the gradient that the update's last minibatch left.
 
     Level ``debug`` only, in every ``grad_stride``-th round from 0. Read only: it changes no number. One transfer.
     """
@@ -53,7 +56,8 @@ def gradient_metrics(learner: Learner, telemetry: Mapping[str, Any], round_index
         return {}
     grads = {name: p.grad for name, p in learner.net.named_parameters() if p.grad is not None}
     norms = torch.stack([grad.norm() for grad in grads.values()]).tolist()
-    return {f"ppo/grad_norm_{name.replace('.', '_')}": norm for name, norm in zip(grads, norms, strict=True)}
+    prefix = f"{algorithm.name}/grad_norm_"
+    return {prefix + name.replace(".", "_"): norm for name, norm in zip(grads, norms, strict=True)}
 
 
 def train_metrics(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
@@ -123,25 +127,6 @@ def policy_metrics(
         metrics |= {f"policy/entropy_{name}": next(values) for name in heads.names}
         metrics["policy/entropy_op_conditional"] = metrics[f"policy/entropy_{heads.names[0]}"]
     return metrics
-
-
-def value_metrics(prepared: Prepared, rollout: Rollout) -> dict[str, float]:
-    """Return how well V predicts, and the raw advantages' moments (``ppo/``)."""
-    returns, values = prepared.returns[rollout.valid].double(), prepared.values[rollout.valid].double()
-    moments = [
-        returns.var(correction=0),
-        (returns - values).var(correction=0),
-        ((returns - values) ** 2).mean(),
-    ]
-    spread, unexplained, square = torch.stack(moments).tolist()
-    mean, std, sigma = prepared.adv_moments
-    return {
-        "ppo/explained_variance": 1.0 - unexplained / spread if spread > 0 else math.nan,
-        "ppo/value_nrmse": math.sqrt(square / spread) if spread > 0 else math.nan,
-        "ppo/adv_mean_raw": mean,
-        "ppo/adv_std_raw": std,
-        "ppo/return_sigma": sigma,
-    }
 
 
 def _known(rows: Sequence[Mapping[str, Any]], column: str) -> list[float]:

@@ -12,32 +12,23 @@ import math
 import time
 from collections.abc import Callable, Mapping, Sequence
 from itertools import accumulate
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from worker.envs.base import Masks, Observation, Seen
-from worker.rl.algorithms.ppo import Prepared, prepare, refresh_observations, update
-from worker.rl.config import LearnerConfig, entropy_coefficient, floor_scale, learning_rate
-from worker.rl.heads import Floors, Heads
+from worker.envs.family import Control
+from worker.rl.algorithms.base import Algorithm, Prepared
+from worker.rl.heads import Heads
 from worker.rl.learner import Learner, Streams
 from worker.rl.nets import State
 from worker.rl.rollout import PolicyError, Rollout, joined
 from worker.train.anomalies import Detectors
-from worker.train.metrics import value_metrics
 from worker.train.plan import RunPlan
 
 #: Updates in a row without one finite step after which a run has diverged.
 _DEAD_UPDATES = 3
-
-
-class Control(Protocol):
-    """A policy that does not learn."""
-
-    def act(self, step: int) -> Tensor:
-        """Return the actions [E, H] of a step of the current round."""
-        ...
 
 
 class PartRollouts:
@@ -62,10 +53,11 @@ class PartRollouts:
 
 
 class TrainedRun:
-    """A run whose policy PPO trains.
+    """A run whose policy an algorithm trains.
 
     Args:
         plan: the arm.
+        algorithm: what trains it.
         learner: its policy.
         streams: keys of its draws.
         num_steps: T.
@@ -76,42 +68,35 @@ class TrainedRun:
         rollout: of the last round that was updated from, all environments.
     """
 
-    learns = True
-
     def __init__(
         self,
         plan: RunPlan,
+        algorithm: Algorithm,
         learner: Learner,
         streams: Streams,
         num_steps: int,
         never_floored: Mapping[str, tuple[int, ...]],
         sizes: Sequence[int],
     ) -> None:
-        self.plan, self.learner, self.streams = plan, learner, streams
+        self.plan, self.algorithm, self.learner, self.streams = plan, algorithm, learner, streams
         self.num_steps = num_steps
         made = (num_steps, learner.heads, learner.obs_norm, learner.cfg.precision)
         self._parts = PartRollouts(sizes, lambda: Rollout(*made))
         self.diverged: str | None = None
         self._never_floored = never_floored
         self.prepared: Prepared | None = None
-        self.detectors = Detectors(learner.cfg.rounds, learns=True)
-
-    @property
-    def cfg(self) -> LearnerConfig:
-        """Settings of the learner."""
-        return self.learner.cfg
+        self.detectors = Detectors(learner.cfg.rounds, algorithm)
 
     def begin(self, round_index: int, observation: Observation, masks: Masks, *, fresh: bool) -> None:
         """Start a round; ``fresh`` = the recurrent state is that of an episode start."""
-        learner, ppo = self.learner, self.cfg.ppo
+        learner = self.learner
         self.round = round_index
         state = learner.net.initial_state(learner.num_envs) if fresh else learner.carry
         self._parts.begin(observation, masks, state)
         shape = (self.num_steps, learner.num_envs, len(learner.heads.specs))
         noise = self.streams.action_noise(round_index, shape).to(learner.device)
         self.noise = [noise[:, rows].unbind() for rows in self._parts.rows]
-        scale = floor_scale(ppo, round_index, self.cfg.rounds)
-        self.floors = Floors.build(learner.heads, ppo.prob_floor, self._never_floored, scale)
+        self.floors = self.algorithm.floors(learner, round_index, self._never_floored)
 
     def act(self, t: int, part: int = 0) -> Tensor | None:
         """Return the actions of a part in step ``t``, or None once the run has failed."""
@@ -136,29 +121,28 @@ class TrainedRun:
         self.rollout = joined(self._parts.rollouts)
 
     def update(self) -> dict[str, float]:
-        """Update the policy with the round's rollout and return the group ``ppo/``."""
-        learner, ppo = self.learner, self.cfg.ppo
+        """Update the policy with the round's rollout and return the algorithm's group of metrics."""
+        learner, rollout = self.learner, self.rollout
         started = time.perf_counter()
         try:
-            self.prepared = prepare(learner, self.rollout, entropy_coefficient(ppo, self.round), self.floors)
+            self.prepared = self.algorithm.prepare(learner, rollout, self.round, self.floors)
         except PolicyError as error:
             self.diverged = f"non-finite policy: {error}"
             return {}
         order = self.streams.generator("minibatch_order", round=self.round)
-        metrics = update(learner, self.prepared, learning_rate(ppo, self.round, self.cfg.rounds), order)
-        features = self.rollout.features[: self.rollout.num_steps]
+        metrics = self.algorithm.update(learner, rollout, self.prepared, self.round, order)
+        features = rollout.features[: rollout.num_steps]
         clipped = 0.0 if learner.obs_norm is None else float(learner.obs_norm.clipped_share(features))
-        refresh_observations(learner, self.rollout)
-        learner.carry = self.rollout.state
+        learner.refresh_observations(rollout.raw[: rollout.num_steps], rollout.valid)
+        learner.carry = rollout.state
         if learner.dead_updates >= _DEAD_UPDATES:
             self.diverged = f"{_DEAD_UPDATES} updates in a row without a finite step"
         elif not bool(torch.isfinite(learner.flat.data).all()):
             self.diverged = "non-finite parameters after an update"
-        metrics["anchor_gap_max"] = self.prepared.anchor_gap
-        metrics["lstm_h_rms"] = _rms(self.rollout.states[-1][0]) if self.rollout.state else math.nan
+        metrics["lstm_h_rms"] = _rms(rollout.states[-1][0]) if rollout.state else math.nan
         metrics["obs_clip_frac"] = clipped
         metrics["update_seconds"] = time.perf_counter() - started
-        return {f"ppo/{name}": value for name, value in metrics.items()} | value_metrics(self.prepared, self.rollout)
+        return {f"{self.algorithm.name}/{name}": value for name, value in metrics.items()}
 
     def header(self) -> dict[str, Any]:
         """Return what a checkpoint keeps besides tensors."""
@@ -181,14 +165,14 @@ class ControlledRun:
         sizes: environments of each part.
     """
 
-    learns = False
+    algorithm = None
     prepared = None
 
     def __init__(
         self, plan: RunPlan, heads: Heads, num_steps: int, make: Callable[[int, int], Control], sizes: Sequence[int]
     ) -> None:
         self.plan, self._make = plan, make
-        self.detectors = Detectors(0, learns=False)
+        self.detectors = Detectors(0, None)
         self._parts = PartRollouts(sizes, lambda: Rollout(num_steps, heads, None))
         self.diverged: str | None = None
 

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from lockstep.spec import tasks
+from lockstep.spec.arms import discount_of
 from lockstep.spec.defaults import complete
 from lockstep.spec.presets import PRESETS
 from lockstep.spec.problems import InvalidSpecError, Problem
@@ -272,3 +273,26 @@ def test_a_registered_default_outside_of_the_range_of_its_namesake_is_refused() 
     with pytest.raises(InvalidSpecError) as refused:
         complete(given, registered)
     assert "death_pay" in str([problem.pointer for problem in refused.value.problems])
+
+
+def test_discount_may_be_written_with_the_task_and_is_stored_where_it_was() -> None:
+    plain = tiny_spec(ppo={"gamma": 0.9})
+    ppo = {name: value for name, value in plain["ppo"].items() if name != "gamma"}
+    moved = {**plain, "ppo": ppo, "env": {**plain["env"], "gamma": 0.9}}
+    assert parse(moved).hash == parse(plain).hash
+    arms = [{"label": "a"}, {"label": "b", "overrides": {"env.gamma": 0.8}}]
+    found = parse({**plain, "arms": arms})
+    assert [discount_of(arm.config) for arm in found.arms] == [0.9, 0.8]
+    assert [item.path for item in found.arms[1].diff] == ["ppo.gamma"]
+
+
+def test_discount_written_twice_must_agree() -> None:
+    plain = tiny_spec(ppo={"gamma": 0.9}, env={"gamma": 0.8})
+    with pytest.raises(InvalidSpecError, match=r"env\.gamma and ppo\.gamma differ"):
+        parse(plain)
+    arms = [{"label": "a"}, {"label": "b", "overrides": {"env.gamma": 0.8, "ppo.gamma": 0.9}}]
+    with pytest.raises(InvalidSpecError, match=r"env\.gamma and ppo\.gamma differ"):
+        parse(tiny_spec(arms=arms))
+    with pytest.raises(InvalidSpecError, match="less than or equal to 1") as refused:
+        parse(tiny_spec(env={"gamma": 1.5}))
+    assert [problem.pointer for problem in refused.value.problems] == ["/env/gamma"]

@@ -12,10 +12,10 @@ from tests.worker.envs.morph.factories import CPU, SEED, AccuracyGain, host_stat
 from tests.worker.train.cases import GYM, MORPH, MORPH_ARMS, block, trainer
 from worker.envs.base import Cohort, LockstepEnvs
 from worker.envs.cohorts import Cohorts
+from worker.envs.family import RunEnv
 from worker.envs.morph.episode.build import in_cohorts
 from worker.envs.morph.episode.controls import make_control
 from worker.envs.morph.episode.env import MorphEnvs
-from worker.envs.morph.episode.runs import RunEnv
 from worker.envs.morph.episode.shared_data import Setup
 from worker.envs.morph.task import config as configs
 from worker.rl.rollout import PolicyError

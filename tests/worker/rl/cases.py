@@ -56,14 +56,16 @@ def ppo_config(**changes: Any) -> PPOConfig:
 
 def learner_config(body: str = "mlp", hidden: int = 16, **changes: Any) -> LearnerConfig:
     ppo = {k: changes.pop(k) for k in list(changes) if k in PPOConfig.__dataclass_fields__}
+    settings = ppo_config(**ppo)
     base = LearnerConfig(
-        ppo=ppo_config(**ppo),
+        ppo=settings,
         net=NetConfig(body, hidden, hidden, 1),
         obs_norm=ObsNormConfig(False, "per_arm", 10.0, 8),
         return_norm="none",
         reward_norm="none",
         precision="fp32",
         rounds=100,
+        gamma=settings.gamma,
     )
     return replace(base, **changes)
 

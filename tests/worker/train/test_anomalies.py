@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from worker.rl.algorithms import ALGORITHMS
 from worker.train.anomalies import Detectors
 
 HEALTHY: dict[str, float] = {
@@ -29,7 +30,7 @@ HEALTHY: dict[str, float] = {
 
 
 def run(changes: list[dict[str, float]], *, learns: bool = True, rounds: int = 40) -> list[list[dict[str, Any]]]:
-    detectors = Detectors(rounds, learns)
+    detectors = Detectors(rounds, ALGORITHMS["ppo"] if learns else None)
     return [detectors.observe(r, HEALTHY | change) for r, change in enumerate(changes)]
 
 
@@ -84,10 +85,10 @@ def test_two_bad_rounds_are_not_three_and_clearing_needs_a_margin() -> None:
 
 
 def test_state_survives_a_round_trip() -> None:
-    first = Detectors(40, learns=True)
+    first = Detectors(40, ALGORITHMS["ppo"])
     for r in range(2):
         first.observe(r, HEALTHY | {"ppo/approx_kl": 0.2})
-    second = Detectors(40, learns=True)
+    second = Detectors(40, ALGORITHMS["ppo"])
     second.load_state_dict(first.state_dict())
     [event] = second.observe(2, HEALTHY | {"ppo/approx_kl": 0.2})
     assert event["detector"] == "approx_kl"

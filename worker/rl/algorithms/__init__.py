@@ -1,1 +1,8 @@
-"""Learning algorithms behind one interface; PPO is the one entry."""
+"""Learning algorithms by the ``policy`` of an arm. A new one is an entry here and in ``lockstep.spec.algorithms``."""
+
+from __future__ import annotations
+
+from worker.rl.algorithms import ppo
+from worker.rl.algorithms.base import Algorithm
+
+ALGORITHMS: dict[str, Algorithm] = {"ppo": ppo.ALGORITHM}

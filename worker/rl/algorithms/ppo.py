@@ -16,14 +16,16 @@ Loss and gradient of one minibatch of a PPO update; on CUDA as one graph replay.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from worker.rl.config import LearnerConfig
+from worker.rl.algorithms.base import Algorithm, Reading
+from worker.rl.algorithms.base import Prepared as AnyPrepared
+from worker.rl.config import LearnerConfig, entropy_coefficient, floor_scale, learning_rate
 from worker.rl.cuda import Replayed, anchor_limit, autocast
 from worker.rl.heads import Floors, Heads, evaluate
 from worker.rl.learner import Learner, adam_step
@@ -66,6 +68,9 @@ def gae(
 
 _LOG_RATIO_CLAMP = 20.0
 _KL_STOP_FACTOR = 1.5
+_SETTLED_ROUND = 10
+#: Metrics that are finite in every round of a healthy run.
+_FINITE = ("policy_loss", "value_loss", "entropy_loss", "approx_kl", "grad_norm")
 _NORM_EPS = 1e-6
 _ADV_EPS = 1e-8
 #: Order of the statistics vector returned by ``ppo_loss``; with per-head ratios two more per head follow.
@@ -272,7 +277,7 @@ def prepare(learner: Learner, rollout: Rollout, entropy_coef: float, floors: Flo
     terms = evaluate(logits, rollout.actions, rows, relevant, floors)
     gap = _check_anchor(terms.log_prob.sum(-1), rollout, cfg.precision)
     values = _denormalise(learner, raw_values.float())
-    discount = (cfg.ppo.gamma, cfg.ppo.lambda_)
+    discount = (cfg.gamma, cfg.ppo.lambda_)
     advantages, returns = gae(rewards, values, next_values, rollout.terminated, rollout.truncated, discount)
     if learner.popart is not None:
         learner.popart.update(returns[rollout.valid], learner.net.value_out)
@@ -349,13 +354,6 @@ def update(learner: Learner, prepared: Prepared, lr: float, order: np.random.Gen
         "entropy_coef": prepared.rule.entropy_coef,
     }
     return metrics
-
-
-def refresh_observations(learner: Learner, rollout: Rollout) -> None:
-    """Merge the round's raw observations into the running statistics, after the update."""
-    if learner.obs_norm is not None and not learner.obs_norm_frozen:
-        raw = rollout.raw[: rollout.num_steps]
-        learner.obs_norm.update(raw.flatten(0, 1), rollout.valid.flatten())
 
 
 def _summary(history: Tensor, head_names: list[str]) -> dict[str, float]:
@@ -481,3 +479,67 @@ def _replayed(learner: Learner, replay: Replay, rule: LossRule, loss_of: Loss) -
         learner.graphs[key] = Replayed(run, inputs)
     stats, gate = learner.graphs[key](inputs)
     return stats.clone(), gate
+
+
+def value_metrics(prepared: Prepared, rollout: Rollout) -> dict[str, float]:
+    """Return how well V predicts, and the raw advantages' moments."""
+    returns, values = prepared.returns[rollout.valid].double(), prepared.values[rollout.valid].double()
+    moments = [
+        returns.var(correction=0),
+        (returns - values).var(correction=0),
+        ((returns - values) ** 2).mean(),
+    ]
+    spread, unexplained, square = torch.stack(moments).tolist()
+    mean, std, sigma = prepared.adv_moments
+    return {
+        "explained_variance": 1.0 - unexplained / spread if spread > 0 else math.nan,
+        "value_nrmse": math.sqrt(square / spread) if spread > 0 else math.nan,
+        "adv_mean_raw": mean,
+        "adv_std_raw": std,
+        "return_sigma": sigma,
+    }
+
+
+def detectors(round_index: int, metrics: Mapping[str, float]) -> Iterator[Reading]:
+    """Yield the readings of an update; what is not finite in a healthy run is bad at once."""
+    yield Reading("non_finite", float(sum(not math.isfinite(metrics[f"ppo/{n}"]) for n in _FINITE)), 0.0, streak=1)
+    yield Reading("ratio_max", metrics["ppo/ratio_max"], 5.0, streak=1)
+    yield Reading("ratio_min", metrics["ppo/ratio_min"], 0.1, above=False, streak=1)
+    yield Reading("approx_kl", metrics["ppo/approx_kl"], 0.1)
+    if math.isfinite(metrics["ppo/value_nrmse"]):
+        yield Reading("value_nrmse", metrics["ppo/value_nrmse"], 2.0)
+        if round_index >= _SETTLED_ROUND:
+            yield Reading("explained_variance", metrics["ppo/explained_variance"], -0.5, above=False)
+    rms = metrics.get("ppo/lstm_h_rms", math.nan)
+    if math.isfinite(rms):
+        yield Reading("lstm_rms_high", rms, 10.0)
+        yield Reading("lstm_rms_low", rms, 1e-6, above=False)
+
+
+def _floors(learner: Learner, round_index: int, never: Mapping[str, tuple[int, ...]]) -> Floors | None:
+    ppo = learner.cfg.ppo
+    return Floors.build(learner.heads, ppo.prob_floor, never, floor_scale(ppo, round_index, learner.cfg.rounds))
+
+
+def _prepare(learner: Learner, rollout: Rollout, round_index: int, floors: Floors | None) -> Prepared:
+    return prepare(learner, rollout, entropy_coefficient(learner.cfg.ppo, round_index), floors)
+
+
+def _update(
+    learner: Learner, rollout: Rollout, prepared: AnyPrepared, round_index: int, order: np.random.Generator
+) -> dict[str, float]:
+    if not isinstance(prepared, Prepared):
+        raise TypeError("the update takes what its own preparation made")
+    lr = learning_rate(learner.cfg.ppo, round_index, learner.cfg.rounds)
+    metrics = update(learner, prepared, lr, order)
+    return metrics | {"anchor_gap_max": prepared.anchor_gap} | value_metrics(prepared, rollout)
+
+
+ALGORITHM = Algorithm(
+    name="ppo",
+    floors=_floors,
+    prepare=_prepare,
+    update=_update,
+    detectors=detectors,
+    essential=("policy_loss", "value_loss", "approx_kl", "clip_frac"),
+)

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor
 
 from worker.envs.base import StepResult
+from worker.envs.family import RunEnv
 from worker.envs.morph.episode.env import MorphEnvs
-from worker.envs.morph.episode.runs import RunEnv
 from worker.envs.morph.episode.shared_data import Setup
 from worker.envs.morph.life.actions import canonical_action
 from worker.envs.morph.life.stages import Op

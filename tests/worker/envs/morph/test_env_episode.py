@@ -25,11 +25,11 @@ from tests.worker.envs.morph.factories import (
     tiny,
 )
 from tests.worker.envs.morph.test_config import spec
+from worker.envs.family import RunEnv
 from worker.envs.morph.engine.eager import Engine
 from worker.envs.morph.episode.build import make_envs
 from worker.envs.morph.episode.controls import make_control
 from worker.envs.morph.episode.env import MorphEnvs
-from worker.envs.morph.episode.runs import RunEnv
 from worker.envs.morph.life.stages import Op
 from worker.envs.morph.task import data
 

@@ -12,13 +12,13 @@ import torch
 
 from worker.envs.base import Cohort
 from worker.envs.cohorts import Cohorts
+from worker.envs.family import RunEnv
 from worker.envs.morph.episode.env import MorphEnvs
-from worker.envs.morph.episode.runs import RunEnv
 from worker.envs.morph.episode.shared_data import Setup, Stock
 from worker.envs.morph.rewards.account import RewardFunction
 from worker.envs.morph.task import config as configs
 
-__all__ = ["RunEnv", "in_cohorts", "make_envs", "make_training_envs"]
+__all__ = ["in_cohorts", "make_envs", "make_training_envs"]
 
 
 def make_envs(

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from worker.envs.base import Cohort, EpisodeRecord, HeadSpec, Masks, Observation, Seen, StepResult, whole_step
+from worker.envs.family import RunEnv
 from worker.envs.morph.engine.eager import Job, Outcome, run_jobs
 from worker.envs.morph.engine.validate import Measured, ValPlan
 from worker.envs.morph.episode import payment, report
@@ -23,7 +24,7 @@ from worker.envs.morph.episode.episode import number_or_none
 from worker.envs.morph.episode.observe import Observer, View, obs_spec
 from worker.envs.morph.episode.payment import Owed
 from worker.envs.morph.episode.rehearse import rehearse
-from worker.envs.morph.episode.runs import RunEnv, RunState, Turn, UnderWay
+from worker.envs.morph.episode.runs import RunState, Turn, UnderWay
 from worker.envs.morph.episode.shared_data import Setup, Stock
 from worker.envs.morph.episode.world import World
 from worker.envs.morph.life import actions

@@ -5,7 +5,7 @@ Axes: E environments of a run, S slots.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -14,30 +14,13 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.envs.base import EpisodeRecord, Masks
+from worker.envs.family import RunEnv
 from worker.envs.morph.episode.world import World
 from worker.envs.morph.life.actions import Action, Legality
 from worker.envs.morph.life.governor import Verdict
 from worker.envs.morph.life.stages import Op
 from worker.envs.morph.rewards.account import Purse
 from worker.envs.morph.rewards.context import SlotState
-
-
-@dataclass(frozen=True)
-class RunEnv:
-    """What the environment needs to know of a run.
-
-    Attributes:
-        run_id, label: identity.
-        policy: ppo or a control (environment.md 11).
-        static_set: {slot: blueprint} of the static controls.
-        gamma: discount of the run's reward.
-    """
-
-    run_id: str
-    label: str
-    policy: str
-    static_set: Mapping[str, str] | None
-    gamma: float
 
 
 @dataclass

@@ -1,0 +1,85 @@
+"""A family and an algorithm that no package knows are submitted, planned, trained and resumed by an entry each."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from lockstep.spec.algorithms import ALGORITHMS as SPEC_ALGORITHMS
+from lockstep.spec.families import FAMILIES as SPEC_FAMILIES
+from lockstep.spec.metrics import primary_of, shown_of
+from lockstep.spec.plan import make_plan
+from lockstep.spec.presets import PRESETS, merge
+from lockstep.spec.resolve import parse
+from lockstep.spec.rules import check
+from tests.worker.train import corridor, reinforce
+from tests.worker.train.cases import block, digests, train, trainer
+from worker.envs import families
+from worker.rl.algorithms import ALGORITHMS
+
+CORRIDOR: dict[str, Any] = {
+    "env": {"kind": "corridor", "n_envs": 16},
+    "net": {"body": "mlp", "hidden": 16},
+    "ppo": {"lr": 1e-2, "gamma": 0.9},
+    "budget": {"rounds": 30},
+    "eval": {"every_rounds": 30},
+}
+ARMS = [{"label": "A"}, {"label": "B", "policy": "reinforce"}, {"label": "C", "policy": "random"}]
+ANALYSIS = {"sesoi": 1.0, "failure": {"floor": 0.0}}
+
+
+@pytest.fixture(autouse=True)
+def plugged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(SPEC_FAMILIES, "corridor", corridor.SPEC)
+    monkeypatch.setitem(families.FAMILIES, "corridor", corridor.__name__)
+    monkeypatch.setitem(SPEC_ALGORITHMS, "reinforce", reinforce.SPEC)
+    monkeypatch.setitem(ALGORITHMS, "reinforce", reinforce.ALGORITHM)
+
+
+def test_a_new_family_is_checked_planned_and_shown() -> None:
+    raw = merge(CORRIDOR, {"experiment": {"name": "toy", "replicates": 6}, "arms": ARMS, "analysis": ANALYSIS})
+    resolved = parse(raw)
+    assert check(resolved)[0] == []
+    assert make_plan(resolved).env_steps_per_run == 30 * 16 * corridor.STEPS
+    assert primary_of(resolved.document) == "eval/native_return_mean"
+    assert shown_of("eval/native_return_mean").label == "native return"
+    arms = [ARMS[0], {"label": "x", "policy": "noop"}]
+    wrong = parse(merge(raw, {"ppo": {"prob_floor": {"mvoe": 0.1}}, "arms": arms}))
+    assert [problem.code for problem in check(wrong)[0]] == ["not_applicable", "unknown_head"]
+
+
+def test_a_new_family_and_a_new_algorithm_learn_in_the_loop_beside_ppo() -> None:
+    records = train(block(CORRIDOR, ARMS))
+    last = {run.run_id: run.metrics for run in records[-1].runs}
+    scores = {name: metrics["eval/native_return_mean"] for name, metrics in last.items()}
+    assert scores["run-C"] < 3.0
+    assert scores["run-A"] > 6.0
+    assert scores["run-B"] > 6.0
+    assert "reinforce/policy_loss" in last["run-B"]
+    assert not any(name.startswith("ppo/") for name in last["run-B"])
+    events = [event["type"] for run in records[0].runs for event in run.events]
+    assert "reinforce_update_completed" in events
+
+
+def test_a_new_algorithm_resumes_bit_for_bit(tmp_path: Path) -> None:
+    plan = block(CORRIDOR, ARMS, budget={"rounds": 4})
+    whole = train(plan)
+    first = trainer(plan)
+    rounds = first.rounds(0)
+    next(rounds)
+    next(rounds)
+    first.save_checkpoint(tmp_path, 2)
+    second = trainer(plan)
+    assert second.load_checkpoint(tmp_path) == 2
+    rest = list(second.rounds(2))
+    for run in ("run-A", "run-B", "run-C"):
+        assert digests(rest, run) == digests(whole, run)[2:]
+
+
+def test_nothing_is_left_of_a_family_that_is_not_entered(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delitem(SPEC_FAMILIES, "corridor")
+    with pytest.raises(ValueError, match="unknown kind 'corridor'"):
+        block(CORRIDOR, ARMS)
+    assert "corridor" not in str(PRESETS)

@@ -1,0 +1,48 @@
+"""The family ``gymnasium`` for the lockstep loop. Everything of it lives on the CPU."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from worker.envs.family import Control, EnvironmentFamily, Order, UniformControl
+from worker.envs.gymnasium.env import GymEnvs, make_envs
+from worker.envs.gymnasium.rewards import GymReward, check_gym_mode, make_gym_reward
+
+
+def _envs(order: Order, phase: str, xeval: Mapping[str, GymReward]) -> GymEnvs:
+    return make_envs(
+        order.config,
+        order.runs,
+        replicate_seed=order.replicate_seed,
+        num_envs=order.num_envs,
+        phase=phase,
+        rewards=order.rewards,
+        xeval=xeval,
+        alive=order.alive,
+    )
+
+
+def _reward(mode: str, section: Mapping[str, Any], gamma: float, env: Mapping[str, Any]) -> GymReward:
+    return make_gym_reward(mode, section, gamma=gamma, task=str(env["id"]))
+
+
+def _control(policy: str, envs: GymEnvs, position: int, seed: int, round_index: int) -> Control:
+    del position  # every run of a block draws alike
+    if policy != "random":
+        raise ValueError(f"{policy!r} needs slots")
+    return UniformControl(envs, seed, round_index)
+
+
+FAMILY = EnvironmentFamily(
+    train=lambda order, _overlaps: _envs(order, "train", {}),
+    evaluate=lambda order, xeval: _envs(order, "eval", xeval),
+    reward=_reward,
+    check_reward=check_gym_mode,
+    control=_control,
+    never_floored={},
+    op_names=lambda num_ops: [str(op) for op in range(num_ops)],
+    split=None,
+    twin=None,
+    keeps_evaluation=False,  # simulators are not kept open while the policies train
+)
