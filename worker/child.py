@@ -200,8 +200,8 @@ class Progress:
             self._send("progress", round=round_index, step=step)
 
 
-def train(pipes: Pipes, assignment: Assignment, options: dict[str, Any]) -> None:
-    """Train the share to its end, or to a stop at a round border."""
+def train(pipes: Pipes, assignment: Assignment, options: dict[str, Any], opened: contextlib.ExitStack) -> None:
+    """Train the share to its end, or to a stop at a round border; what must be closed goes into ``opened``."""
     device = set_up_torch(assignment, int(options["threads"]))
     plan = plan_of(assignment)
     data_dir = Path(options["data_dir"]) if options.get("data_dir") else None
@@ -210,6 +210,7 @@ def train(pipes: Pipes, assignment: Assignment, options: dict[str, Any]) -> None
     INSIDE.share(Path(options["inside"]))
     try:
         trainer = BlockTrainer(plan, device, data_dir=data_dir, progress=Progress(pipes.send))
+        opened.callback(trainer.close)
         warm_up = trainer.warm_up(rehearse=bool(options["rehearse"]))
         start = trainer.load_checkpoint(root) if assignment.resume_round else 0
         if start != assignment.resume_round:
@@ -229,7 +230,7 @@ def train(pipes: Pipes, assignment: Assignment, options: dict[str, Any]) -> None
         warm_up=jsonable({**warm_up, "record": record_of(plan, device)}),
     )
     stopped = _rounds(pipes, assignment, trainer, root, start)
-    trainer.close()
+    opened.close()
     pipes.send("done", stopped=stopped)
 
 
@@ -315,21 +316,28 @@ def main() -> None:
     assignment = Assignment.model_validate(first["assignment"])
     pipes.send("progress", round=assignment.resume_round, step=0)  # a spare that is not heard here is replaced
     threading.Thread(target=pipes.listen, args=(source,), daemon=True).start()
-    try:
-        train(pipes, assignment, first["options"])
-    except ArmOutOfMemory as error:
-        pipes.send("failed", cause="oom", detail=str(error)[-2000:], run_id=error.run_id)
-        sys.exit(1)
-    except torch.cuda.OutOfMemoryError as error:
-        pipes.send("failed", cause="oom", detail=str(error)[-2000:])
-        sys.exit(1)
-    except Exception as error:
-        detail = traceback.format_exc()
-        sys.stderr.write(detail)
-        cause = "environment" if isinstance(error, EnvironmentFault) else "bug"
-        sentence = f"\n{error}" if isinstance(error, EnvironmentFault) else ""
-        pipes.send("failed", cause=cause, detail=detail[-10_000:] + sentence)
-        sys.exit(1)
+    failed = False
+    with contextlib.ExitStack() as opened:  # closed after the failure is told: closing may fail or hang as well
+        try:
+            train(pipes, assignment, first["options"], opened)
+        except Exception as error:
+            pipes.send("failed", **failure(error))
+            failed = True
+    sys.exit(int(failed))
+
+
+def failure(error: Exception) -> dict[str, str]:
+    """Return cause and account of what ended the training, and the run whose doing it was if that is known."""
+    if isinstance(error, ArmOutOfMemory):
+        return {"cause": "oom", "detail": str(error)[-2000:], "run_id": error.run_id}
+    if isinstance(error, torch.cuda.OutOfMemoryError):
+        return {"cause": "oom", "detail": str(error)[-2000:]}
+    detail = "".join(traceback.format_exception(error))
+    sys.stderr.write(detail)
+    # what was built before training may fail to be built again: an environment of evaluation, one for each episode
+    if isinstance(error, EnvironmentFault | ConfigRefused):
+        return {"cause": "environment", "detail": f"{detail[-10_000:]}\n{error}"}
+    return {"cause": "bug", "detail": detail[-10_000:]}
 
 
 if __name__ == "__main__":

@@ -8,6 +8,7 @@ checkpoints in time live with its caller. Nothing reduces over runs, and what on
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import math
 import time
@@ -131,7 +132,10 @@ class BlockTrainer:
             plan, device, phase="train", num_envs=self.num_envs, data_dir=data_dir, overlaps=True, alive=self._alive
         )
         self._issued = [plan.runs[index] for index in ordered_runs(plan)]
-        self.runs: list[Run] = [self._build_run(run, i) for i, run in enumerate(self._issued)]
+        with contextlib.ExitStack() as unfinished:
+            unfinished.callback(self.envs.close)
+            self.runs: list[Run] = [self._build_run(run, i) for i, run in enumerate(self._issued)]
+            unfinished.pop_all()
         self.evaluator = Evaluator(plan, device, data_dir, self._alive)
         #: Replaceable, to show that the order of updates changes nothing.
         self.update_order: Callable[[int], Sequence[int]] = lambda r: update_order(
@@ -161,18 +165,24 @@ class BlockTrainer:
             rehearse: whether to rehearse; without, what earlier blocks compiled is loaded when it is first needed.
         """
         began = time.perf_counter()
-        envs = self.envs
-        if not envs.resets_each_round:
-            scratch_seed = derive(self.plan.replicate_seed, "warmup")
-            envs = make_environments(
+        if self.envs.resets_each_round:
+            steps = self._touch(self.envs, rehearse=rehearse)
+        else:
+            scratch = make_environments(
                 self.plan,
                 self.device,
                 phase="train",
                 num_envs=self.num_envs,
-                seed=scratch_seed,
+                seed=derive(self.plan.replicate_seed, "warmup"),
                 data_dir=self.data_dir,
                 alive=self._alive,
             )
+            with contextlib.closing(scratch):
+                steps = self._touch(scratch, rehearse=rehearse)
+        return {"seconds": time.perf_counter() - began, "steps": float(steps), "compiled": False, "rehearsed": rehearse}
+
+    def _touch(self, envs: LockstepEnvs, *, rehearse: bool) -> int:
+        """Look and step once in every environment; return the number of steps."""
         if rehearse:
             envs.rehearse()
         self._alive()
@@ -189,9 +199,7 @@ class BlockTrainer:
         for position in range(len(self.runs)):
             envs.pop_episodes(position)
             envs.pop_events(position)
-        if envs is not self.envs:
-            envs.close()
-        return {"seconds": time.perf_counter() - began, "steps": float(steps), "compiled": False, "rehearsed": rehearse}
+        return steps
 
     def rounds(self, start: int) -> Iterator[RoundRecord]:
         """Yield the record of every round from ``start`` on; all runs have finished it when it comes."""
@@ -286,6 +294,7 @@ class BlockTrainer:
         for arm in (k for k in order if k in by_arm):
             with owned(by_arm[arm].plan, "update"):
                 updates[arm] = by_arm[arm].update()
+            self._alive()
         updated = time.perf_counter()
         evaluations: dict[str, Evaluation] = {}
         if self.evaluator.is_due(round_index):

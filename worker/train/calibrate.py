@@ -6,12 +6,14 @@ A uniform random policy plays on scratch environments whose every stream hangs u
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import torch
 
 from lockstep.keys import derive, generator
+from worker.envs.base import LockstepEnvs
 from worker.rl.heads import Heads, choose
 from worker.rl.learner import bounded_uniforms
 from worker.rl.normalise import ObsNormalizer
@@ -38,6 +40,18 @@ def calibrate(
         runs=plan.runs[:1],
         alive=alive,
     )
+    with contextlib.closing(envs):
+        _observe(envs, plan, normalisers, device, alive)
+
+
+def _observe(
+    envs: LockstepEnvs,
+    plan: BlockPlan,
+    normalisers: Sequence[ObsNormalizer],
+    device: torch.device,
+    alive: Callable[[], None],
+) -> None:
+    episodes = envs.num_envs
     heads = Heads.build(list(envs.heads), device)
     noise = generator(plan.replicate_seed, "obs_calibration").random(
         (envs.steps_per_round, episodes, len(heads.specs)), dtype="float32"
@@ -55,4 +69,3 @@ def calibrate(
         observation, masks = result.observation, result.masks
         valid = result.valid & ~(result.terminated if envs.resets_each_round else torch.zeros_like(valid))
         alive()
-    envs.close()

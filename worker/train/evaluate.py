@@ -7,9 +7,11 @@ together, step by step. Axes: M evaluation episode, H heads.
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -217,8 +219,9 @@ class Evaluator:
                 data_dir=self.data_dir,
                 runs=[run],
             )
-            [episodes] = play(envs, lambda _: _ControlActor(make_control(self.plan, run, envs, 0, 0)), 1, self._alive)
-            envs.close()
+            with contextlib.closing(envs):
+                make = partial(make_control, self.plan, run, envs, 0, 0)
+                [episodes] = play(envs, lambda _: _ControlActor(make()), 1, self._alive)
             self._twin = [float(e.values["test_accuracy"]) for e in episodes]
         return self._twin
 

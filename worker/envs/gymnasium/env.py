@@ -31,6 +31,8 @@ from worker.envs.inside import INSIDE, OUTSIDE, RESET, STEP
 ENTRY_POINTS = "lockstep.environments"
 #: Steps after which an evaluation episode is cut where neither the spec nor the environment has a limit.
 _UNLIMITED = 100_000
+#: Environments that step between two signs of life: all of a run may be thousands, and each may be slow.
+_STEPS_BETWEEN_SIGNS = 16
 #: Positions of the velocities in the observations of the classic tasks.
 VELOCITIES: Mapping[str, tuple[int, ...]] = {
     "CartPole-v1": (1, 3),
@@ -205,7 +207,7 @@ class GymEnvs:
             self._reset(run, index)
             for action in state[f"actions/{index}"].tolist():
                 self._advance(run, index, self._native(action))
-            self._alive()
+                self._alive()
         if not np.array_equal(self._obs[run], state["observation"].cpu().numpy()):
             raise EnvironmentFault(
                 f"environment {self._name!r}: replayed episodes end in other observations: it is not reproducible"
@@ -234,6 +236,8 @@ class GymEnvs:
                 continue
             native[index], ends, cut, infos[index] = self._advance(run, index, self._native(action))
             valid[index] = True
+            if index % _STEPS_BETWEEN_SIGNS == 0:
+                self._alive()
             # an episode that does not end is an episode: it counts with the return it has at the cap
             cut = cut or (self.resets_each_round and lanes[index].steps >= self.steps_per_round)
             if ends or cut:
