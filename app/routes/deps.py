@@ -3,46 +3,87 @@
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Callable, Coroutine
 from typing import Annotated, Any
 
 from fastapi import Depends, Header, Request, Response
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
+from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
 
-from app.errors import ForbiddenError, InvalidError, UnauthorizedError
+from app.errors import AppError, ForbiddenError, InvalidError, UnauthorizedError
 from app.services import access, audit
 from app.services.context import Actor, Context
+from lockstep.spec.problems import Problem
 
 SESSION_COOKIE = "lockstep_session"
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
 
-class StrictRequest(Request):
-    """A request whose JSON is strict: a bare NaN or Infinity is refused."""
+def strict_json(body: bytes | str) -> Any:
+    """Parse JSON as this server takes it everywhere: every key once in its object, every number finite.
 
-    async def json(self) -> Any:
-        """Parse the body; non-finite tokens raise, which the route answers with 400."""
-        if not hasattr(self, "_strict_json"):
-            self._strict_json = json.loads(await self.body(), parse_constant=_refuse_constant)
-        return self._strict_json
+    Raises:
+        InvalidError: ``duplicate_key``, which readers of JSON resolve in different ways.
+        AppError: ``malformed``: NaN and Infinity are no JSON.
+        ValueError: not JSON at all; RecursionError where it is nested too deeply.
+    """
+    return json.loads(body, parse_constant=_refuse_constant, object_pairs_hook=_unique)
 
 
 def _refuse_constant(token: str) -> Any:
-    raise ValueError(f"{token} is not JSON; send null and name it in nf")
+    raise AppError(f"{token} is not JSON; send null and name it in nf", code="malformed")
+
+
+def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    made = dict(pairs)
+    if len(made) < len(pairs):
+        counts = Counter(key for key, _ in pairs)
+        raise duplicate_key(next(key for key, count in counts.items() if count > 1))
+    return made
+
+
+def duplicate_key(key: str) -> InvalidError:
+    """Return the refusal of a body in which a key stands twice."""
+    message = f"the key {key[:80]!r} is given twice in one object"
+    problem = Problem("", "duplicate_key", message, "keep one of them")
+    return InvalidError(f"{message}; keep one of them", code="duplicate_key", errors=[problem])
+
+
+class StrictRequest(Request):
+    """A request whose JSON is strict; ``refusal`` is what was wrong with it."""
+
+    refusal: AppError | None = None
+
+    async def json(self) -> Any:
+        """Parse the body once."""
+        if not hasattr(self, "_strict_json"):
+            try:
+                self._strict_json = strict_json(await self.body())
+            except AppError as error:
+                self.refusal = error
+                raise
+        return self._strict_json
 
 
 class StrictRoute(APIRoute):
-    """A route that reads its body as strict JSON."""
+    """A route that reads its body as strict JSON; every router with bodies has it."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Wrap the handler so that it sees a ``StrictRequest``."""
         handler = super().get_route_handler()
 
         async def strict(request: Request) -> Response:
-            return await handler(StrictRequest(request.scope, request.receive))
+            asked = StrictRequest(request.scope, request.receive)
+            try:
+                return await handler(asked)
+            except HTTPException as error:  # which FastAPI makes of all that reading a body raises
+                if asked.refusal is not None:
+                    raise asked.refusal from error
+                raise
 
         return strict
 
@@ -153,12 +194,12 @@ def json_object(body: bytes) -> dict[str, Any]:
     """Parse an optional JSON object.
 
     Raises:
-        InvalidError: not an object.
+        InvalidError: not an object, or a key twice.
     """
     if not body.strip():
         return {}
     try:
-        data = json.loads(body, parse_constant=_refuse_constant)
+        data = strict_json(body)
     except (ValueError, RecursionError) as error:
         raise InvalidError(f"not valid JSON: {error}", code="malformed") from error
     if not isinstance(data, dict):

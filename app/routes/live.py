@@ -17,7 +17,7 @@ from starlette.websockets import WebSocketDisconnect, WebSocketState
 from app.errors import AppError, ForbiddenError, NotFoundError, UnauthorizedError
 from app.live import MAX_BUFFER_BYTES, Hub, dump
 from app.routes import documents as d
-from app.routes.deps import ContextDep, authenticate
+from app.routes.deps import ContextDep, StrictRoute, authenticate, strict_json
 from app.routes.deps import Reader as ReadActor
 from app.routes.experiments import ExperimentId
 from app.services import access, steering
@@ -25,7 +25,7 @@ from app.services.context import Context
 from app.services.live import Interest, Position
 from app.services.operations import server_epoch
 
-router = APIRouter(prefix="/api/v1", tags=["live"])
+router = APIRouter(prefix="/api/v1", tags=["live"], route_class=StrictRoute)
 
 PROTOCOL = 1
 RESTARTING, OVERLOADED = 1012, 1013
@@ -156,7 +156,7 @@ class _Session:
 
     async def _handle(self, text: str) -> None:
         try:
-            frame = json.loads(text)
+            frame = strict_json(text)
             kind = frame.get("type") if isinstance(frame, dict) else None
             if kind == "ping":
                 await self._send('{"type":"pong"}')
@@ -166,7 +166,7 @@ class _Session:
             if kind != "subscribe":
                 raise _CloseError(BAD_FRAME, "expected a frame of type subscribe, ping or pong")
             wanted = Subscribe.model_validate(frame)
-        except (ValueError, ValidationError, RecursionError) as error:
+        except (AppError, ValueError, ValidationError, RecursionError) as error:
             raise _CloseError(BAD_FRAME, f"bad frame: {str(error)[:80]}") from error
         if wanted.protocol != PROTOCOL:
             raise _CloseError(BAD_VERSION, f"this server speaks protocol {PROTOCOL}")

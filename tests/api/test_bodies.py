@@ -1,0 +1,83 @@
+"""A key that stands twice in a body is refused by name, by every way in: readers of JSON disagree on which counts."""
+
+from __future__ import annotations
+
+import json
+
+import httpx
+import pytest
+from fastapi.routing import APIRoute
+from websockets.exceptions import ConnectionClosed
+
+from app.routes import artifacts, experiments, exports, live, operations, reports, workers
+from app.routes.deps import StrictRoute
+from tests.conftest import LiveServer
+from tests.factories import submit, tiny_spec
+from tests.live.test_protocol import socket_of
+
+pytestmark = pytest.mark.server
+
+ROUTERS = (workers, experiments, live, reports, exports, artifacts, operations)
+EXPERIMENT, ASSIGNMENT = "exp_0000000000", "asg_0000000000"
+SPEC = json.dumps(tiny_spec())
+#: (method, path, a body with a key twice, the key)
+WAYS = [
+    ("POST", "plans", SPEC.replace('"budget": {', '"budget": {"rounds": 3, '), "rounds"),
+    ("POST", "experiments", SPEC.replace('"name": "tiny"', '"name": "tiny", "seed": 8'), "seed"),
+    ("PATCH", f"experiments/{EXPERIMENT}", '{"name": "a", "notes": "", "name": "b"}', "name"),
+    ("POST", f"experiments/{EXPERIMENT}/clone", '{"overrides": {"budget": {"rounds": 1, "rounds": 2}}}', "rounds"),
+    ("POST", f"experiments/{EXPERIMENT}/cancel", '{"reason": "a", "reason": "b"}', "reason"),
+    ("POST", f"experiments/{EXPERIMENT}/extend", '{"replicates": 1, "replicates": 2}', "replicates"),
+    ("POST", f"experiments/{EXPERIMENT}/reorder", '{"top": true, "top": false}', "top"),
+    ("POST", "tokens", '{"name": "a", "role": "viewer", "role": "admin"}', "role"),
+    ("POST", "session", '{"token": "aaaaaaaaa", "token": "bbbbbbbbb"}', "token"),
+    ("POST", "calibrations", '{"seed": 1, "seed": 2}', "seed"),
+    ("POST", "live-tickets", f'{{"experiment": "{EXPERIMENT}", "experiment": "x"}}', "experiment"),
+    ("POST", "workers", '{"name": "a", "device": {"uid": "x", "uid": "y"}}', "uid"),
+    ("POST", "workers/wrk_0000000000/heartbeat", '{"incarnation": "a", "incarnation": "b"}', "incarnation"),
+    ("POST", "workers/wrk_0000000000/drain", '{"now": true, "now": false}', "now"),
+    ("POST", f"assignments/{ASSIGNMENT}/ready", '{"warm_up": {"record": {"a": 1, "a": 2}}}', "a"),
+    ("PUT", f"assignments/{ASSIGNMENT}/rounds/0", '{"runs": [{"metrics": {"m": 1, "m": 2}}]}', "m"),
+    ("POST", f"assignments/{ASSIGNMENT}/metrics", '{"series": [], "series": []}', "series"),
+    ("POST", f"assignments/{ASSIGNMENT}/logs", '{"lines": [{"seq": 1, "seq": 2, "text": ""}]}', "seq"),
+    ("POST", f"assignments/{ASSIGNMENT}/checkpoints", '{"next_round": 1, "runs": [], "next_round": 2}', "next_round"),
+    ("POST", f"assignments/{ASSIGNMENT}/release", '{"outcome": "stopped", "outcome": "completed"}', "outcome"),
+]
+
+
+def test_key_given_twice_is_refused_by_name_by_every_way_in(http: httpx.Client) -> None:
+    headers = {"Content-Type": "application/json", "Lockstep-Lease": "x"}
+    for method, path, body, key in WAYS:
+        answer = http.request(method, f"/api/v1/{path}", content=body, headers=headers)
+        document = answer.json()
+        code = (
+            "invalid_spec" if path in ("plans", "experiments") else "duplicate_key"
+        )  # every refused spec has one code
+        assert (answer.status_code, document["code"]) == (422, code), (path, document)
+        assert f"'{key}' is given twice" in document["detail"]
+        assert document["errors"][0]["code"] == "duplicate_key"
+        assert document["errors"][0]["remedy"]
+
+
+def test_same_key_in_two_objects_is_fine(http: httpx.Client, server: LiveServer) -> None:
+    experiment_id = submit(server.ctx)
+    body = '{"overrides": {"experiment": {"name": "a"}, "budget": {"rounds": 1}}}'
+    assert http.post(f"/api/v1/experiments/{experiment_id}/clone", content=body).status_code == 201
+
+
+def test_frame_of_a_socket_with_a_key_twice_closes_it_and_names_the_key(server: LiveServer) -> None:
+    with socket_of(server, submit(server.ctx)) as socket:
+        socket.recv()
+        socket.send('{"type": "subscribe", "after": null, "after": "x"}')
+        with pytest.raises(ConnectionClosed) as closed:
+            socket.recv(timeout=10)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.code == 4400
+    assert "'after' is given twice" in closed.value.rcvd.reason
+
+
+def test_every_route_with_a_body_reads_strict_json() -> None:
+    routes = [route for module in ROUTERS for route in module.router.routes if isinstance(route, APIRoute)]
+    with_body = [route for route in routes if (route.methods or set()) & {"POST", "PUT", "PATCH"}]
+    assert [route.path for route in with_body if not isinstance(route, StrictRoute)] == []
+    assert len(with_body) > len(WAYS)
