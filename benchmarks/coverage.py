@@ -22,8 +22,9 @@ from numpy.typing import NDArray
 
 from lockstep.stats.calibrate import SEVERAL_EQUAL_RATE, binomial_band
 from lockstep.stats.failures import analyse_with_sensitivity
+from lockstep.stats.registered import Design
 from lockstep.stats.scores import arm_scores
-from lockstep.stats.verdict import SUPERIOR_VERDICTS, Design
+from lockstep.stats.verdict import SUPERIOR_VERDICTS
 
 RESULT = Path(__file__).parent / "results" / "coverage.json"
 N, FLOOR = 10, -10.0
@@ -47,7 +48,7 @@ def experiment(scores: NDArray[np.float64]) -> tuple[bool, bool | None]:
     ]
     result, _ = analyse_with_sensitivity(arms, DESIGN)
     test = result.pairs[0].test
-    interval = test.ci_superiority if test is not None else None
+    interval = test.intervals(DESIGN.level)[0] if test is not None else None
     covered = None if interval is None else interval.low <= 0.0 <= interval.high
     return result.winner is not None and result.verdict in SUPERIOR_VERDICTS, covered
 

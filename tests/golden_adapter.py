@@ -22,9 +22,9 @@ from lockstep.stats.companions import (
     welch_from_summary,
 )
 from lockstep.stats.curves import curve_max_t, logrank
-from lockstep.stats.failures import clopper_pearson, fisher
 from lockstep.stats.paired import pseudo_median, sign_flip, signed_rank, walsh_interval
 from lockstep.stats.results import differences
+from lockstep.stats.shares import clopper_pearson, fisher
 from lockstep.stats.unpaired import brunner_munzel, hodges_lehmann, mann_whitney, permutation_mean, shift_interval
 from tests.golden_verdicts import compare, experiment, pair_verdicts
 

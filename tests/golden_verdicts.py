@@ -7,9 +7,10 @@ from typing import Any
 
 from lockstep.report.numbers import ends
 from lockstep.stats.failures import analyse_with_sensitivity
+from lockstep.stats.registered import Design
 from lockstep.stats.results import Interval
 from lockstep.stats.scores import ArmScores, arm_scores, complete_blocks
-from lockstep.stats.verdict import Design, Evidence, PairResult, pair_verdict
+from lockstep.stats.verdict import Evidence, PairResult, pair_verdict
 
 Inputs = Mapping[str, Any]
 Outputs = dict[str, Any]
@@ -62,6 +63,7 @@ def _design(i: Inputs) -> Design:
         control=i.get("control"),
         adjust=i.get("pairwise_adjust", "auto"),
         fallback=i.get("small_n_fallback", "none"),
+        threshold=None if i.get("threshold") is None else sign * i["threshold"],
     )
 
 
@@ -102,6 +104,7 @@ def experiment(i: Inputs) -> Outputs:
     result, _ = analyse_with_sensitivity(arms, _design(i))
     return {
         "winner": result.winner,
+        "treatments_better": list(result.treatments_better),
         "leader": result.leader,
         "best_set": list(result.best_set),
         "verdict": result.verdict,

@@ -20,6 +20,8 @@ def plan_text(plan: Mapping[str, Any]) -> str:
     for arm in plan["arms"]:
         changes = ", ".join(f"{item['path']} = {item['value']}" for item in arm["diff"]) or "the base"
         lines.append(f"arm {arm['label']}: {changes}")
+    if plan.get("quantity"):
+        lines.append(plan["quantity"])
     for row in plan.get("power", []):
         if row["power"] is not None:
             detectable = row["minimum_detectable"]

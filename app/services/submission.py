@@ -21,6 +21,7 @@ from app.store.events import NewEvent, add_events
 from app.store.experiments import NewBlock
 from app.store.tables import Record
 from lockstep.spec import rules
+from lockstep.spec.analysis import estimand_reason
 from lockstep.spec.analysis_rules import canonical_hash, power_table, seed_problems
 from lockstep.spec.arms import ResolvedArm
 from lockstep.spec.defaults import complete
@@ -120,6 +121,7 @@ def plan(ctx: Context, raw: Mapping[str, Any]) -> dict[str, Any]:
         "spec": resolved.document,
         "spec_hash": resolved.hash,
         "arms": [_arm_document(arm) for arm in resolved.arms],
+        "quantity": _quantity(resolved),
         "power": _power(resolved),
     }
 
@@ -139,6 +141,12 @@ def _short_rounds(resolved: ResolvedSpec, planned: Plan) -> list[str]:
     if not gang or seconds >= 2.0:
         return []
     return [f"a round lasts about {seconds:.1f} s; below 2 s the barrier over HTTP costs a visible share"]
+
+
+def _quantity(resolved: ResolvedSpec) -> str | None:
+    """Return which quantity the analysis judges, and why, in one sentence."""
+    analysis = resolved.spec.analysis
+    return None if analysis is None or analysis.inference == "none" else estimand_reason(analysis)
 
 
 def _power(resolved: ResolvedSpec) -> list[dict[str, Any]]:

@@ -2,11 +2,6 @@
 
 Strict JSON, deterministic: the same inputs give the same bytes apart from ``generated_utc``.
 Unavailable numbers are null, with the reason among the flags.
-
-Integrity gates: what must hold before scores may be compared.
-
-A failed gate of class ``void`` makes the verdict INVALID; class ``flag`` only warns. A gate whose
-facts were not recorded is ``not checked``, which is never shown as pass.
 """
 
 from __future__ import annotations
@@ -14,22 +9,22 @@ from __future__ import annotations
 import hashlib
 import json
 import platform
-from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Sequence
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Sequence
+from dataclasses import asdict, replace
 from typing import Any
 
 import numpy as np
 import scipy
 
-from lockstep.report.comparisons import comparison
+from lockstep.report.comparisons import comparison, quantity_row
 from lockstep.report.csv import scores_csv
 from lockstep.report.curves import curve_plot, curve_test, time_to_threshold
+from lockstep.report.gates import Gate, check_gates, is_balanced
+from lockstep.report.headline import Finding, headline
 from lockstep.report.inputs import (
     Clock,
     MetricScores,
     ReportInputs,
-    RunFacts,
     clock,
     design_of,
     finished_blocks,
@@ -54,29 +49,16 @@ from lockstep.report.sections import (
     sequential_panel,
     training_rows,
 )
-from lockstep.report.wording import (
-    WINNER_WITH_HARM,
-    VerdictFacts,
-    decisive_pair,
-    methods_sentence,
-    methods_sentences,
-    verdict_sentence,
-)
+from lockstep.report.words.methods import methods_sentence, methods_sentences
+from lockstep.report.words.sentences import decisive_pair
 from lockstep.spec.analysis import canonical_hash
-from lockstep.spec.metrics import is_reward_dependent
-from lockstep.stats.failures import HARM, UNPROVEN, Sensitivity, analyse_with_sensitivity
+from lockstep.stats.estimands import bimodal_arms
+from lockstep.stats.failures import Sensitivity, analyse_with_sensitivity
 from lockstep.stats.planning import ReplicatesNeeded
-from lockstep.stats.verdict import (
-    IDENTICAL_RUNS,
-    INCONCLUSIVE,
-    INVALID,
-    NO_INFERENCE,
-    SUPERIOR_VERDICTS,
-    Design,
-    ExperimentResult,
-)
+from lockstep.stats.registered import Design
+from lockstep.stats.verdict import ExperimentResult, PairResult
 
-SCHEMA = 1
+SCHEMA = 2
 
 
 class _Analysis:
@@ -89,19 +71,32 @@ class _Analysis:
         self.design: Design = design_of(inputs.analysis, self.clock.level, inputs.kind)
         self.scores: MetricScores = metric_scores(inputs, inputs.analysis.primary.metric, self.clock.blocks)
         self.sign = 1.0 if self.scores.direction == "max" else -1.0
-        failed = [g for g in self.gates if g.cls == "void" and g.state == "fail"]
-        self.void = failed[0] if failed else None
+        void = next((g for g in self.gates if g.cls == "void" and g.state == "fail"), None)
         self.result: ExperimentResult
         self.sensitivity: Sensitivity
         self.result, self.sensitivity = analyse_with_sensitivity(
-            self.scores.arms, self.design, self.void.gate if self.void else None
+            self.scores.arms, self.design, void.gate if void else None
         )
         self.decisive = decisive_pair(self.result)
-        self.guardrails = guardrail_rows(inputs, self.scores, self._winner(), self.clock)
+        self.guardrails = guardrail_rows(inputs, self.scores, self.result, self.clock)
         self.more: ReplicatesNeeded | None = replicates_more(self.decisive, self.design, inputs.analysis.alpha)
 
-    def _winner(self) -> str | None:
-        return self.result.winner if self.result.verdict in SUPERIOR_VERDICTS else None
+    def judged(self, pair: PairResult) -> bool:
+        """Return whether a comparison carries a verdict of its own: it was asked for, not one of many of a winner."""
+        return pair.in_family and (self.design.comparisons != "winner" or len(self.result.arms) == 2)
+
+    def finding(self) -> Finding:
+        """Return what the headline is written from."""
+        return Finding(
+            self.inputs,
+            self.clock,
+            self.gates,
+            self.design,
+            self.scores,
+            self.result,
+            self.guardrails,
+            self.more,
+        )
 
 
 def build_report(inputs: ReportInputs) -> dict[str, Any]:
@@ -115,10 +110,12 @@ def build_report(inputs: ReportInputs) -> dict[str, Any]:
         "generated_utc": inputs.generated_utc,
         "versions": _versions(inputs),
         "registration": _registration(inputs),
-        "verdict": _verdict(found),
+        "verdict": headline(found.finding()),
         "facts": _facts(found),
         "table": arm_table(result, found.scores, design, found.sign),
-        "comparisons": [comparison(p, design, found.sign, dict(found.scores.blocks)) for p in result.pairs],
+        "comparisons": [comparison(p, design, found.sign, found.scores.blocks, found.judged(p)) for p in result.pairs],
+        "quantities": [quantity_row(p, design, found.scores.arms) for p in result.pairs if p.in_family],
+        "bimodal": {label: [number(v) for v in gap] for label, gap in bimodal_arms(result.arms).items()},
         "adjustment": result.adjustment,
         "omnibus": omnibus(result, design),
         "guardrails": found.guardrails,
@@ -190,91 +187,6 @@ def _registration(inputs: ReportInputs) -> dict[str, Any]:
     }
 
 
-def _verdict(found: _Analysis) -> dict[str, Any]:
-    result, inputs = found.result, found.inputs
-    code, reason = _code(found)
-    harmed = tuple(dict.fromkeys(row["metric"] for row in found.guardrails if row["state"] == HARM))
-    if harmed and code in SUPERIOR_VERDICTS:
-        code = WINNER_WITH_HARM
-    flags = _flags(found, code)
-    winner = result.winner if code in (*SUPERIOR_VERDICTS, WINNER_WITH_HARM) else None
-    words = VerdictFacts(
-        code=code,
-        reason=reason,
-        result=replace(result, flags=tuple(flags)),
-        analysis=inputs.analysis,
-        level=found.clock.level,
-        more=found.more,
-        hours_per_block=_hours_per_block(inputs),
-        void_detail=found.void.detail if found.void else "",
-        harmed=harmed,
-        kind=inputs.kind,
-        spread=nondeterminism(result) if reason == "AA_DIFFERS" else None,
-    )
-    shown = code not in (INVALID, NO_INFERENCE)
-    return {
-        "code": code,
-        "level": found.clock.level,
-        "winner": winner,
-        "leader": result.leader if shown else None,
-        "best_set": list(result.best_set) if shown else [],
-        "better": winner,
-        "reason": reason,
-        "p_max": number(result.p_max) if winner else None,
-        "flags": flags,
-        "suffix": _suffix(found, code),
-        "promotable": winner is not None and code in SUPERIOR_VERDICTS[:2] and "GUARDRAIL_UNPROVEN" not in flags,
-        "sentence": verdict_sentence(words),
-    }
-
-
-def _code(found: _Analysis) -> tuple[str, str | None]:
-    result = found.result
-    if not found.clock.reached and result.verdict != INVALID:
-        return NO_INFERENCE, "LOOK_NOT_REACHED"
-    if found.inputs.analysis.inference == "none" and result.verdict not in (
-        INVALID,
-        IDENTICAL_RUNS,
-        NO_INFERENCE,
-    ):
-        return NO_INFERENCE, _without_inference(found)
-    if result.reason == "DEMONSTRATION":
-        return NO_INFERENCE, _without_inference(found)
-    return result.verdict, result.reason
-
-
-def _without_inference(found: _Analysis) -> str:
-    """Return why nothing is concluded although there are scores: a demonstration, or an A/A that differs."""
-    differs = found.inputs.kind == "aa" and any(not pair.evidence.identical for pair in found.result.pairs)
-    return "AA_DIFFERS" if differs else "DEMONSTRATION"
-
-
-def _flags(found: _Analysis, code: str) -> list[str]:
-    flags = {*found.result.flags, *(g.flag for g in found.gates if g.flag)}
-    if is_reward_dependent(found.scores.metric):
-        flags.add("REWARD_SHARED")
-    if any(row["state"] == UNPROVEN for row in found.guardrails):
-        flags.add("GUARDRAIL_UNPROVEN")
-    arms = found.scores.arms
-    if all(arm.num_outcomes and arm.num_failures == arm.num_outcomes for arm in arms):
-        flags.add("ALL_FAILED")
-    if any(row.cause == "user" and row.status == "lost" for row in found.inputs.scores):
-        flags.add("CANCELLED_BY_USER")
-    if code == NO_INFERENCE and any(arm.values.size < 2 for arm in found.result.arms):
-        flags.add("FEW_REPLICATES")
-    if found.inputs.extension is not None:
-        flags.add("EXPLORATORY_EXTENSION")
-    return sorted(flags)
-
-
-def _suffix(found: _Analysis, code: str) -> str | None:
-    if found.clock.look is not None and code not in (INVALID, NO_INFERENCE, INCONCLUSIVE):
-        return f"@look {found.clock.look}"
-    if found.design.mode == "anytime":
-        return f"@anytime {min(arm.values.size for arm in found.result.arms)}"
-    return None
-
-
 def _facts(found: _Analysis) -> dict[str, Any]:
     inputs, scores = found.inputs, found.scores
     table = score_table(inputs, scores.metric)
@@ -316,12 +228,6 @@ def _complete(found: _Analysis) -> int:
     return int(min(sizes))
 
 
-def _hours_per_block(inputs: ReportInputs) -> float | None:
-    seconds = [run.device_seconds for run in inputs.runs if run.device_seconds is not None]
-    blocks = {run.replicate for run in inputs.runs if run.device_seconds is not None}
-    return sum(seconds) / 3600 / len(blocks) if blocks else None
-
-
 def _more(more: ReplicatesNeeded | None) -> dict[str, Any] | None:
     if more is None:
         return None
@@ -343,142 +249,5 @@ def _exploratory(found: _Analysis) -> dict[str, Any] | None:
         "reason": inputs.extension.reason,
         "blocks": len(blocks),
         "pooled_verdict": result.verdict,
-        "comparisons": [comparison(p, found.design, found.sign, dict(scores.blocks)) for p in result.pairs],
+        "comparisons": [comparison(p, found.design, found.sign, scores.blocks, False) for p in result.pairs],
     }
-
-
-PASS, FAIL, NOT_CHECKED = "pass", "fail", "not checked"
-LOST_SHARE = 0.1
-
-
-@dataclass(frozen=True)
-class Gate:
-    """One gate: its class (void or flag), state, detail and the flag it sets when it fails."""
-
-    gate: str
-    cls: str
-    state: str
-    detail: str
-    flag: str | None = None
-
-
-def check_gates(inputs: ReportInputs) -> tuple[Gate, ...]:
-    """Return every gate in a fixed order."""
-    succeeded = [run for run in inputs.runs if run.status == "ok"]
-    return (
-        _hash_gate(inputs),
-        _primary_gate(inputs),
-        _same_per_block("evaluator", succeeded, lambda run: run.evaluator, across=True),
-        _same_per_block("evaluation seeds", succeeded, lambda run: run.eval_seeds),
-        _same_per_block("evaluation episodes", succeeded, lambda run: run.eval_episodes, across=True),
-        _same_per_block("environment steps", succeeded, lambda run: run.env_steps, across=True),
-        _seed_gate(inputs),
-        _same_per_block("code revision", inputs.runs, lambda run: run.code_revision),
-        _hand_gate(inputs.runs),
-        _balance_gate(inputs),
-        _driver_gate(inputs.runs),
-        _complete_gate(inputs),
-        _lost_gate(inputs),
-        _resumed_gate(inputs.runs),
-        _deterministic_gate(inputs.runs),
-    )
-
-
-def is_balanced(runs: Sequence[RunFacts], labels: Sequence[str]) -> bool | None:
-    """Return whether arms are spread evenly over devices (counts differ by at most 1), None if unknown."""
-    if not runs or any(run.device is None for run in runs):
-        return None
-    counts = Counter((run.device, run.arm) for run in runs)
-    for device in {run.device for run in runs}:
-        own = [counts[device, label] for label in labels]
-        if max(own) - min(own) > 1:
-            return False
-    return True
-
-
-def _gate(name: str, cls: str, holds: bool | None, detail: str, flag: str | None = None) -> Gate:
-    state = NOT_CHECKED if holds is None else PASS if holds else FAIL
-    return Gate(name, cls, state, detail if holds is False else "", flag if holds is False else None)
-
-
-def _hash_gate(inputs: ReportInputs) -> Gate:
-    same = canonical_hash(inputs.analysis) == inputs.registered_hash
-    return _gate("analysis as registered", "void", same, "the analysis differs from the registered one")
-
-
-def _primary_gate(inputs: ReportInputs) -> Gate:
-    metric = inputs.analysis.primary.metric
-    missing = [r.run_id for r in inputs.scores if r.metric == metric and r.status == "ok" and r.raw is None]
-    scored = {(r.arm, r.replicate) for r in inputs.scores if r.metric == metric}
-    missing += [r.run_id for r in inputs.runs if r.status == "ok" and (r.arm, r.replicate) not in scored]
-    detail = f"no {metric} for successful runs {', '.join(sorted(missing))}"
-    return _gate("primary metric present", "void", not missing, detail)
-
-
-def _same_per_block(
-    name: str, runs: Sequence[RunFacts], read: Callable[[RunFacts], Hashable], across: bool = False
-) -> Gate:
-    """Gate: equal between the arms of each block, or over all runs when ``across``."""
-    if not runs or any(read(run) is None for run in runs):
-        return _gate(name, "void", None, "")
-    groups: dict[int, set[Hashable]] = defaultdict(set)
-    for run in runs:
-        groups[0 if across else run.replicate].add(read(run))
-    bad = sorted(block for block, values in groups.items() if len(values) > 1)
-    where = "between runs" if across else f"between arms in blocks {', '.join(map(str, bad))}"
-    return _gate(name, "void", not bad, f"{name} differs {where}")
-
-
-def _seed_gate(inputs: ReportInputs) -> Gate:
-    if not inputs.analysis.paired:
-        return Gate("replicate seeds shared", "void", PASS, "")
-    gate = _same_per_block("replicate seeds", inputs.runs, lambda run: run.replicate_seed)
-    return Gate("replicate seeds shared", gate.cls, gate.state, gate.detail)
-
-
-def _hand_gate(runs: Sequence[RunFacts]) -> Gate:
-    repeated = sorted(run.run_id for run in runs if run.repeated_by_hand)
-    holds = None if not runs else not repeated
-    return _gate("no result chosen by hand", "void", holds, f"repeated although decided: {', '.join(repeated)}")
-
-
-def _balance_gate(inputs: ReportInputs) -> Gate:
-    balanced = is_balanced(inputs.runs, [arm.label for arm in inputs.arms])
-    detail = "some arm ran more often on one device than another arm"
-    return _gate("arm x device balanced", "flag", balanced, detail, "HARDWARE_CONFOUNDED")
-
-
-def _driver_gate(runs: Sequence[RunFacts]) -> Gate:
-    drivers = {run.driver for run in runs}
-    holds = None if not runs or None in drivers else len(drivers) == 1
-    return _gate("one driver", "flag", holds, "driver or library versions differ between runs", "DRIVER_DIFFERS")
-
-
-def _complete_gate(inputs: ReportInputs) -> Gate:
-    metric, labels = inputs.analysis.primary.metric, [arm.label for arm in inputs.arms]
-    done = {(r.arm, r.replicate) for r in inputs.scores if r.metric == metric and r.status != "lost"}
-    complete = sum(1 for r in {rep for _, rep in done} if all((label, r) in done for label in labels))
-    # at a registered look only the blocks up to it are due
-    looks = inputs.analysis.looks
-    due = looks.at[inputs.look - 1] if looks.mode == "planned" and inputs.look else inputs.planned_blocks
-    detail = f"{complete} of {due} planned blocks are complete"
-    return _gate("all planned blocks complete", "flag", complete >= due, detail, "INCOMPLETE")
-
-
-def _lost_gate(inputs: ReportInputs) -> Gate:
-    metric = inputs.analysis.primary.metric
-    lost = {r.replicate for r in inputs.scores if r.metric == metric and r.status == "lost"}
-    share = len(lost) / max(1, inputs.planned_blocks)
-    return _gate("at most 10 % of blocks lost", "flag", share <= LOST_SHARE, f"{len(lost)} blocks lost", "MANY_LOST")
-
-
-def _resumed_gate(runs: Sequence[RunFacts]) -> Gate:
-    resumed = sorted(run.run_id for run in runs if run.resumed)
-    holds = None if not runs else not resumed
-    return _gate("no run resumed", "flag", holds, f"resumed from a checkpoint: {', '.join(resumed)}", "RESUMED_RUNS")
-
-
-def _deterministic_gate(runs: Sequence[RunFacts]) -> Gate:
-    known = [run.deterministic for run in runs]
-    holds = None if not runs or None in known else all(known)
-    return _gate("deterministic kernels", "flag", holds, "nondeterministic kernels were on", "NONDETERMINISTIC")

@@ -17,7 +17,8 @@ from scipy.special import stdtrit
 from lockstep.report.inputs import Clock, MetricScores, ReportInputs, direction_of
 from lockstep.report.numbers import number
 from lockstep.stats.curves import curve_max_t, logrank, logrank_permutation, restricted_mean
-from lockstep.stats.verdict import Design
+from lockstep.stats.registered import Design
+from lockstep.stats.results import sd
 
 _PERMUTATION_UP_TO = 10
 #: (arm, replicate) -> step -> raw value
@@ -91,13 +92,16 @@ def curve_test(inputs: ReportInputs, scores: MetricScores, clock: Clock, design:
 def time_to_threshold(
     inputs: ReportInputs, scores: MetricScores, clock: Clock, design: Design
 ) -> dict[str, Any] | None:
-    """Return steps to a threshold per arm (censored kept), log-rank and restricted means, or None."""
+    """Return steps to the registered threshold per arm (censored kept), log-rank and restricted means.
+
+    None without a registered threshold, or where runs were evaluated only once.
+    """
     curves = {k: c for k, c in read_curves(inputs, scores.metric).items() if k[1] in clock.blocks and c}
     labels = [arm.label for arm in inputs.arms]
     if not curves or {a for a, _ in curves} != set(labels):
         return None
-    threshold = inputs.threshold if inputs.threshold is not None else _midpoint(curves)
-    if threshold is None:
+    threshold = inputs.threshold if inputs.threshold is not None else inputs.analysis.threshold
+    if threshold is None or len({step for c in curves.values() for step in c}) < 2:
         return None
     horizon = max(step for c in curves.values() for step in c)
     upward = direction_of(inputs.analysis, scores.metric) == "max"
@@ -108,7 +112,7 @@ def time_to_threshold(
     return {
         "metric": scores.metric,
         "threshold": number(threshold),
-        "registered": inputs.threshold is not None,
+        "registered": True,
         "horizon": horizon,
         "arms": [
             {
@@ -139,7 +143,7 @@ def _band(values: Sequence[float | None]) -> tuple[float | None, float | None, f
     mean = float(np.mean(known))
     if len(known) < 2:
         return mean, None, None
-    half = float(stdtrit(len(known) - 1, 0.975)) * float(np.std(known, ddof=1)) / sqrt(len(known))
+    half = float(stdtrit(len(known) - 1, 0.975)) * sd(np.array(known)) / sqrt(len(known))
     return mean, mean - half, mean + half
 
 
@@ -171,15 +175,6 @@ def _grids(
             return None
         grids[arm.label] = sign * np.array(filled, dtype=np.float64)
     return grids
-
-
-def _midpoint(curves: Curves) -> float | None:
-    """Return a descriptive threshold: half way between median first and median last values."""
-    known = [[v for _, v in sorted(c.items()) if v is not None] for c in curves.values()]
-    known = [values for values in known if values]
-    if not known:
-        return None
-    return float((np.median([v[0] for v in known]) + np.median([v[-1] for v in known])) / 2)
 
 
 def _time(curve: Mapping[int, float | None], threshold: float, horizon: int, upward: bool) -> tuple[float, int]:

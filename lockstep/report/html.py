@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from lockstep.report.plots import plots
 from lockstep.report.tables import all_tables, fact_items, flag_texts
-from lockstep.report.wording import GLOSSARY, VERDICTS
+from lockstep.report.words.glossary import GLOSSARY, VERDICTS
 
 Report = Mapping[str, Any]
 _HERE = Path(__file__).parent

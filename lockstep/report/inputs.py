@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 
 from lockstep.spec.analysis import AnalysisSpec
 from lockstep.spec.metrics import find_metric
+from lockstep.stats.registered import Design
 from lockstep.stats.scores import ArmScores, arm_scores
 from lockstep.stats.sequential import look_levels
-from lockstep.stats.verdict import Design
 
 #: The outcome of one run: a score, an algorithmic failure, or an infrastructure loss.
 STATUSES = ("ok", "failed", "lost")
@@ -320,6 +320,7 @@ def design_of(analysis: AnalysisSpec, level: float, kind: str = "ab") -> Design:
         sesoi=analysis.sesoi,
         level=level,
         floor=None if floor is None else sign * floor,
+        threshold=None if analysis.threshold is None else sign * analysis.threshold,
         comparisons=analysis.comparisons,
         control=analysis.control,
         adjust=analysis.pairwise_adjust,

@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from lockstep.report.tables import TextTable, all_tables, fact_items, flag_texts
-from lockstep.report.wording import VERDICTS
+from lockstep.report.words.glossary import VERDICTS
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]|#])")
 

@@ -71,8 +71,8 @@ def unit_of(metric: str) -> str:
 
 def difference_unit(metric: str, estimand: str = "shift") -> str:
     """Return the unit of a difference: percentage points for percentages, none for probabilities."""
-    if estimand == "p_superiority":
-        return "in P(better)"
+    if estimand in ("p_superiority", "learned"):
+        return "in P(better)" if estimand == "p_superiority" else "in P(learned)"
     unit = unit_of(metric)
     return "pp" if unit == "%" else unit
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from itertools import combinations
-from math import sqrt
 from typing import Any
 
 import numpy as np
@@ -30,12 +29,15 @@ from lockstep.stats.companions import (
     reference_posterior,
 )
 from lockstep.stats.companions import paired_t as one_sample_t
-from lockstep.stats.failures import clopper_pearson, failure_guardrail, fisher, guardrail
+from lockstep.stats.failures import Margin, failure_guardrail, guardrail
 from lockstep.stats.multiplicity import benjamini_hochberg, dunnett_test, tukey
 from lockstep.stats.planning import Goal, ReplicatesNeeded, replicates_needed
+from lockstep.stats.registered import Design, paired_differences, registered_test
+from lockstep.stats.results import pooled_sd, scaled, sd
 from lockstep.stats.scores import ArmScores, FlooredArm, resolve_floor, usable
 from lockstep.stats.sequential import evalue_path
-from lockstep.stats.verdict import Design, ExperimentResult, PairResult, location, paired_differences, registered_test
+from lockstep.stats.shares import clopper_pearson, fisher
+from lockstep.stats.verdict import ExperimentResult, PairResult, location
 
 BH_RATE = 0.1
 #: Most blocks for leave-one-out; beyond, a single block carries little and n tests take seconds.
@@ -48,27 +50,29 @@ def arm_table(result: ExperimentResult, scores: MetricScores, design: Design, si
 
 
 def guardrail_rows(
-    inputs: ReportInputs, scores: MetricScores, winner: str | None, clock: Clock
+    inputs: ReportInputs, scores: MetricScores, result: ExperimentResult, clock: Clock
 ) -> list[dict[str, Any]]:
-    """Return every registered guardrail and the implicit failure rate, winner against each rival."""
-    if winner is None:
-        return []
+    """Return every registered guardrail and the implicit failure rate for each claim of the headline.
+
+    ``harm`` is judged at alpha / (guardrails x rivals), because any one of them turns the verdict.
+    """
     analysis = inputs.analysis
     design = replace(design_of(analysis, analysis.alpha), floor=None)
-    rivals = [a.label for a in scores.arms if a.label != winner]
-    if analysis.control is not None and analysis.control != winner:
-        rivals = [analysis.control]
+    claims = [(p.better, p.worse) for p in result.claims]
+    guarded = [c for c in claims if analysis.control in (None, *c)] or claims
+    harm_level = analysis.alpha / max(1, len(analysis.guardrails) * len(guarded))
     rows = []
     for guard in analysis.guardrails:
         own = {arm.label: arm for arm in metric_scores(inputs, guard.metric, clock.blocks).arms}
         relative = guard.max_harm is None
         margin = guard.max_harm_rel if guard.max_harm is None else guard.max_harm
-        for rival in rivals:
-            found = guardrail(own[winner], own[rival], design, margin or 0.0, relative)
-            rows.append(_guard_row(guard.metric, winner, found))
+        for winner, rival in guarded:
+            found = guardrail(own[winner or ""], own[rival or ""], design, Margin(margin or 0.0, relative), harm_level)
+            rows.append(_guard_row(guard.metric, winner or "", found))
     arms = {arm.label: arm for arm in scores.arms}
-    failures = [failure_guardrail(arms[winner], arms[rival], analysis.alpha) for rival in rivals]
-    return rows + [_guard_row("failure rate", winner, found) for found in failures]
+    level = analysis.alpha / max(1, len(claims))
+    failures = [(w or "", failure_guardrail(arms[w or ""], arms[r or ""], level)) for w, r in claims]
+    return rows + [_guard_row("failure rate", winner, found) for winner, found in failures]
 
 
 def secondary_rows(inputs: ReportInputs, clock: Clock) -> list[dict[str, Any]]:
@@ -87,7 +91,7 @@ def secondary_rows(inputs: ReportInputs, clock: Clock) -> list[dict[str, Any]]:
                     "a": x.label,
                     "b": y.label,
                     "estimate": number(test.estimate) if test else None,
-                    "ci": ends(test.ci_superiority) if test else None,
+                    "ci": ends(test.intervals(design.level)[0]) if test else None,
                     "p": number(test.p) if test else None,
                     "exploratory": True,
                 }
@@ -189,15 +193,15 @@ def replicates_more(pair: PairResult | None, design: Design, alpha: float) -> Re
 def spread(pair: PairResult, design: Design) -> float:
     """Return the SD of paired differences, or the pooled SD within arms."""
     if design.paired:
-        return float(paired_differences(pair.a, pair.b).std(ddof=1))
-    return sqrt((float(pair.a.values.var(ddof=1)) + float(pair.b.values.var(ddof=1))) / 2)
+        return sd(paired_differences(pair.a, pair.b))
+    return pooled_sd(pair.a.values, pair.b.values)
 
 
 def pair_correlation(arms: Sequence[FlooredArm]) -> float | None:
     """Return the mean correlation between arms over blocks, None below three blocks or without variance."""
     if arms[0].values.size < 3 or any(np.ptp(arm.values) == 0 for arm in arms):
         return None
-    matrix = np.corrcoef([arm.values for arm in arms])
+    matrix = np.corrcoef([scaled(arm.values)[0] for arm in arms])
     return float(np.mean([matrix[i, j] for i, j in combinations(range(len(arms)), 2)]))
 
 
@@ -205,17 +209,16 @@ def _arm_row(arm: FlooredArm, own: ArmScores, design: Design, sign: float) -> di
     values, n = arm.values, arm.values.size
     many = n >= MIN_REPLICATES
     mean = float(values.mean()) if n else None
-    sd = float(values.std(ddof=1)) if n > 1 else None
-    reach = normal_factor(n) * sd if many and sd is not None else None
-    estimand = "shift" if design.estimand == "p_superiority" else design.estimand
+    spread_of_runs = sd(values) if n > 1 else None
+    reach = normal_factor(n) * spread_of_runs if many and spread_of_runs is not None else None
     return {
         "arm": arm.label,
         "n": n,
         "failed": own.num_failures,
         "mean": number(None if mean is None else sign * mean),
-        "location": number(sign * location(arm, estimand)) if n else None,
+        "location": number(sign * location(arm, design)) if n else None,
         "mean_ci": ends(one_sample_t(sign * values).interval(0.05)) if n > 1 else None,
-        "sd": number(sd),
+        "sd": number(spread_of_runs),
         "min": number(float((sign * values).min())) if n else None,
         "max": number(float((sign * values).max())) if n else None,
         "iqm": number(sign * interquartile_mean(values)) if many else None,
@@ -349,9 +352,9 @@ def nondeterminism(result: ExperimentResult) -> dict[str, float | None] | None:
     """Return the SD within blocks of identical arms against the SD between replicates, None below two blocks."""
     if min(arm.values.size for arm in result.arms) < 2:
         return None
-    blocks = np.column_stack([arm.values for arm in result.arms])
+    blocks, unit = scaled(np.column_stack([arm.values for arm in result.arms]))
     within, between = float(np.sqrt(blocks.var(axis=1, ddof=1).mean())), float(blocks.mean(axis=1).std(ddof=1))
-    return {"nondeterminism_sd": number(within), "seed_sd": number(between)}
+    return {"nondeterminism_sd": number(unit * within), "seed_sd": number(unit * between)}
 
 
 def sequential_panel(

@@ -9,8 +9,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.report.numbers import p_text, percent, plain, signed
-from lockstep.report.wording import FLAGS
+from lockstep.report.numbers import difference_unit, p_text, percent, plain, signed
+from lockstep.report.words.glossary import FLAGS
 
 Report = Mapping[str, Any]
 
@@ -28,7 +28,15 @@ class TextTable:
 
 def all_tables(report: Report) -> list[TextTable]:
     """Return every table that has rows, in reading order."""
-    makers = (arms_table, differences_table, companions_table, guardrails_table, failures_table, curve_table)
+    makers = (
+        arms_table,
+        differences_table,
+        quantities_table,
+        companions_table,
+        guardrails_table,
+        failures_table,
+        curve_table,
+    )
     later = (
         secondary_table,
         config_table,
@@ -102,6 +110,32 @@ def differences_table(report: Report) -> TextTable:
         "E: e-value of an anytime analysis."
     )
     return TextTable("Differences", header, rows, note)
+
+
+def quantities_table(report: Report) -> TextTable:
+    """Return mean difference, shift, shares that learned and failures of every registered comparison, side by side."""
+    rows = []
+    for q in report.get("quantities", []):
+        learned = q["learned"]
+        (k, n), (j, m) = q["failures"]
+        cells = [_quantity(q["mean"]), _quantity(q["shift"]), "" if learned is None else _quantity(learned)]
+        rows.append((f"{q['a']} - {q['b']}", *cells, f"{k}/{n}, {j}/{m}", p_cell(q["fisher_p"])))
+    header = ("comparison", "difference of means", "shift", "learned", "failed", "Fisher p")
+    registered = report["registration"]["analysis"]["estimand"]
+    unit = difference_unit(report["facts"]["metric"]) or "raw units"
+    note = (
+        f"The same runs by several quantities, in {unit}, with unadjusted intervals; `{registered}` was registered and "
+        "decides. Failed runs stand at the registered score in the mean and the shift; learned: difference of the "
+        "shares of runs that reach the registered threshold."
+    )
+    return TextTable("What the other quantities say", header, tuple(rows), note)
+
+
+def _quantity(found: Mapping[str, Any] | None) -> str:
+    if found is None:
+        return "n/a"
+    interval = f" [{span(found['ci'])}]" if found["ci"] else ""
+    return f"{signed(found['estimate'])}{interval}"
 
 
 def companions_table(report: Report) -> TextTable:
@@ -330,7 +364,7 @@ def _needed_text(more: Mapping[str, Any] | None) -> str:
 
 
 def _difference_row(c: Mapping[str, Any]) -> tuple[str, ...]:
-    unreachable = c["verdict"] == "NO_INFERENCE"
+    unreachable = not _inference(c)
     return (
         f"{c['a']} - {c['b']}",
         signed(c["estimate"]),
@@ -342,12 +376,17 @@ def _difference_row(c: Mapping[str, Any]) -> tuple[str, ...]:
         "" if c["e_value"] is None else plain(c["e_value"]),
         plain(c["effect"]["A12"]),
         plain(c["effect"]["g"]),
-        c["verdict"],
+        c["verdict"] or "",
     )
 
 
+def _inference(c: Mapping[str, Any]) -> bool:
+    """Return whether a comparison's p may be shown; reports of schema 1 say so by the verdict."""
+    return bool(c.get("inference", c["verdict"] != "NO_INFERENCE"))
+
+
 def _companion_text(c: Mapping[str, Any]) -> str:
-    if c["verdict"] == "NO_INFERENCE":
+    if not _inference(c):
         return "not shown: this n supports no inference" + _greyed(c)
     names = {
         "signed_rank_p": "signed-rank p",

@@ -16,7 +16,7 @@ from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_valida
 from lockstep.spec.metrics import default_primary, find_metric
 
 Direction = Literal["max", "min"]
-Estimand = Literal["shift", "mean", "p_superiority"]
+Estimand = Literal["mean", "shift", "learned", "p_superiority"]
 LooksMode = Literal["fixed", "planned", "anytime"]
 
 
@@ -110,13 +110,22 @@ class AnalysisSpec(_Strict):
 
     primary: MetricChoice = Field(default_factory=PrimaryMetric, description="The one metric that decides")
     estimand: Estimand = Field(
-        "shift",
-        description="shift: Hodges-Lehmann, rank tests; mean: sign-flip or permutation; p_superiority: unpaired only",
+        "mean",
+        description="mean: difference of mean scores, failures at the floor; shift: Hodges-Lehmann, rank tests; "
+        "learned: difference of the shares of runs that reach `threshold`; p_superiority: unpaired only",
+    )
+    threshold: float | None = Field(
+        None,
+        allow_inf_nan=True,
+        # left out of the resolved spec while it is not given, so that analyses from before it keep their hash
+        exclude_if=lambda value: value is None,
+        description="Raw score from which on a run has learned (min metrics: up to which); also used for time to "
+        "threshold. Required by estimand: learned",
     )
     sesoi: float | None = Field(
         None,
         allow_inf_nan=True,
-        description="Smallest effect of interest, raw units, > 0 (p_superiority: < .5)",
+        description="Smallest effect of interest, raw units, > 0 (p_superiority: < .5; learned: a share < 1)",
     )
     inference: Literal["full", "none"] = Field("full", description="none: demonstration, no verdict is offered")
     alpha: float = Field(0.05, ge=0.001, le=0.2, description="Two-sided error level")
@@ -163,6 +172,28 @@ def default_analysis(*, kind: str, replicates: int, env_kind: str = "morphogenes
     """Return the analysis used when a spec gives none: a demonstration, whatever the numbers."""
     spec = AnalysisSpec(inference="none")
     return complete_analysis(spec, kind=kind, replicates=replicates, env_kind=env_kind)
+
+
+def estimand_reason(analysis: AnalysisSpec) -> str:
+    """Return in one sentence which quantity decides and why it is a sound choice, or what it leaves out."""
+    estimand = analysis.estimand
+    if estimand == "shift":
+        return (
+            "estimand shift: a few very bad runs hardly move it, so it can call arms equal of which one sometimes "
+            "collapses; the report shows the means beside it."
+        )
+    if estimand == "learned":
+        return f"estimand learned: arms differ in how many runs reach {analysis.threshold:g}, not in how far beyond."
+    if estimand == "p_superiority":
+        return "estimand p_superiority: how often a run of one arm beats a run of the other, not by how much."
+    metric = find_metric(analysis.primary.metric)
+    if analysis.failure.floor is not None:
+        why = f"a failed run counts with its score of {analysis.failure.floor:g}"
+    elif metric is not None and metric.lower is not None and metric.upper is not None:
+        why = f"scores are bounded ({metric.lower:g} to {metric.upper:g} {metric.unit})"
+    else:
+        why = "every run counts with its score"
+    return f"estimand mean: {why}, so an arm that sometimes collapses is not called equal or better."
 
 
 def canonical_json(analysis: AnalysisSpec) -> str:

@@ -242,6 +242,7 @@ def _look_order_problems(analysis: AnalysisSpec, planned: int, largest: int) -> 
 
 def _inference_problems(analysis: AnalysisSpec) -> Iterator[Problem]:
     yield from _sesoi_problems(analysis)
+    yield from _threshold_problems(analysis)
     metric = find_metric(analysis.primary.metric)
     floor = analysis.failure.floor
     if floor is None or not isfinite(floor):
@@ -261,6 +262,28 @@ def _sesoi_problems(analysis: AnalysisSpec) -> Iterator[Problem]:
     elif analysis.estimand == "p_superiority" and sesoi >= 0.5:
         message = f"sesoi of p_superiority is a distance from .5 and must be < .5, got {sesoi}"
         yield _found("E_SESOI", "/analysis/sesoi", message, "use for example 0.1")
+    elif analysis.estimand == "learned" and sesoi >= 1:
+        message = f"sesoi of estimand learned is a difference of shares and must be < 1, got {sesoi:g}"
+        yield _found("E_SESOI", "/analysis/sesoi", message, "use for example 0.2 (20 runs of 100)")
+
+
+def _threshold_problems(analysis: AnalysisSpec) -> Iterator[Problem]:
+    given, at = analysis.threshold, "/analysis/threshold"
+    if given is None:
+        if analysis.estimand == "learned":
+            message = "estimand learned needs a threshold: the raw score from which on a run has learned"
+            yield _found("E_THRESHOLD", at, message, "name a score of the primary metric, or use estimand mean")
+        return
+    if not isfinite(given):
+        yield _found("E_THRESHOLD", at, f"threshold must be a finite number, got {given}", "name a raw score")
+        return
+    metric = find_metric(analysis.primary.metric)
+    if metric is None:
+        return
+    low, high = metric.lower, metric.upper
+    if (low is not None and given < low) or (high is not None and given > high):
+        message = f"threshold {given:g} lies outside of {metric.name}, {low} to {high} {metric.unit}"
+        yield _found("E_THRESHOLD", at, message, "name a score that a run can reach")
 
 
 def _floor_bound_problems(analysis: AnalysisSpec, floor: float) -> Iterator[Problem]:

@@ -16,8 +16,9 @@ from scipy.stats import binom
 
 from lockstep.stats.exact import attained_mann_whitney, attained_sign_flip, attained_signed_rank
 from lockstep.stats.failures import analyse_with_sensitivity
+from lockstep.stats.registered import Design
 from lockstep.stats.scores import ArmScores, arm_scores
-from lockstep.stats.verdict import DIFFERENT_BUT_NEGLIGIBLE, WINNER, WINNER_MEANINGFUL, Design
+from lockstep.stats.verdict import DIFFERENT_BUT_NEGLIGIBLE, WINNER, WINNER_MEANINGFUL
 
 BAND = 0.99
 #: Largest share of experiments with a winner when three or more equal arms compete.

@@ -45,7 +45,7 @@ from scipy.special import chdtrc, ndtr, ndtri, stdtr, stdtrit
 
 from lockstep.stats.exact import within
 from lockstep.stats.paired import sign_flip, signed_rank
-from lockstep.stats.results import TIE, Floats, Interval, as_floats, doubled_midranks
+from lockstep.stats.results import TIE, Floats, Interval, as_floats, doubled_midranks, pooled_sd, sd
 from lockstep.stats.unpaired import a12
 
 
@@ -100,23 +100,24 @@ def welch_from_summary(first: tuple[float, float, int], second: tuple[float, flo
     difference = m1 - m2
     if n1 < 2 or n2 < 2:
         return TTest(difference, 0.0, None, None, None)
-    v1, v2 = s1**2 / n1, s2**2 / n2
-    if v1 + v2 == 0:
+    unit = max(s1, s2)
+    if unit == 0:
         return _without_variance(difference, max(abs(m1), abs(m2)))
+    v1, v2 = (s1 / unit) ** 2 / n1, (s2 / unit) ** 2 / n2
     # Satterthwaite
     df = (v1 + v2) ** 2 / (v1**2 / (n1 - 1) + v2**2 / (n2 - 1))
-    return _t_test(difference, sqrt(v1 + v2), df)
+    return _t_test(difference, unit * sqrt(v1 + v2), df)
 
 
 def paired_t(d: ArrayLike) -> TTest:
     """Paired t test of the mean difference."""
     differences = as_floats(d, "d")
-    mean, sd, n = _summary(differences)
+    mean, spread, n = _summary(differences)
     if n < 2:
         return TTest(mean, 0.0, None, None, None)
-    if sd == 0:
+    if spread == 0:
         return _without_variance(mean, abs(mean))
-    return _t_test(mean, sd / sqrt(n), n - 1)
+    return _t_test(mean, spread / sqrt(n), n - 1)
 
 
 def equivalence(test: TTest, bound: float, alpha: float = 0.05) -> Equivalence:
@@ -132,7 +133,7 @@ def equivalence(test: TTest, bound: float, alpha: float = 0.05) -> Equivalence:
 def _summary(values: Floats) -> tuple[float, float, int]:
     if values.size < 2 or np.ptp(values) <= TIE * float(np.abs(values).max()):
         return float(values.mean()), 0.0, values.size
-    return float(values.mean()), float(values.std(ddof=1)), values.size
+    return float(values.mean()), sd(values), values.size
 
 
 def _without_variance(difference: float, scale: float) -> TTest:
@@ -265,11 +266,11 @@ def effect_sizes(x: ArrayLike, y: ArrayLike) -> EffectSizes:
     nu = first.size + second.size - 2
     if first.size < 2 or second.size < 2:
         return EffectSizes(None, None, None, share, 2 * share - 1)
-    pooled = ((first.size - 1) * first.var(ddof=1) + (second.size - 1) * second.var(ddof=1)) / nu
+    pooled = pooled_sd(first, second)
     scale = max(float(np.abs(first).max()), float(np.abs(second).max()))
-    if sqrt(pooled) <= TIE * scale:
+    if pooled <= TIE * scale:
         return EffectSizes(None, hedges_correction(nu), None, share, 2 * share - 1)
-    d = float((first.mean() - second.mean()) / sqrt(pooled))
+    d = float((first.mean() - second.mean()) / pooled)
     j = hedges_correction(nu)
     return EffectSizes(d, j, d * j, share, 2 * share - 1)
 
@@ -291,7 +292,7 @@ def reference_posterior(d: ArrayLike, sesoi: float) -> Posterior | None:
     differences = as_floats(d, "d")
     if differences.size < 2 or np.ptp(differences) == 0:
         return None
-    scale = float(differences.std(ddof=1)) / sqrt(differences.size)
+    scale = sd(differences) / sqrt(differences.size)
     df, mean = differences.size - 1, float(differences.mean())
     above = float(stdtr(df, (mean - sesoi) / scale))
     below = float(stdtr(df, (-sesoi - mean) / scale))
@@ -308,12 +309,14 @@ def best_arm(blocks: ArrayLike, rng: np.random.Generator) -> tuple[Floats, Float
     n, arms = scores.shape
     if n <= arms or np.ptp(scores, axis=0).max() == 0:
         return None
+    unit = float(np.abs(scores).max())
+    scores = scores / unit
     covariance = np.cov(scores, rowvar=False) / n
     draws = rng.multivariate_normal(np.zeros(arms), covariance, size=DRAWS, method="eigh")
     draws *= np.sqrt((n - 1) / rng.chisquare(n - 1, size=DRAWS))[:, None]
     draws += scores.mean(axis=0)
     best = np.bincount(draws.argmax(axis=1), minlength=arms) / DRAWS
-    loss = (draws.max(axis=1, keepdims=True) - draws).mean(axis=0)
+    loss = unit * (draws.max(axis=1, keepdims=True) - draws).mean(axis=0)
     return np.asarray(best), np.asarray(loss)
 
 

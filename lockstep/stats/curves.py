@@ -41,6 +41,7 @@ def curve_max_t(d: ArrayLike, rng: np.random.Generator | None = None) -> CurveMa
     differences = np.asarray(d, dtype=np.float64)
     if differences.ndim != 2 or not np.isfinite(differences).all():
         raise ValueError("difference curves must be a finite (blocks, steps) table; put failed runs at the floor")
+    differences = differences / (np.abs(differences).max(initial=0.0) or 1.0)  # squares must not overflow
     norms = np.sqrt((differences**2).sum(axis=0))
     scaled = np.divide(differences, norms, out=np.zeros_like(differences), where=norms > 0)
     # T_j(s) = |sum_r s_r d_rj| / sqrt(sum_r d_rj^2), 0 for an all-zero column
@@ -89,9 +90,7 @@ def logrank_permutation(a: Times, b: Times, rng: np.random.Generator | None = No
     times, events, _ = _stack(a, b)
     if not events.any():
         return None
-    splits, _ = permutation_splits(len(a), len(b), rng)
-    members = np.zeros((len(splits), times.size), dtype=bool)
-    np.put_along_axis(members, splits, True, axis=1)
+    members = permutation_splits(len(a), len(b), rng).members.T > 0
     observed, expected, _ = _logrank_sums(times, events, members)
     deviation = np.abs(observed - expected)
     return float((deviation >= deviation[0] * (1 - 1e-9) - 1e-12).mean())

@@ -6,7 +6,7 @@ Unit: the replicate.
 Guardrails: one-sided non-inferiority of the winner on other metrics, each at alpha.
 
 ``pass``: the upper 1 - 2 alpha bound of harm is below the margin. ``harm``: the lower bound of harm
-is above 0 with p <= alpha. ``unproven``: neither. The failure rate is an implicit guardrail.
+is above 0 with p <= alpha / (guardrails x rivals). ``unproven``: neither. The failure rate is an implicit guardrail.
 """
 
 from __future__ import annotations
@@ -14,11 +14,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from scipy.special import betaincinv
-from scipy.stats import fisher_exact
-
+from lockstep.stats.estimands import claimed_pairs, quantity_flags
 from lockstep.stats.exact import within
-from lockstep.stats.results import Interval
+from lockstep.stats.registered import Design, registered_test
 from lockstep.stats.scores import (
     ArmScores,
     FlooredArm,
@@ -28,18 +26,24 @@ from lockstep.stats.scores import (
     without_failures,
     worst_score,
 )
+from lockstep.stats.shares import fisher
 from lockstep.stats.verdict import (
+    DIFFERENT_BUT_NEGLIGIBLE,
+    DRIVEN_BY_FAILURES,
     INCONCLUSIVE,
     INVALID,
-    Design,
+    SUPERIOR_VERDICTS,
+    WINNER,
     ExperimentResult,
+    PairResult,
     PairVerdict,
     analyse,
+    conclude,
     location,
-    registered_test,
 )
 
 FLOOR_SENSITIVE = "FLOOR_SENSITIVE"
+LOSS_SENSITIVE = "LOSS_SENSITIVE"
 
 
 @dataclass(frozen=True)
@@ -51,64 +55,68 @@ class Sensitivity:
     lost: str | None = None
 
 
-def clopper_pearson(k: int, n: int, level: float = 0.95) -> Interval:
-    """Return the exact interval of a rate k/n; [0, 1] for n = 0."""
-    if not 0 <= k <= n:
-        raise ValueError(f"need 0 <= k <= n, got {k} of {n}")
-    if n == 0:
-        return Interval(0.0, 1.0)
-    tail = (1 - level) / 2
-    low = 0.0 if k == 0 else float(betaincinv(k, n - k + 1, tail))
-    high = 1.0 if k == n else float(betaincinv(k + 1, n - k, 1 - tail))
-    return Interval(low, high)
-
-
-def fisher(table: Sequence[Sequence[int]]) -> float:
-    """Return Fisher's exact two-sided p of a 2 x 2 table [[failed, ok], [failed, ok]]."""
-    return float(fisher_exact([list(row) for row in table]).pvalue)
-
-
 def analyse_with_sensitivity(
     arms: Sequence[ArmScores], design: Design, void_gate: str | None = None
 ) -> tuple[ExperimentResult, Sensitivity]:
-    """Analyse, recompute under other treatments of failures and losses, and downgrade if needed.
+    """Analyse, recompute under other treatments of failures and losses, and claim no more than all of them allow.
 
-    (i) floor replaced by the worst successful score: a different verdict becomes INCONCLUSIVE
-    (``FLOOR_SENSITIVE``); (ii) failures omitted: flag ``DRIVEN_BY_FAILURES``; (iii) losses filled
-    against the winner: flag ``LOSS_SENSITIVE``.
+    (i) floor replaced by the worst successful score: the weaker of two claims that name the same arm, else
+    INCONCLUSIVE (``FLOOR_SENSITIVE``); (ii) failures omitted: flag ``DRIVEN_BY_FAILURES``; (iii) losses filled
+    against the claimed arms: flag ``LOSS_SENSITIVE``. Claims that the means or the failures contradict are flagged.
     """
     result = analyse(arms, design, void_gate)
     if result.verdict == INVALID or design.inference == "none":
         return result, Sensitivity()
     floor_variant = omit_variant = lost_variant = None
-    flags: set[str] = set(result.flags)
+    flags: set[str] = set()
     if any(arm.failed.any() for arm in arms):
         floor_variant = analyse(arms, replace(design, floor=worst_score(arms)))
         omit_variant = analyse(without_failures(arms), design)
-        flags |= {"DRIVEN_BY_FAILURES"} if _differs(result, omit_variant) else set()
-    if result.winner is not None and any(arm.lost.any() for arm in arms):
-        lost_variant = analyse(losses_filled_against(arms, result.winner, result.floor), design)
-        flags |= {"LOSS_SENSITIVE"} if _differs(result, lost_variant) else set()
+        flags |= {DRIVEN_BY_FAILURES} if _differs(result, omit_variant) else set()
+        result = _weaker(result, floor_variant, design)
+    named = tuple(dict.fromkeys(pair.better for pair in result.claims if pair.better is not None))
+    if named and any(arm.lost.any() for arm in arms):
+        lost_variant = analyse(losses_filled_against(arms, named, result.floor), design)
+        flags |= {LOSS_SENSITIVE} if _differs(result, lost_variant) else set()
+    flags |= {*result.flags, *quantity_flags(result, arms, design)}
     found = Sensitivity(_code(floor_variant), _code(omit_variant), _code(lost_variant))
-    result = replace(result, flags=tuple(sorted(flags)))
-    return (result if floor_variant is None else _downgraded(result, floor_variant)), found
+    return replace(result, flags=tuple(sorted(flags))), found
 
 
-def _downgraded(result: ExperimentResult, variant: ExperimentResult) -> ExperimentResult:
-    lowered = PairVerdict(INCONCLUSIVE, reason=FLOOR_SENSITIVE)
-    pairs = tuple(
-        replace(pair, verdict=replace(lowered, flags=pair.verdict.flags))
-        if (pair.verdict.code, pair.better) != (other.verdict.code, other.better)
-        else pair
+def _weaker(result: ExperimentResult, variant: ExperimentResult, design: Design) -> ExperimentResult:
+    """Return the conclusion from what both treatments of failures allow to say about each comparison."""
+    pairs = [
+        replace(pair, verdict=_weaker_verdict(pair, other))
         for pair, other in zip(result.pairs, variant.pairs, strict=True)
-    )
-    if not _differs(result, variant):
-        return replace(result, pairs=pairs)
-    return replace(result, pairs=pairs, verdict=INCONCLUSIVE, reason=FLOOR_SENSITIVE, winner=None, p_max=None)
+    ]
+    found = conclude(result.arms, pairs, design, result.adjustment, result.floor, result.flags)
+    if found.verdict == INCONCLUSIVE and (_differs(found, result) or _differs(found, variant)):
+        return replace(found, reason=FLOOR_SENSITIVE)
+    if any(FLOOR_SENSITIVE in pair.verdict.flags for pair in claimed_pairs(found, design)):
+        return found
+    # a comparison of which the headline says nothing
+    return replace(found, flags=tuple(flag for flag in found.flags if flag != FLOOR_SENSITIVE))
+
+
+def _weaker_verdict(pair: PairResult, other: PairResult) -> PairVerdict:
+    ours, theirs = pair.verdict, other.verdict
+    if (ours.code, ours.better) == (theirs.code, theirs.better):
+        return ours
+    sensitive = tuple(dict.fromkeys((*ours.flags, FLOOR_SENSITIVE)))
+    if not (pair.superior and pair.superior == other.superior):
+        return PairVerdict(INCONCLUSIVE, 0, FLOOR_SENSITIVE, sensitive)
+    if DIFFERENT_BUT_NEGLIGIBLE in (ours.code, theirs.code):
+        # one says that the size does not matter, the other denies it: both say "better", neither how much
+        return replace(ours, code=WINNER, flags=sensitive)
+    return replace(ours, code=max(ours.code, theirs.code, key=SUPERIOR_VERDICTS.index))
 
 
 def _differs(result: ExperimentResult, variant: ExperimentResult) -> bool:
-    return (result.verdict, result.winner) != (variant.verdict, variant.winner)
+    return _claim(result) != _claim(variant)
+
+
+def _claim(result: ExperimentResult) -> tuple[object, ...]:
+    return result.verdict, result.winner, result.treatments_better
 
 
 def _code(result: ExperimentResult | None) -> str | None:
@@ -130,18 +138,30 @@ class GuardrailResult:
     p: float | None
 
 
-def guardrail(winner: ArmScores, rival: ArmScores, design: Design, margin: float, relative: bool) -> GuardrailResult:
+@dataclass(frozen=True)
+class Margin:
+    """The harm that is allowed: raw units, or a share of the rival's location when ``relative``."""
+
+    value: float
+    relative: bool = False
+
+
+def guardrail(
+    winner: ArmScores, rival: ArmScores, design: Design, margin: Margin, harm_level: float | None = None
+) -> GuardrailResult:
     """Judge the winner's harm on one oriented metric against one rival.
 
-    ``margin``: raw units, or a share of the rival's location when ``relative``.
+    ``pass`` at 1 - 2 x the design's level; ``harm`` at ``harm_level`` (default: the design's level).
     """
-    own = replace(design, mode="fixed", estimand="shift" if design.estimand == "p_superiority" else design.estimand)
+    # threshold and probability belong to the primary metric: harm is judged in units of its own
+    kept = {"p_superiority": "shift", "learned": "mean"}.get(design.estimand, design.estimand)
+    own = replace(design, mode="fixed", estimand=kept)
     floor, _ = resolve_floor([winner, rival], None)
     ours, theirs = usable([winner, rival], floor, own.paired)
     if min(ours.values.size, theirs.values.size) < 2:
         return GuardrailResult(rival.label, UNPROVEN, None, None, None, None)
-    limit = margin * abs(location(theirs, own.estimand)) if relative else margin
-    return _judge(ours, theirs, own, limit)
+    limit = margin.value * abs(location(theirs, own)) if margin.relative else margin.value
+    return _judge(ours, theirs, own, limit, own.level if harm_level is None else harm_level)
 
 
 def failure_guardrail(winner: ArmScores, rival: ArmScores, alpha: float) -> GuardrailResult:
@@ -161,14 +181,15 @@ def worst_state(states: Sequence[str]) -> str:
     return HARM if HARM in states else UNPROVEN if UNPROVEN in states else PASS
 
 
-def _judge(ours: FlooredArm, theirs: FlooredArm, design: Design, margin: float) -> GuardrailResult:
+def _judge(ours: FlooredArm, theirs: FlooredArm, design: Design, margin: float, harm_level: float) -> GuardrailResult:
     # rival minus winner: positive means that the winner does harm
     test = registered_test(theirs, ours, design)
-    upper = test.ci_equivalence.high if test.ci_equivalence else None
-    lower = test.ci_superiority.low if test.ci_superiority else None
+    upper_interval, lower_interval = test.intervals(design.level)[1], test.intervals(harm_level)[0]
+    upper = upper_interval.high if upper_interval else None
+    lower = lower_interval.low if lower_interval else None
     if upper is not None and upper < margin:
         state = PASS
-    elif lower is not None and lower > 0 and within(test.p, design.level):
+    elif lower is not None and lower > 0 and within(test.p, harm_level):
         state = HARM
     else:
         state = UNPROVEN

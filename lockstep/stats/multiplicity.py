@@ -16,6 +16,7 @@ import numpy as np
 from numpy.typing import ArrayLike, NDArray
 from scipy.stats import dunnett, tukey_hsd
 
+from lockstep.stats.exact import within
 from lockstep.stats.paired import sign_flip
 from lockstep.stats.results import TIE, Floats
 
@@ -45,6 +46,28 @@ def holm(ps: Sequence[float | None]) -> list[float | None]:
     return adjusted
 
 
+def holm_levels(ps: Sequence[float | None], level: float) -> list[float]:
+    """Return for each test the level of its Holm step: p is at most this exactly when adjusted p is at most ``level``.
+
+    Step i of m tests at level / (m - i); tests after the first that fails share that one's level, because
+    nothing more was rejected that could make room for them.
+    """
+    order = sorted(range(len(ps)), key=lambda i: _or_one(ps[i]))
+    levels = [level] * len(ps)
+    step = 0
+    for i, index in enumerate(order):
+        levels[index] = level / (len(ps) - step)
+        if step == i and within(_or_one(ps[index]), levels[index]):
+            step += 1
+    return levels
+
+
+def max_t_levels(ps: Sequence[float], adjusted: Sequence[float], level: float) -> list[float]:
+    """Return level x p / adjusted p where the adjusted p rejects, level / m elsewhere."""
+    m = len(ps)
+    return [level * p / q if within(q, level) and p > 0 else level / m for p, q in zip(ps, adjusted, strict=True)]
+
+
 def benjamini_hochberg(ps: Sequence[float | None]) -> list[float | None]:
     """Return BH step-up adjusted p: the running minimum, from the top, of m p_(i) / i."""
     order = sorted(range(len(ps)), key=lambda i: _or_one(ps[i]))
@@ -61,6 +84,7 @@ def max_t_blocks(
     pairs: Sequence[tuple[int, int]],
     rng: np.random.Generator | None = None,
     p_pair: Sequence[float] | None = None,
+    noise: float | None = None,
 ) -> MaxTBlocks:
     """Return single-step max-T over pairs with the pair guard p_adj = max(p_maxT, own exact p).
 
@@ -69,6 +93,7 @@ def max_t_blocks(
         pairs: index pairs.
         rng: needed when (K!)^n exceeds 50,000.
         p_pair: own exact p of each pair; default the sign-flip p.
+        noise: score differences that count as ties, per block; default 1e-9 times the mean |score|.
 
     Null hypothesis: arms are exchangeable within a block. Unit: the block. Strong control at
     K = 3; for K >= 4 exact under the global null only.
@@ -79,7 +104,7 @@ def max_t_blocks(
     first, second = np.array([i for i, _ in pairs]), np.array([j for _, j in pairs])
     spread = np.abs(sums[:, first] - sums[:, second])
     largest, observed = spread.max(axis=1), spread[0]
-    limit = TIE * float(np.abs(scores).sum(axis=0).max())
+    limit = TIE * float(np.abs(scores).sum(axis=0).max()) if noise is None else noise * len(scores)
     shares = [float((largest >= value - limit).mean()) for value in observed]
     adjusted = tuple(max(a, float(b)) for a, b in zip(shares, own, strict=True))
     means = tuple(float(value) for value in observed / len(scores))

@@ -67,20 +67,30 @@ class SignFlipTest:
         return Interval(low, high, 1 - 2 * k / 2.0**d.size, k)
 
 
-def sign_flip(d: ArrayLike, rng: np.random.Generator | None = None) -> SignFlipTest:
-    """Test the mean of paired differences; zeros stay in. ``rng`` is needed beyond n = 30."""
+def sign_flip(d: ArrayLike, rng: np.random.Generator | None = None, noise: float | None = None) -> SignFlipTest:
+    """Test the mean of paired differences; zeros stay in. ``rng`` is needed beyond n = 30.
+
+    ``noise``: differences of sums that count as ties, per block; default 1e-9 times mean |d|.
+    """
     differences = as_floats(d, "d")
     mean = float(differences.mean())
+    limit = _slack(differences, noise)
     if differences.size > EXACT_LIMIT:
-        return _sampled(differences, mean, rng)
+        return _sampled(differences, mean, limit, rng)
     left, right = _half_sums(differences)
-    total, limit = float(differences.sum()), TIE * float(np.abs(differences).sum())
+    total = float(differences.sum())
     count = 2.0**differences.size
     greater = _pairs_at_least(left, right, total - limit) / count
     less = _pairs_at_least(left, right, -total - limit) / count
     both = min(1.0, 2 * _pairs_at_least(left, right, abs(total) - limit) / count)
     both = 1.0 if abs(total) <= limit else both
     return SignFlipTest(differences, mean, TailPs(greater, less), both, "exact", None)
+
+
+def _slack(d: Floats, noise: float | None) -> float:
+    """Return by how much sums may differ and count as tied: never below the rounding of the sum itself."""
+    size = float(np.abs(d).sum())
+    return TIE * size if noise is None else max(noise * d.size, 8 * np.finfo(np.float64).eps * size)
 
 
 def _half_sums(d: Floats) -> tuple[Floats, Floats]:
@@ -168,7 +178,8 @@ def _bisected(d: Floats, ends: tuple[int, int]) -> tuple[float, float]:
 
 def _order_statistic(halves: _Halves, k: int, d: Floats) -> float:
     """Return the k-th smallest subset mean: bracket it by counts, then enumerate what is left."""
-    noise = TIE * float(np.abs(d).max())
+    # far below the width of an honest bracket, above the rounding of subset sums beside a far-away floor
+    noise = 1e-12 * float(np.abs(d).max())
     low, high = float(d.min()) - noise, float(d.max()) + noise
     below, upto = 0.0, 2.0**d.size - 1
     while upto - below > _WINDOW and high - low > noise:
@@ -202,13 +213,13 @@ def _probe(left: tuple[float, float], right: tuple[float, float], k: int, total:
     return low + min(0.98, max(0.02, share)) * (high - low)
 
 
-def _sampled(d: Floats, mean: float, rng: np.random.Generator | None) -> SignFlipTest:
+def _sampled(d: Floats, mean: float, limit: float, rng: np.random.Generator | None) -> SignFlipTest:
     if rng is None:
         raise ValueError(f"{d.size} blocks are beyond the exact sign-flip test: pass rng")
     signs = rng.integers(0, 2, size=(MONTE_CARLO_DRAWS + 1, d.size), dtype=np.int8) * 2 - 1
     signs[0] = 1
     draws = _Draws(signs @ d, signs.sum(axis=1, dtype=np.float64))
-    total, limit = float(d.sum()), TIE * float(np.abs(d).sum())
+    total = float(d.sum())
     p = TailPs(float((draws.sums >= total - limit).mean()), float((draws.sums <= total + limit).mean()))
     both = float((np.abs(draws.sums) >= abs(total) - limit).mean())
     return SignFlipTest(d, mean, p, both, "monte-carlo", draws)
@@ -249,11 +260,15 @@ class SignedRankTest:
     p: TailPs
 
 
-def signed_rank(d: ArrayLike) -> SignedRankTest:
-    """Test whether paired differences tend to be positive; all zero gives p = 1."""
+def signed_rank(d: ArrayLike, noise: float | None = None) -> SignedRankTest:
+    """Test whether paired differences tend to be positive; all zero gives p = 1.
+
+    ``noise``: magnitudes this close are tied, and this close to 0 are 0; default 1e-9 times the largest.
+    """
     differences = as_floats(d, "d")
-    differences = np.where(np.abs(differences) <= tolerance(differences), 0.0, differences)
-    ranks = doubled_midranks(np.abs(differences))
+    limit = tolerance(differences) if noise is None else noise
+    differences = np.where(np.abs(differences) <= limit, 0.0, differences)
+    ranks = doubled_midranks(np.abs(differences), limit)
     # Pratt: rank with the zeros included, then drop the zeros' ranks
     kept = ranks[differences != 0]
     positive = int(ranks[differences > 0].sum())

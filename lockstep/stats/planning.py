@@ -8,7 +8,7 @@ use the asymptotic relative efficiency .955 of Wilcoxon tests under normality.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from math import ceil, sqrt
+from math import ceil, isnan, sqrt
 
 from scipy.optimize import brentq
 from scipy.stats import chi2, nct, norm, t
@@ -34,11 +34,12 @@ def t_power(effect: float, n: float, paired: bool, alpha: float) -> float:
     df, root = (n - 1, sqrt(n)) if paired else (2 * n - 2, sqrt(n / 2))
     critical = t.isf(alpha / 2, df)
     shift = abs(effect) * root
-    if shift > 20:
-        # scipy's noncentral t loses accuracy here; the noise of Z is small against the shift, so
+    power = float(nct.sf(critical, df, shift) + nct.cdf(-critical, df, shift)) if shift <= 20 else float("nan")
+    if isnan(power):
+        # scipy's noncentral t loses accuracy far out; the noise of Z is small against such a shift, so
         # P(T > c) = P(sqrt(chi2/df) < shift/c) to three digits
         return float(chi2.cdf(df * (shift / critical) ** 2, df))
-    return float(nct.sf(critical, df, shift) + nct.cdf(-critical, df, shift))
+    return power
 
 
 def sample_size(effect: float, paired: bool, alpha: float = 0.05, power: float = 0.8) -> int:

@@ -35,11 +35,14 @@ def tolerance(values: Floats) -> float:
     return TIE * float(finite.max()) if finite.size else 0.0
 
 
-def tie_groups(values: Floats) -> Ints:
-    """Return for each value the index of its tie group, 0 for the smallest."""
+def tie_groups(values: Floats, limit: float | None = None) -> Ints:
+    """Return for each value the index of its tie group, 0 for the smallest.
+
+    ``limit``: largest distance of tied neighbours; default 1e-9 times the largest finite magnitude.
+    """
     order = np.argsort(values, kind="stable")
     ordered = values[order]
-    limit = tolerance(values)
+    limit = tolerance(values) if limit is None else limit
     with np.errstate(invalid="ignore"):
         # inf - inf is NaN, and NaN > limit is False: equal infinities are tied
         opens = np.concatenate([[False], np.diff(ordered) > limit])
@@ -48,23 +51,48 @@ def tie_groups(values: Floats) -> Ints:
     return groups
 
 
-def doubled_midranks(values: Floats) -> Ints:
+def doubled_midranks(values: Floats, limit: float | None = None) -> Ints:
     """Return twice the mid-rank of each value (integers), ties by ``tie_groups``."""
-    groups = tie_groups(values)
+    groups = tie_groups(values, limit)
     sizes = np.bincount(groups)
     starts = np.cumsum(sizes) - sizes
     # ranks start+1 .. start+size have mean start + (size + 1) / 2
     return np.asarray((2 * starts + sizes + 1)[groups], dtype=np.int64)
 
 
-def differences(x: ArrayLike, y: ArrayLike) -> Floats:
-    """Return x - y by position, those at noise level of the scores they came from set to exactly 0."""
+def differences(x: ArrayLike, y: ArrayLike, limit: float | None = None) -> Floats:
+    """Return x - y by position, those at noise level of the scores they came from set to exactly 0.
+
+    ``limit``: the noise level; default 1e-9 times the largest magnitude of x and y.
+    """
     first, second = as_floats(x, "x"), as_floats(y, "y")
     if first.size != second.size:
         raise ValueError(f"paired scores need equal lengths, got {first.size} and {second.size}")
-    limit = max(tolerance(first), tolerance(second))
+    limit = max(tolerance(first), tolerance(second)) if limit is None else limit
     d = first - second
     return np.where(np.abs(d) <= limit, 0.0, d)
+
+
+def scaled(values: Floats) -> tuple[Floats, float]:
+    """Return values in units of their largest magnitude, and that unit: squares of scores must not overflow."""
+    unit = float(np.abs(values).max(initial=0.0)) or 1.0
+    return values / unit, unit
+
+
+def sd(values: Floats) -> float:
+    """Return the standard deviation (divisor n - 1); 0 below two values."""
+    if values.size < 2:
+        return 0.0
+    units, unit = scaled(values)
+    return unit * float(units.std(ddof=1))
+
+
+def pooled_sd(x: Floats, y: Floats) -> float:
+    """Return the pooled standard deviation of two arms with two values each at least."""
+    first, second = sd(x), sd(y)
+    unit = max(first, second) or 1.0
+    squares = (x.size - 1) * (first / unit) ** 2 + (y.size - 1) * (second / unit) ** 2
+    return unit * float(np.sqrt(squares / (x.size + y.size - 2)))
 
 
 @dataclass(frozen=True)

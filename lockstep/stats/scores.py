@@ -120,12 +120,12 @@ def without_failures(arms: Sequence[ArmScores]) -> list[ArmScores]:
     return [replace(arm, failed=f, lost=arm.lost | arm.failed) for arm, f in zip(arms, none, strict=True)]
 
 
-def losses_filled_against(arms: Sequence[ArmScores], winner: str, floor: float) -> list[ArmScores]:
-    """Return the arms with losses filled against the winner: its own at the floor, rivals' at the best."""
+def losses_filled_against(arms: Sequence[ArmScores], named: Sequence[str], floor: float) -> list[ArmScores]:
+    """Return the arms with losses filled against the named ones: their own at the floor, rivals' at the best."""
     best = best_score(arms)
     filled = []
     for arm in arms:
-        value = floor if arm.label == winner or best is None else best
+        value = floor if arm.label in named or best is None else best
         values = np.where(arm.lost, value, arm.values)
         filled.append(replace(arm, values=values, lost=np.zeros_like(arm.lost)))
     return filled

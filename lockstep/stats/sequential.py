@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
 
-from lockstep.stats.results import Floats, Interval, as_floats, tolerance
+from lockstep.stats.results import Floats, Interval, as_floats, scaled, sd, tolerance
 
 MAX_LOOKS = 5
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(160)
@@ -139,11 +139,12 @@ def sign_path(d: ArrayLike, kappas: Sequence[float] = KAPPAS) -> Floats:
     """Return E_1..E_n of the sign e-value; E_n is at most 2^n / 2."""
     differences = as_floats(d, "d")
     differences = np.where(np.abs(differences) <= tolerance(differences), 0.0, differences)
+    differences, _ = scaled(differences)
     steps = np.arange(1, differences.size + 1)
     rms = np.sqrt(np.cumsum(differences**2) / steps)
     # factor 1 +/- sign(d_i) tanh(kappa |d_i| / rms_i); d_i = 0 contributes 1
-    scaled = np.divide(differences, rms, out=np.zeros_like(differences), where=rms > 0)
-    moves = np.tanh(np.asarray(kappas)[:, None] * scaled[None, :])
+    steps_taken = np.divide(differences, rms, out=np.zeros_like(differences), where=rms > 0)
+    moves = np.tanh(np.asarray(kappas)[:, None] * steps_taken[None, :])
     paths = [np.cumprod(1 + sign * moves, axis=1) for sign in (1.0, -1.0)]
     return np.asarray(np.concatenate(paths).mean(axis=0))
 
@@ -224,7 +225,7 @@ def _outer_end(accepted: Callable[[float], bool], centre: float, sign: float, sp
 def _t_statistic(d: Floats) -> float:
     if d.size < 2:
         return 0.0
-    se = float(d.std(ddof=1)) / np.sqrt(d.size)
+    se = sd(d) / np.sqrt(d.size)
     mean = float(d.mean())
     if se == 0:
         return 0.0 if mean == 0 else float("inf")

@@ -2,7 +2,7 @@
 
 Null hypothesis: arms are exchangeable. Resampling unit: the replicate. All C(n+m, n) splits up to
 200,000, else one fixed set of 19,999 random splits plus the identity, shared by the test and its
-interval. With unequal variances and unequal n the Welch t statistic takes the difference's place.
+interval. Studentised (Welch t in the difference's place) it stays right for unequal variances as n grows.
 
 Unpaired rank test (Mann & Whitney 1947) and the Hodges-Lehmann shift with its interval.
 
@@ -34,30 +34,42 @@ from lockstep.stats.results import TIE, Floats, Interval, Ints, TailPs, as_float
 
 EXACT_SPLITS = 200_000
 RANDOM_SPLITS = 19_999
-_BISECTIONS = 60
+_BISECTIONS = 100
+
+
+@dataclass(frozen=True)
+class Splits:
+    """Ways to deal n + m scores out to two arms, the identity first.
+
+    ``members``: shape (n + m, splits), 1 where a score goes to the first arm; the first arm's own come first.
+    ``from_first``: how many of its scores are the first arm's own.
+    """
+
+    members: Floats
+    from_first: Floats
+    method: str
 
 
 @dataclass(frozen=True)
 class PermutationTest:
-    """Difference of means x - y with permutation p; ``splits`` rows hold the indices of the first arm."""
+    """Difference of means x - y with its permutation p over ``splits`` (one-sided only when not studentised)."""
 
     x: Floats
     y: Floats
-    splits: NDArray[np.intp]
+    splits: Splits
     difference: float
-    p_greater: float
+    p_greater: float | None
     p_two_sided: float
     method: str
-    studentised: bool
+    studentised: _Studentised | None
 
     def interval(self, level: float) -> Interval | None:
         """Return the interval of the difference that inverts this test on the same splits, or None."""
-        if self.studentised:
-            return _studentised_interval(self, level)
+        if self.studentised is not None:
+            return self.studentised.interval(level)
         n, m = self.x.size, self.y.size
         stats = _mean_differences(np.concatenate([self.x, self.y]), self.splits, n, m)
-        from_x = (self.splits < n).sum(axis=1)
-        c = from_x / n - (n - from_x) / m
+        c = self.splits.from_first / n - (n - self.splits.from_first) / m
         reach = inversion_reach(stats - c * self.difference, c, level)
         if reach is None:
             return None
@@ -65,83 +77,165 @@ class PermutationTest:
 
 
 def permutation_mean(
-    x: ArrayLike, y: ArrayLike, rng: np.random.Generator | None = None, studentised: bool = False
+    x: ArrayLike,
+    y: ArrayLike,
+    rng: np.random.Generator | None = None,
+    studentised: bool = False,
+    splits: Splits | None = None,
 ) -> PermutationTest:
-    """Test the difference of means; ``rng`` is needed when there are more than 200,000 splits."""
+    """Test the difference of means, or its Welch t when studentised (needs two scores an arm).
+
+    Exact under exchangeability; studentised, also asymptotically right for unequal variances (Janssen 1997).
+    ``rng``, or the splits themselves, are needed when there are more than 200,000 splits.
+    """
     first, second = as_floats(x, "x"), as_floats(y, "y")
     n, m = first.size, second.size
-    splits, method = permutation_splits(n, m, rng)
-    pooled = np.concatenate([first, second])
+    splits = permutation_splits(n, m, rng) if splits is None else splits
     difference = float(first.mean() - second.mean())
-    stats, observed = _mean_differences(pooled, splits, n, m), difference
-    if studentised:
-        stats = _welch_statistics(pooled, splits, n, m)
-        observed = float(stats[0])
-    limit = TIE * float(np.abs(stats[np.isfinite(stats)]).max(initial=0.0))
-    greater = float((stats >= observed - limit).mean())
-    both = float((np.abs(stats) >= abs(observed) - limit).mean())
-    return PermutationTest(first, second, splits, difference, greater, both, method, studentised)
+    if studentised and min(n, m) > 1:
+        family = _studentise(first, second, splits)
+        p = float(family.counts(family.estimate).mean())
+        return PermutationTest(first, second, splits, difference, None, p, splits.method, family)
+    stats = _mean_differences(np.concatenate([first, second]), splits, n, m)
+    limit = TIE * float(np.abs(stats).max(initial=0.0))
+    greater = float((stats >= difference - limit).mean())
+    both = float((np.abs(stats) >= abs(difference) - limit).mean())
+    return PermutationTest(first, second, splits, difference, greater, both, splits.method, None)
 
 
-def permutation_splits(n: int, m: int, rng: np.random.Generator | None) -> tuple[NDArray[np.intp], str]:
-    """Return index rows of the first arm (identity first) and whether they are exact or sampled."""
+def permutation_splits(n: int, m: int, rng: np.random.Generator | None) -> Splits:
+    """Return all splits of n + m scores, or 19,999 random ones and the identity beyond 200,000."""
     if comb(n + m, n) <= EXACT_SPLITS:
-        return _all_splits(n, m), "exact"
+        return _all_splits(n, m)
     if rng is None:
         raise ValueError(f"C({n + m}, {n}) splits are beyond enumeration: pass rng")
     drawn = np.argsort(rng.random((RANDOM_SPLITS, n + m)), axis=1)[:, :n]
-    return np.concatenate([np.arange(n)[None, :], drawn]), "monte-carlo"
+    return _dealt(np.concatenate([np.arange(n)[None, :], drawn]), n, m, "monte-carlo")
 
 
 @lru_cache(maxsize=8)
-def _all_splits(n: int, m: int) -> NDArray[np.intp]:
+def seeded_splits(n: int, m: int, seed: int) -> Splits:
+    """Return the splits that all tests of one analysis share: random ones start from the analysis seed."""
+    return permutation_splits(n, m, np.random.Generator(np.random.Philox(key=seed)))
+
+
+@lru_cache(maxsize=8)
+def _all_splits(n: int, m: int) -> Splits:
     # combinations come in lexicographic order: row 0 is the identity
-    return np.array(list(combinations(range(n + m), n)), dtype=np.intp)
+    return _dealt(np.array(list(combinations(range(n + m), n)), dtype=np.intp), n, m, "exact")
 
 
-def _mean_differences(pooled: Floats, splits: NDArray[np.intp], n: int, m: int) -> Floats:
-    sums = pooled[splits].sum(axis=1)
+def _dealt(chosen: NDArray[np.intp], n: int, m: int, method: str) -> Splits:
+    members = np.zeros((n + m, len(chosen)))
+    np.put_along_axis(members, chosen.T, 1.0, axis=0)
+    from_first = members[:n].sum(axis=0)
+    members.flags.writeable = from_first.flags.writeable = False
+    return Splits(members, from_first, method)
+
+
+def _mean_differences(pooled: Floats, splits: Splits, n: int, m: int) -> Floats:
+    sums = pooled @ splits.members
     return np.asarray(sums / n - (pooled.sum() - sums) / m)
 
 
-def _welch_statistics(pooled: Floats, splits: NDArray[np.intp], n: int, m: int) -> Floats:
-    centred = pooled - pooled.mean()
-    chosen = centred[splits]
-    sums, squares = chosen.sum(axis=1), (chosen**2).sum(axis=1)
-    rest, rest_squares = centred.sum() - sums, (centred**2).sum() - squares
-    variance = (squares - sums**2 / n) / (n * (n - 1)) + (rest_squares - rest**2 / m) / (m * (m - 1))
-    difference = sums / n - rest / m
-    noise = TIE * float((centred**2).sum())
-    with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(
-            variance > noise,
-            difference / np.sqrt(variance),
-            np.where(difference == 0, 0.0, np.inf * difference),
-        )
+_Terms = tuple[Floats, Floats, Floats, Floats, Floats]
 
 
-def _studentised_interval(test: PermutationTest, level: float) -> Interval | None:
-    n, m = test.x.size, test.y.size
+@dataclass(frozen=True)
+class _Studentised:
+    """Welch t of every split while x - theta and y are dealt out, as a function of u = estimate - theta.
 
-    def accepted(theta: float) -> bool:
-        stats = _welch_statistics(np.concatenate([test.x - theta, test.y]), test.splits, n, m)
-        limit = TIE * float(np.abs(stats[np.isfinite(stats)]).max(initial=0.0))
-        return not within(float((np.abs(stats) >= abs(stats[0]) - limit).mean()), level)
+    In units of ``scale`` a split has difference D = r + c u and variance V = v0 + v1 u + v2 u^2; it counts
+    against the null where D^2 / V >= u^2 / ``own``, own being the variance of the arms as they are.
+    """
 
-    spread = float(np.ptp(test.x) + np.ptp(test.y))
-    ends = []
-    for sign in (-1.0, 1.0):
-        inner, outer = 0.0, 2 * spread
-        if accepted(test.difference + sign * outer) or spread == 0:
+    estimate: float
+    scale: float
+    reach: float
+    own: float
+    terms: _Terms
+
+    def counts(self, u: float, terms: _Terms | None = None) -> NDArray[np.bool_]:
+        """Return which splits are at least as extreme as the arms as they are."""
+        r, c, v0, v1, v2 = self.terms if terms is None else terms
+        theirs = u**2 * (v0 + u * (v1 + u * v2))
+        # 1e-15 u^2: rounding of a variance that is 0
+        return np.asarray((r + c * u) ** 2 * self.own >= theirs * (1 - 2 * TIE) - 1e-15 * u**2)
+
+    def interval(self, level: float) -> Interval | None:
+        """Return where the two-sided p falls to the level on both sides of the estimate, or None."""
+        ends = [self._end(level, sign) for sign in (1.0, -1.0)]
+        if ends[0] is None or ends[1] is None:
             return None
+        return Interval((self.estimate - ends[0]) * self.scale, (self.estimate - ends[1]) * self.scale)
+
+    def _end(self, level: float, sign: float) -> float | None:
+        if not within(float(self.counts(sign * self.reach).mean()), level):
+            return None
+        inner, outer = self._bracket(level, sign)
+        inside, outside = self.counts(inner), self.counts(outer)
+        total, fixed = inside.size, int((inside & outside).sum())
+        # only splits that change sides between the ends are counted again
+        terms, at_inner = _kept(self.terms, inside != outside), inside[inside != outside]
         for _ in range(_BISECTIONS):
             middle = (inner + outer) / 2
-            if accepted(test.difference + sign * middle):
-                inner = middle
+            now = self.counts(middle, terms)
+            if within((fixed + int(now.sum())) / total, level):
+                outer, keep = middle, now != at_inner
             else:
-                outer = middle
-        ends.append(test.difference + sign * inner)
-    return Interval(ends[0], ends[1])
+                inner, keep = middle, now == at_inner
+            fixed += int(now[~keep].sum())
+            terms, at_inner = _kept(terms, keep), at_inner[keep]
+            if abs(outer - inner) <= 1e-15 * self.reach:
+                break
+        return inner
+
+    def _bracket(self, level: float, sign: float) -> tuple[float, float]:
+        """Return two distances around the end, near where a t interval would have it."""
+        step = sqrt(self.own) * -float(ndtri(level / 2))
+        inner, outer = 0.0, self.reach
+        for factor in (0.8, 1.6, 3.2):
+            if factor * step >= self.reach:
+                break
+            if within(float(self.counts(sign * factor * step).mean()), level):
+                outer = factor * step
+                break
+            inner = factor * step
+        return sign * inner, sign * outer
+
+
+def _first_half(splits: Splits) -> Splits:
+    """Return the splits that keep the first score: with arms of one size the others mirror them, t for -t."""
+    half = splits.from_first.size // 2
+    return Splits(splits.members[:, :half], splits.from_first[:half], splits.method)
+
+
+def _kept(terms: _Terms, rows: NDArray[np.bool_]) -> _Terms:
+    r, c, v0, v1, v2 = terms
+    return r[rows], c[rows], v0[rows], v1[rows], v2[rows]
+
+
+def _studentise(x: Floats, y: Floats, splits: Splits) -> _Studentised:
+    n, m = x.size, y.size
+    z = np.concatenate([x - x.mean(), y - y.mean()])
+    scale = float(np.abs(z).max()) or 1.0
+    z = z / scale
+    if n == m and splits.method == "exact":
+        splits = _first_half(splits)
+    first = np.concatenate([z[:n], np.zeros(m)])
+    # sums over the split's first group: of z, of its squares, and of the first arm's own z
+    total, squares, crossed = np.stack([z, z**2, first]) @ splits.members
+    k, own_squares = splits.from_first, (float((z[:n] ** 2).sum()), float((z[n:] ** 2).sum()))
+    rest_squares, rest = sum(own_squares) - squares, n - k
+    a, b = n * (n - 1), m * (m - 1)
+    v0 = (squares - total**2 / n) / a + (rest_squares - total**2 / m) / b
+    v1 = 2 * (crossed - total * k / n) / a - 2 * (crossed - total * rest / m) / b
+    v2 = (k - k**2 / n) / a + (rest - rest**2 / m) / b
+    estimate = float(x.mean() - y.mean()) / scale
+    # for two constant arms any distance will do: no other split can be as extreme as they are
+    reach = 4 * (float(np.ptp(x)) + float(np.ptp(y))) / scale or 1.0
+    own = own_squares[0] / a + own_squares[1] / b
+    return _Studentised(estimate, scale, reach, own, (total / n + total / m, k / n - rest / m, v0, v1, v2))
 
 
 MONTE_CARLO_DRAWS = 99_999

@@ -56,6 +56,7 @@ async function plan() {
     const lines = [`${found.num_blocks} blocks, ${found.num_runs} runs, ${found.env_steps_per_run} env steps each`, `placement ${found.placement}`];
     if (found.seconds_estimate) lines.push(`about ${Math.round(found.seconds_estimate)} s with the workers registered now`);
     if (found.waits) lines.push(`would wait: ${found.waits.text}`);
+    if (found.quantity) lines.push(found.quantity);
     for (const row_ of found.power) lines.push(`if the SD is ${row_.sd}: power ${row_.power === null ? "unknown" : row_.power.toFixed(2)}`);
     result.textContent = [...lines, ...found.warnings.map((warning) => `warning: ${warning}`), `hash ${found.spec_hash}`].join("\n");
   } catch (error) { result.textContent = error.message; }

@@ -76,8 +76,20 @@ def test_verdict_winner_meaningful_sentence_states_effect_interval_test_n_and_se
     assert found["code"] == "WINNER_MEANINGFUL"
     assert found["promotable"] is True
     assert found["sentence"] == (
-        "`a` beats `b` on eval/accuracy: +10.0 pp [95 % CI +7.00, +11.5], exact signed-rank p = .031, "
+        "`a` beats `b` on eval/accuracy: +9.92 pp [95 % CI +7.00, +11.5], exact sign-flip p = .031, "
         "n = 6 replicates per arm, smallest effect of interest 2 pp."
+    )
+
+
+def test_verdict_of_a_minimised_metric_says_lower_not_plus() -> None:
+    loss = {"primary": {"metric": "eval/loss", "direction": "min"}, "failure": {"floor": 9.0}, "sesoi": 0.1}
+    better: list[Cell] = [1.0, 1.1, 1.2, 1.0, 1.1, 1.3]
+    found = verdict(
+        {"a": better, "b": [x + 1.0 + 0.02 * i for i, x in enumerate(better) if isinstance(x, float)]}, **loss
+    )
+    assert found["sentence"] == (
+        "`a` beats `b` on eval/loss (lower is better): 1.05 nats lower [95 % CI 1.00 lower, 1.10 lower], exact "
+        "sign-flip p = .031, n = 6 replicates per arm, smallest effect of interest 0.1 nats."
     )
 
 
@@ -163,7 +175,8 @@ def test_verdict_tie_at_top_names_the_tied_arms() -> None:
     }
     found = verdict(scores, sesoi=0.5)
     assert (found["code"], found["best_set"]) == ("TIE_AT_TOP", ["a", "b"])
-    assert "`a` and `b` tie at the top and beat the rest" in found["sentence"]
+    assert "`a` and `b` tie at the top on eval/accuracy: `b` was not shown to be worse than `a`" in found["sentence"]
+    assert "`a` beats `c`. `b` beats `c`." in found["sentence"]
     assert "chosen by the data" in found["sentence"]
 
 
@@ -236,12 +249,13 @@ def test_failures_are_counted_with_exact_intervals_and_never_omitted() -> None:
     assert report["sensitivity"]["floor"] is not None
 
 
-def test_floor_sensitive_verdict_is_downgraded() -> None:
+def test_floor_sensitive_verdict_claims_nothing_and_offers_no_replicates() -> None:
     scores: dict[str, list[Cell]] = {
-        "a": [50.0, 51.0, 52.0, 53.0, 54.0, 55.0, 40.0],
-        "b": ["failed"] * 6 + [41.0],
+        "a": [*(60.0 + 2 * i for i in range(8)), "failed", "failed"],
+        "b": [50.0 + i for i in range(10)],
     }
-    found = verdict(scores, sesoi=30.0)
+    found = verdict(scores, estimand="shift")
+    assert "more replicates" not in found["sentence"]
     assert (found["code"], found["reason"], found["winner"]) == ("INCONCLUSIVE", "FLOOR_SENSITIVE", None)
     assert "depends on the score given to failed runs" in found["sentence"]
 
@@ -354,7 +368,7 @@ def test_curve_test_is_joint_over_the_registered_steps() -> None:
     assert report["curve"]["steps"] == [1, 2, 3]
     assert report["curve"]["p_adj"][2] == 0.03125
     assert report["curves"]["band"].startswith("pointwise 95 %")
-    assert report["time_to_threshold"]["horizon"] == 3
+    assert report["time_to_threshold"] is None  # no threshold was registered
 
 
 def test_curve_test_failed_run_keeps_the_floor_and_a_hole_gives_a_reason() -> None:

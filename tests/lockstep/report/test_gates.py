@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lockstep.report import build_report
-from lockstep.report.build import check_gates
+from lockstep.report.gates import check_gates
 from lockstep.report.inputs import ReportInputs, RunFacts, ScoreRow
 from tests.lockstep.report.factories import Cell, make_analysis, make_inputs
 

@@ -40,6 +40,7 @@ def full_inputs(**changes: Any) -> ReportInputs:
     }
     analysis = make_analysis(
         11,
+        threshold=68.0,
         curve={"metric": "eval/accuracy", "at": [2, 4]},
         secondary=["eval/loss"],
         guardrails=[{"metric": "eval/param_ratio", "max_harm": 0.5}],

@@ -15,8 +15,9 @@ from lockstep.stats.calibrate import (
     rerandomised,
     standard_suite,
 )
+from lockstep.stats.registered import Design
 from lockstep.stats.scores import ArmScores, arm_scores
-from lockstep.stats.verdict import Design, analyse
+from lockstep.stats.verdict import analyse
 
 
 def test_standard_suite_every_mode_passes() -> None:

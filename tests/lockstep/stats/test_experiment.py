@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.stats.failures import analyse_with_sensitivity, clopper_pearson, failure_guardrail, fisher, worst_state
+from lockstep.stats.failures import analyse_with_sensitivity, failure_guardrail, worst_state
+from lockstep.stats.registered import Design
 from lockstep.stats.results import Interval
 from lockstep.stats.scores import ArmScores, arm_scores
-from lockstep.stats.verdict import Design, Evidence, ExperimentResult, analyse, pair_verdict
+from lockstep.stats.shares import clopper_pearson, fisher
+from lockstep.stats.verdict import Evidence, ExperimentResult, analyse, pair_verdict
 
 DESIGN = Design(estimand="mean", sesoi=1.0, floor=-10.0)
 
@@ -66,12 +68,24 @@ def test_pair_verdict_first_row_that_holds(fields: dict[str, Any], code: str, be
 
 @pytest.mark.parametrize(
     "fields",
-    [{"p": 0.04, "ci_superiority": Interval(0.0, 2.0)}, {"p": 0.06, "ci_superiority": Interval(0.1, 2.0)}],
+    [
+        {"p": 0.04, "ci_superiority": Interval(-0.1, 2.0)},
+        {"p": 0.06, "ci_superiority": Interval(0.1, 2.0)},
+        {"p": 0.04, "sign": -1},
+        {"p": 0.04, "estimate": 0.0, "ci_superiority": Interval(0.0, 2.0)},
+    ],
 )
 def test_pair_verdict_test_and_interval_disagree_claims_nothing(fields: dict[str, Any]) -> None:
     found = pair_verdict(evidence(**fields))
     assert found.code == "INCONCLUSIVE"
     assert found.flags == ("TEST_INTERVAL_DISAGREE",)
+
+
+def test_pair_verdict_bound_at_zero_is_a_winner_at_most_and_says_so() -> None:
+    found = pair_verdict(evidence(p=0.04, ci_superiority=Interval(0.0, 2.0)))
+    assert (found.code, found.better, found.flags) == ("WINNER", 1, ("BOUND_AT_ZERO",))
+    mirrored = pair_verdict(evidence(p=0.04, estimate=-1.0, sign=-1, ci_superiority=Interval(-2.0, -0.0)))
+    assert (mirrored.code, mirrored.better, mirrored.flags) == ("WINNER", -1, ("BOUND_AT_ZERO",))
 
 
 def test_winner_rule_at_most_one_arm_wins_and_needs_every_rival() -> None:
@@ -105,8 +119,23 @@ def test_all_pairs_verdicts_use_the_adjusted_p() -> None:
     winner = analyse(arms, DESIGN)
     table = analyse(arms, replace(DESIGN, comparisons="all_pairs", adjust="holm"))
     assert winner.pairs[0].verdict.code in ("WINNER", "WINNER_MEANINGFUL")
-    assert table.pairs[0].verdict.code == "INCONCLUSIVE"  # .03125 x 3 > .05
+    # six blocks cannot reach .05 / 3
+    assert (table.pairs[0].verdict.code, table.pairs[0].verdict.reason) == ("NO_INFERENCE", "ALPHA_UNREACHABLE")
     assert table.pairs[0].p_adjusted == pytest.approx(0.09375)
+
+
+def test_intervals_of_a_family_exclude_zero_where_and_only_where_the_adjusted_p_rejects() -> None:
+    for seed in range(60):
+        arms = normal_arms(0.0, 1.2, 0.9, 0.2, n=9, seed=seed)
+        for comparisons, control in (("all_pairs", None), ("vs_control", "arm0")):
+            result = analyse(arms, replace(DESIGN, comparisons=comparisons, control=control, adjust="holm"))
+            for pair in (p for p in result.pairs if p.in_family):
+                interval = pair.evidence.ci_superiority
+                assert interval is not None
+                assert pair.p_adjusted is not None
+                excludes = interval.low > 0 or interval.high < 0
+                assert excludes == (pair.p_adjusted <= 0.05 + 1e-12) == bool(pair.superior), (seed, pair.p_adjusted)
+                assert 0.05 / 6 - 1e-12 <= pair.evidence.level <= 0.05
 
 
 def test_vs_control_adjusts_only_the_comparisons_with_the_control() -> None:
@@ -166,12 +195,23 @@ def test_dying_weak_seeds_do_not_make_an_arm_better() -> None:
     assert sensitivity.omit is not None
 
 
-def test_sensitivity_floor_variant_that_differs_downgrades_winner_and_pairs() -> None:
+def test_sensitivity_same_arm_under_both_floors_keeps_the_weaker_claim() -> None:
     arms = [arm("a", 50, 51, 52, 53, 54, 55, 40), arm("b", *["failed"] * 6, 41)]
     result, sensitivity = analyse_with_sensitivity(arms, Design(estimand="shift", sesoi=30.0, floor=0.0))
-    assert (result.verdict, result.reason, result.winner) == ("INCONCLUSIVE", "FLOOR_SENSITIVE", None)
-    assert result.pairs[0].verdict.reason == "FLOOR_SENSITIVE"
+    # 50 above the registered floor, 10 above the worst score: better either way, by how much depends on the floor
+    assert (result.verdict, result.winner) == ("WINNER", "a")
+    assert "FLOOR_SENSITIVE" in result.flags
     assert sensitivity.floor == "DIFFERENT_BUT_NEGLIGIBLE"
+    sure, _ = analyse_with_sensitivity(arms, Design(estimand="shift", sesoi=5.0, floor=0.0))
+    assert (sure.verdict, sure.winner) == ("WINNER", "a")
+    assert "FLOOR_SENSITIVE" not in sure.flags
+
+
+def test_sensitivity_floor_variants_that_differ_in_the_arm_claim_nothing() -> None:
+    arms = [arm("a", *[60.0 + 2 * i for i in range(8)], "failed", "failed"), arm("b", *[50.0 + i for i in range(10)])]
+    result, variants = analyse_with_sensitivity(arms, Design(estimand="shift", sesoi=2.0, floor=0.0))
+    assert (result.verdict, result.reason, result.winner) == ("INCONCLUSIVE", "FLOOR_SENSITIVE", None)
+    assert variants.floor == "WINNER"
 
 
 def _differs(a: ExperimentResult, b: ExperimentResult) -> bool:
@@ -214,19 +254,17 @@ def test_small_n_fallback_uses_the_unpaired_rank_test_between_four_and_five_bloc
     assert (result.verdict, result.pairs[0].test.name) == ("WINNER_MEANINGFUL", "rank")
 
 
-def test_studentised_permutation_only_with_unequal_spread_and_size() -> None:
+def test_unpaired_mean_is_always_studentised() -> None:
     rng = np.random.default_rng(3)
     wide = arm("wide", *(float(v) for v in 5 * rng.normal(size=14)))
     narrow = arm("narrow", *(float(v) for v in rng.normal(size=10)))
     design = Design(paired=False, estimand="mean", sesoi=1.0, floor=-99.0)
-    unequal = analyse([wide, narrow], design).pairs[0]
-    assert unequal.test is not None
-    assert unequal.test.name == "studentised permutation"
-    assert unequal.test.ci_superiority is not None
-    assert unequal.test.ci_superiority.low < unequal.test.estimate < unequal.test.ci_superiority.high
-    equal = analyse([narrow, arm("n2", *(float(v) for v in rng.normal(size=10)))], design).pairs[0]
-    assert equal.test is not None
-    assert equal.test.name == "permutation"
+    for other in (wide, arm("n2", *(float(v) for v in rng.normal(size=10)))):
+        pair = analyse([other, narrow], design).pairs[0]
+        assert pair.test is not None
+        assert pair.test.name == "studentised permutation"
+        assert pair.evidence.ci_superiority is not None
+        assert pair.evidence.ci_superiority.low < pair.test.estimate < pair.evidence.ci_superiority.high
 
 
 def test_clopper_pearson_edges_and_errors() -> None:

@@ -45,8 +45,8 @@ def test_golden_case_inputs_give_expected(case_id: str) -> None:
     _check(CASES[case_id])
 
 
-def test_golden_file_all_sixty_cases_are_present() -> None:
-    assert len(CASES) == GOLDEN["n_cases"] == 60
+def test_golden_file_all_cases_are_present() -> None:
+    assert len(CASES) == GOLDEN["n_cases"] == 62
 
 
 def test_golden_adapter_unknown_key_is_not_implemented() -> None:

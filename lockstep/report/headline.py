@@ -1,0 +1,171 @@
+"""The headline: verdict code, flags, whether it may be promoted, and the sentence.
+
+Everything here follows from one analysis; nothing is computed from scores again. A claim is promotable only when
+nothing that was checked speaks against it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from lockstep.report.gates import Gate
+from lockstep.report.inputs import Clock, MetricScores, ReportInputs
+from lockstep.report.numbers import number
+from lockstep.report.sections import nondeterminism
+from lockstep.report.words.sentences import WINNER_WITH_HARM, Doubt, VerdictFacts, verdict_sentence
+from lockstep.spec.metrics import is_reward_dependent
+from lockstep.stats.estimands import Contradiction, contradictions
+from lockstep.stats.failures import HARM, UNPROVEN
+from lockstep.stats.planning import ReplicatesNeeded
+from lockstep.stats.registered import Design, as_estimand, registered_test
+from lockstep.stats.verdict import (
+    IDENTICAL_RUNS,
+    INCONCLUSIVE,
+    INVALID,
+    NO_INFERENCE,
+    SUPERIOR_VERDICTS,
+    TREATMENTS_BETTER,
+    ExperimentResult,
+)
+
+#: A claim with any of these stands, but not by itself: a person decides.
+NOT_PROMOTABLE = frozenset(
+    {
+        "CANCELLED_BY_USER",
+        "DRIVEN_BY_FAILURES",
+        "ESTIMANDS_DISAGREE",
+        "FLOOR_SENSITIVE",
+        "GUARDRAIL_HARM",
+        "GUARDRAIL_UNPROVEN",
+        "INCOMPLETE",
+        "LOSS_SENSITIVE",
+        "MANY_LOST",
+        "STOPPED_EARLY",
+    }
+)
+_WINNERS = (*SUPERIOR_VERDICTS, WINNER_WITH_HARM)
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What the headline is written from."""
+
+    inputs: ReportInputs
+    clock: Clock
+    gates: tuple[Gate, ...]
+    design: Design
+    scores: MetricScores
+    result: ExperimentResult
+    guardrails: Sequence[Mapping[str, Any]]
+    more: ReplicatesNeeded | None
+
+    @property
+    def void(self) -> Gate | None:
+        """Return the first failed gate of class void, or None."""
+        return next((g for g in self.gates if g.cls == "void" and g.state == "fail"), None)
+
+
+def headline(finding: Finding) -> dict[str, Any]:
+    """Return the ``verdict`` block of the report."""
+    result, inputs = finding.result, finding.inputs
+    code, reason = _code(finding)
+    harmed = tuple(dict.fromkeys(row["metric"] for row in finding.guardrails if row["state"] == HARM))
+    if harmed and code in SUPERIOR_VERDICTS:
+        code = WINNER_WITH_HARM
+    flags = _flags(finding, code)
+    shown = code not in (INVALID, NO_INFERENCE)
+    winner = result.winner if code in (*_WINNERS, TREATMENTS_BETTER) else None
+    claimed = code if code in SUPERIOR_VERDICTS else result.weakest if code == TREATMENTS_BETTER else None
+    return {
+        "code": code,
+        "level": finding.clock.level,
+        "winner": winner,
+        "treatments_better": list(result.treatments_better) if code == TREATMENTS_BETTER else [],
+        "weakest": result.weakest if shown else None,
+        "leader": result.leader if shown else None,
+        "best_set": list(result.best_set) if shown else [],
+        "better": winner,
+        "reason": reason,
+        "p_max": number(result.p_max) if code in (*_WINNERS, TREATMENTS_BETTER) else None,
+        "flags": flags,
+        "suffix": _suffix(finding, code),
+        "promotable": claimed in SUPERIOR_VERDICTS[:2] and not NOT_PROMOTABLE & set(flags),
+        "sentence": verdict_sentence(
+            VerdictFacts(
+                code=code,
+                reason=reason,
+                result=replace(result, flags=tuple(flags)),
+                analysis=inputs.analysis,
+                level=finding.clock.level,
+                more=finding.more,
+                hours_per_block=_hours_per_block(inputs),
+                void_detail=finding.void.detail if finding.void else "",
+                harmed=harmed,
+                kind=inputs.kind,
+                spread=nondeterminism(result) if reason == "AA_DIFFERS" else None,
+                doubts=doubts(finding) if shown else (),
+            )
+        ),
+    }
+
+
+def doubts(finding: Finding) -> tuple[Doubt, ...]:
+    """Return what the means and the failures have against the claim, with the 90 % interval of each mean."""
+    found = contradictions(finding.result, finding.scores.arms, finding.design)
+    return tuple(Doubt(item, _mean_interval(finding, item)) for item in found)
+
+
+def _mean_interval(finding: Finding, item: Contradiction) -> Any:
+    arms = {arm.label: arm for arm in finding.result.arms}
+    test = registered_test(arms[item.a], arms[item.b], as_estimand(finding.design, "mean"))
+    return test.intervals(0.1)[0]
+
+
+def _code(finding: Finding) -> tuple[str, str | None]:
+    result = finding.result
+    if not finding.clock.reached and result.verdict != INVALID:
+        return NO_INFERENCE, "LOOK_NOT_REACHED"
+    silent = finding.inputs.analysis.inference == "none"
+    if silent and result.verdict not in (INVALID, IDENTICAL_RUNS, NO_INFERENCE):
+        return NO_INFERENCE, _without_inference(finding)
+    if result.reason == "DEMONSTRATION":
+        return NO_INFERENCE, _without_inference(finding)
+    return result.verdict, result.reason
+
+
+def _without_inference(finding: Finding) -> str:
+    """Return why nothing is concluded although there are scores: a demonstration, or an A/A that differs."""
+    differs = finding.inputs.kind == "aa" and any(not pair.evidence.identical for pair in finding.result.pairs)
+    return "AA_DIFFERS" if differs else "DEMONSTRATION"
+
+
+def _flags(finding: Finding, code: str) -> list[str]:
+    flags = {*finding.result.flags, *(g.flag for g in finding.gates if g.flag)}
+    states = {row["state"] for row in finding.guardrails}
+    arms = finding.scores.arms
+    holds = {
+        "REWARD_SHARED": is_reward_dependent(finding.scores.metric),
+        "GUARDRAIL_UNPROVEN": UNPROVEN in states,
+        "GUARDRAIL_HARM": HARM in states,
+        "ALL_FAILED": all(arm.num_outcomes and arm.num_failures == arm.num_outcomes for arm in arms),
+        "CANCELLED_BY_USER": any(row.cause == "user" and row.status == "lost" for row in finding.inputs.scores),
+        "FEW_REPLICATES": code == NO_INFERENCE and any(arm.values.size < 2 for arm in finding.result.arms),
+        "EXPLORATORY_EXTENSION": finding.inputs.extension is not None,
+    }
+    return sorted(flags | {flag for flag, is_set in holds.items() if is_set})
+
+
+def _suffix(finding: Finding, code: str) -> str | None:
+    if finding.clock.look is not None and code not in (INVALID, NO_INFERENCE, INCONCLUSIVE):
+        return f"@look {finding.clock.look}"
+    if finding.design.mode == "anytime":
+        return f"@anytime {min(arm.values.size for arm in finding.result.arms)}"
+    return None
+
+
+def _hours_per_block(inputs: ReportInputs) -> float | None:
+    seconds = [run.device_seconds for run in inputs.runs if run.device_seconds is not None]
+    blocks = {run.replicate for run in inputs.runs if run.device_seconds is not None}
+    return sum(seconds) / 3600 / len(blocks) if blocks else None
