@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -20,6 +21,12 @@ from tests.factories import submit
 from tests.live.test_protocol import frames_until, socket_of, subscribe
 
 pytestmark = pytest.mark.server
+
+
+def run(work: Coroutine[Any, Any, int]) -> int:
+    """Run ``work`` on a loop of its own; the thread of the tests may hold the browser's."""
+    with ThreadPoolExecutor(1) as pool:
+        return pool.submit(asyncio.run, work).result()
 
 
 class Gate:
@@ -58,7 +65,7 @@ def test_reader_cancelled_while_it_catches_up_is_not_registered(ctx: Context) ->
             await asyncio.gather(opening, return_exceptions=True)
         return hub.num_readers
 
-    assert asyncio.run(leave()) == 0
+    assert run(leave()) == 0
 
 
 def test_reader_whose_store_fails_while_it_catches_up_is_not_registered(ctx: Context) -> None:
@@ -77,7 +84,7 @@ def test_reader_whose_store_fails_while_it_catches_up_is_not_registered(ctx: Con
         event.remove(ctx.store.engine, "checkout", refuse)
         return hub.num_readers
 
-    assert asyncio.run(fail()) == 0
+    assert run(fail()) == 0
 
 
 def test_socket_that_closes_while_it_catches_up_is_noticed_at_once(server: LiveServer) -> None:

@@ -1,4 +1,4 @@
-"""What a training process says of whose code it is in, as its supervisor reads it (control-plane.md 3, environment)."""
+"""What a training process says of whose code it is in, as its supervisor reads it."""
 
 from __future__ import annotations
 
