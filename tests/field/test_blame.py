@@ -1,4 +1,7 @@
-"""Field lesson L52: a job that cannot run costs its own experiment, never the device. A real server and worker."""
+"""Field lessons L52 and L54: a job that cannot run costs its own experiment, never the device; slow is no hang.
+
+A real server and worker.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +17,7 @@ import pytest
 from lockstep.client import Client
 from lockstep.spec.presets import merge
 from tests.conftest import LiveServer, WorkerProcess, wait_until
-from tests.field.conftest import first_block
+from tests.field.conftest import STEADY, first_block
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("training")]
 ROOT = Path(__file__).parents[2]
@@ -58,6 +61,16 @@ class Hanging(gymnasium.Wrapper):
         observation, reward, _, _, info = self.env.step(action)
         return observation, reward, False, self.steps >= 20, info
 
+class Slow(gymnasium.Wrapper):
+    # CartPole with steps of 50 ms, which pay 1 for ever
+    def __init__(self):
+        super().__init__(gymnasium.make("CartPole-v1").unwrapped)
+
+    def step(self, action):
+        time.sleep(0.05)
+        observation, _, _, _, info = self.env.step(action)
+        return observation, 1.0, False, False, info
+
 def hang():
     while True:
         time.sleep(60)
@@ -80,7 +93,7 @@ def install(site: Path) -> None:
     (site / "broken_package.py").write_text("raise SystemExit('no licence')\n")
     packages = {
         "moody": "[lockstep.environments]\nmoody = moody_env:moody\nhanging = moody_env:Hanging\n"
-        "[lockstep.rewards]\nhangs = moody_env:hangs\n",
+        "slow = moody_env:Slow\n[lockstep.rewards]\nhangs = moody_env:hangs\n",
         "broken": "[lockstep.rewards]\nbroken = broken_package:none\n",
     }
     for name, points in packages.items():
@@ -184,3 +197,23 @@ def test_a_hang_in_code_of_the_user_is_blamed_on_it_wherever_it_hangs(
         good = client.submit(spec("good", replicates=1))["id"]
         wait_until(lambda: client.show(good)["status"] == "succeeded", timeout=60, what="success of another")
         assert {w["status"] for w in client.call("GET", "workers")["items"]} <= {"idle", "cleaning"}
+
+
+def test_l54_an_evaluation_of_three_times_the_stall_limit_is_no_hang(
+    make_server: Callable[..., LiveServer],
+    sqlite_template: Path,
+    tmp_path: Path,
+    start_with_packages: Callable[[str], WorkerProcess],
+) -> None:
+    shutil.copy(sqlite_template, tmp_path / "lockstep.db")
+    limits = {**STEADY, "stall_after_seconds": 1.0, "stall_kill_seconds": 2.0}
+    url = make_server(f"sqlite:///{tmp_path / 'lockstep.db'}", **limits).url
+    start_with_packages(url)
+    with Client(url) as client:
+        # one episode of 60 steps for each of two arms: 6 s, in which every step is scored under both arms' rewards
+        slow = client.submit(spec("slow", replicates=1, env={"id": "slow"}, eval={"max_steps": 60}))["id"]
+        wait_until(lambda: client.show(slow)["status"] in ("succeeded", "failed"), timeout=90, what="an end")
+        block = first_block(client, slow)
+        assert (block["status"], block["attempt"], block["cause"]) == ("succeeded", 1, None), block["cause_text"]
+        evaluation = client.series(slow, ["eval/native_return_mean"], x="round")["series"]
+        assert [item["last"] for item in evaluation] == [[60.0], [60.0]]
