@@ -22,6 +22,7 @@ import torch
 from torch import Tensor
 
 from benchmarks.machine import EDGE, facts, floor_seconds, save, set_up
+from lockstep.spec.tasks import CnnShape, action_order
 from worker.envs.morph.engine import make_engine
 from worker.envs.morph.engine.eager import Job, StepEngine, run_jobs
 from worker.envs.morph.engine.validate import Validator, ValPlan
@@ -31,7 +32,6 @@ from worker.envs.morph.network.hosts import Pass
 from worker.envs.morph.network.network import Network, SlotPlan
 from worker.envs.morph.task.config import EnvConfig, resolve_path, resolve_precision
 from worker.envs.morph.task.data import Arrays, TrainingData
-from worker.envs.morph.task.tasks import CnnShape, action_order
 
 _BATCHES = 24
 

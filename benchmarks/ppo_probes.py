@@ -18,9 +18,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.spec.sections import Net, ObsNorm, Ppo
 from worker.envs.base import HeadSpec, Masks, Observation, StepResult
 from worker.rl.algorithms.ppo import prepare, update
-from worker.rl.config import LearnerConfig, NetConfig, ObsNormConfig, PPOConfig
+from worker.rl.config import LearnerConfig
 from worker.rl.heads import log_probabilities
 from worker.rl.learner import Learner, ObsLayout, Streams, build_learner
 from worker.rl.nets import InputLayout
@@ -102,34 +103,23 @@ class ProbeEnvs:
 
 
 def config(body: str, gamma: float, lr: float) -> LearnerConfig:
-    ppo = PPOConfig(
-        lr=lr,
-        lr_schedule="linear",
-        lr_end_frac=0.05,
-        adam_eps=1e-5,
-        gamma=gamma,
-        lambda_=0.95,
-        clip=0.2,
-        ratio="joint",
-        epochs=4,
-        minibatches=2,
-        target_kl=None,
-        value_coef=0.5,
-        value_clip=None,
-        entropy_coef_start=0.01,
-        entropy_coef_end=0.0,
-        entropy_anneal_rounds=20,
-        entropy_normalised=True,
-        entropy_head_weights={},
-        prob_floor={},
-        prob_floor_end_frac=0.5,
-        adv_norm="rollout" if body == "lstm" else "minibatch",
-        adv_std_floor=0.0,
-        grad_clip=5.0,
-        aux_coef=0.0,
+    ppo = Ppo.model_validate(
+        {
+            "lr": lr,
+            "lr_end_frac": 0.05,
+            "gamma": gamma,
+            "lambda": 0.95,
+            "minibatches": 2,
+            "target_kl": None,
+            "entropy_coef_start": 0.01,
+            "entropy_coef_end": 0.0,
+            "entropy_anneal_rounds": 20,
+            "adv_norm": "rollout" if body == "lstm" else "minibatch",
+            "adv_std_floor": 0.0,
+        }
     )
-    norm = ObsNormConfig(False, "per_arm", 10.0, 8)
-    return LearnerConfig(ppo, NetConfig(body, 32, 32, 1), norm, "popart", "none", "fp32", 1, gamma)
+    net = Net.model_validate({"body": body, "hidden": 32, "lstm_hidden": 32})
+    return LearnerConfig(ppo, net, ObsNorm(enabled=False), "popart", "none", "fp32", 1, gamma)
 
 
 def train(probe: Probe, seed: int, rounds: int, *, body: str = "mlp", gamma: float = 0.9, lr: float = 5e-3) -> Learner:

@@ -23,7 +23,7 @@ import numpy as np
 
 from lockstep.report import build_report, render_html, report_json
 from lockstep.report.inputs import ArmFacts, ReportInputs, RunFacts, ScoreRow
-from lockstep.spec.analysis_rules import AnalysisSpec, canonical_hash, complete_analysis, validate_analysis
+from lockstep.spec.analysis_rules import AnalysisSpec, analysis_hash, complete_analysis, validate_analysis
 from lockstep.spec.families import FAMILIES
 from lockstep.stats.curves import curve_max_t
 
@@ -86,7 +86,7 @@ def _inputs(estimand: str) -> ReportInputs:
         name="speed",
         generated_utc="",
         analysis=analysis,
-        registered_hash=canonical_hash(analysis),
+        registered_hash=analysis_hash(analysis),
         arms=tuple(ArmFacts(arm) for arm in ARMS),
         planned_blocks=REPLICATES,
         scores=scores,

@@ -22,7 +22,7 @@ from app.store.experiments import NewBlock
 from app.store.tables import Record
 from lockstep.spec import rules
 from lockstep.spec.analysis import estimand_reason
-from lockstep.spec.analysis_rules import canonical_hash, power_table, seed_problems
+from lockstep.spec.analysis_rules import analysis_hash, power_table, seed_problems
 from lockstep.spec.arms import ResolvedArm
 from lockstep.spec.defaults import complete
 from lockstep.spec.families import family_of
@@ -246,7 +246,7 @@ def _experiment_values(checked: Checked, planned: Plan, raw: Mapping[str, Any]) 
         "submitted": dict(raw),
         "spec_hash": resolved.hash,
         "analysis": analysis.model_dump(mode="json") if analysis is not None else None,
-        "analysis_hash": canonical_hash(analysis) if analysis is not None else None,
+        "analysis_hash": analysis_hash(analysis) if analysis is not None else None,
         "warnings": checked.warnings,
         "seed": str(spec.experiment.seed),
         "rounds": spec.budget.rounds,

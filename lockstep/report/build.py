@@ -51,7 +51,7 @@ from lockstep.report.sections import (
 )
 from lockstep.report.words.methods import methods_sentence, methods_sentences
 from lockstep.report.words.sentences import decisive_pair
-from lockstep.spec.analysis import canonical_hash
+from lockstep.spec.analysis import analysis_hash
 from lockstep.stats.estimands import bimodal_arms
 from lockstep.stats.failures import Sensitivity, analyse_with_sensitivity
 from lockstep.stats.planning import ReplicatesNeeded
@@ -175,7 +175,7 @@ def _registration(inputs: ReportInputs) -> dict[str, Any]:
     extension = inputs.extension
     return {
         "hash": inputs.registered_hash,
-        "as_registered": canonical_hash(inputs.analysis) == inputs.registered_hash,
+        "as_registered": analysis_hash(inputs.analysis) == inputs.registered_hash,
         "analysis": inputs.analysis.model_dump(mode="json"),
         "experiment_id": inputs.experiment_id,
         "name": inputs.name,

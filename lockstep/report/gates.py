@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from lockstep.report.inputs import ReportInputs, RunFacts
-from lockstep.spec.analysis import canonical_hash
+from lockstep.spec.analysis import analysis_hash
 
 PASS, FAIL, NOT_CHECKED = "pass", "fail", "not checked"
 LOST_SHARE = 0.1
@@ -68,7 +68,7 @@ def _gate(name: str, cls: str, holds: bool | None, detail: str, flag: str | None
 
 
 def _hash_gate(inputs: ReportInputs) -> Gate:
-    same = canonical_hash(inputs.analysis) == inputs.registered_hash
+    same = analysis_hash(inputs.analysis) == inputs.registered_hash
     return _gate("analysis as registered", "void", same, "the analysis differs from the registered one")
 
 

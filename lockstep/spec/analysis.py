@@ -7,12 +7,11 @@ covers the resolved plan. Rules that need facts of the experiment live in ``anal
 
 from __future__ import annotations
 
-import hashlib
-import json
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
+from lockstep.spec.canonical import canonical_hash
 from lockstep.spec.metrics import default_primary, find_metric
 
 Direction = Literal["max", "min"]
@@ -196,17 +195,6 @@ def estimand_reason(analysis: AnalysisSpec) -> str:
     return f"estimand mean: {why}, so an arm that sometimes collapses is not called equal or better."
 
 
-def canonical_json(analysis: AnalysisSpec) -> str:
-    """Return the resolved analysis as canonical JSON: sorted keys, no spaces, no NaN."""
-    return json.dumps(
-        analysis.model_dump(mode="json"),
-        sort_keys=True,
-        separators=(",", ":"),
-        ensure_ascii=False,
-        allow_nan=False,
-    )
-
-
-def canonical_hash(analysis: AnalysisSpec) -> str:
-    """Return the SHA-256 (hex) of the canonical JSON; a non-finite number is an error (validate first)."""
-    return hashlib.sha256(canonical_json(analysis).encode()).hexdigest()
+def analysis_hash(analysis: AnalysisSpec) -> str:
+    """Return the SHA-256 (hex) of a resolved analysis; a non-finite number raises ``ValueError`` (validate first)."""
+    return canonical_hash(analysis.model_dump(mode="json"))

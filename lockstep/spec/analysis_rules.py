@@ -13,7 +13,7 @@ from math import isfinite
 
 from pydantic import ValidationError
 
-from lockstep.spec.analysis import AnalysisSpec, canonical_hash, canonical_json, complete_analysis, default_analysis
+from lockstep.spec.analysis import AnalysisSpec, analysis_hash, complete_analysis, default_analysis
 from lockstep.spec.metrics import find_metric, is_reward_dependent, primary_candidates
 from lockstep.spec.problems import Problem, pointer
 from lockstep.stats.exact import min_p, smallest_n, smallest_n_anytime, within
@@ -22,8 +22,7 @@ from lockstep.stats.sequential import look_levels
 
 __all__ = [
     "AnalysisSpec",
-    "canonical_hash",
-    "canonical_json",
+    "analysis_hash",
     "complete_analysis",
     "default_analysis",
     "level_to_beat",

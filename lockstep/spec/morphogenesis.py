@@ -119,15 +119,15 @@ def _fill(data: dict[str, Any]) -> None:
     _fill_task(data, tasks.TASKS[name])
 
 
-def _fill_task(data: dict[str, Any], task: tasks.Task) -> None:
+def _fill_task(data: dict[str, Any], task: tasks.TaskSpec) -> None:
     for name in ("slots", "horizon", "batch_size", "batches_per_step", "augment", "pace"):
         if data["env"][name] is None:
             value = getattr(task, name)
             data["env"][name] = list(value) if isinstance(value, tuple) else value
-    for part, defaults in (("host", task.host), ("graft", task.graft)):
-        for name, value in defaults.items():
+    for part, defaults in (("host", task.host_optim), ("graft", task.graft_optim)):
+        for name in ("lr", "momentum", "weight_decay"):
             if data[part][name] is None:
-                data[part][name] = value
+                data[part][name] = getattr(defaults, name)
 
 
 def _rules(env: Env, arms: Sequence[ResolvedArm]) -> Iterator[Problem]:
@@ -145,9 +145,9 @@ def _rules(env: Env, arms: Sequence[ResolvedArm]) -> Iterator[Problem]:
         yield Problem("/env/slots", "duplicate", "a slot is named twice", "name each slot once")
     yield from _batch_rules(env, task)
     yield from _life_rules(env)
-    for index, arm in enumerate(arms):
+    for arm in arms:
         if arm.reward_mode in tasks.REWARD_MODES:
-            yield from _mode_rules(index, arm, env)
+            yield from _mode_rules(arm, env)
 
 
 def _static_rules(index: int, arm: ResolvedArm, env: Env) -> Iterator[Problem]:
@@ -172,7 +172,7 @@ def _static_rules(index: int, arm: ResolvedArm, env: Env) -> Iterator[Problem]:
             yield Problem(at, "unknown_blueprint", f"no blueprint {blueprint!r} here", nearest(blueprint, known))
 
 
-def _batch_rules(env: Env, task: tasks.Task) -> Iterator[Problem]:
+def _batch_rules(env: Env, task: tasks.TaskSpec) -> Iterator[Problem]:
     batch, wanted = int(env.batch_size or 0), int(env.batches_per_step or 0)
     if task.train_size:
         batches = task.train_size // batch
@@ -193,17 +193,14 @@ def _batch_rules(env: Env, task: tasks.Task) -> Iterator[Problem]:
 
 def _life_rules(env: Env) -> Iterator[Problem]:
     pace = tasks.PACES[str(env.pace)]
-    dwell = pace["min_training_epochs"] if env.min_training_epochs is None else env.min_training_epochs
-    shortest = dwell + pace["shortest_tempo"] + 3
+    dwell = pace.dwell if env.min_training_epochs is None else env.min_training_epochs
+    shortest = dwell + min(pace.tempos) + 3
     if env.horizon is not None and shortest > env.horizon:
         message = f"env.horizon {env.horizon} is shorter than the shortest legal life of a graft, {shortest} steps"
         yield Problem("/env/horizon", "too_short", message, f"use at least {shortest}, or a smaller dwell")
 
 
-def _mode_rules(index: int, arm: ResolvedArm, env: Env) -> Iterator[Problem]:
-    if arm.reward_mode == "loss" and tasks.TASKS[env.task].loss is None:
-        message = f"reward mode loss needs baseline, target and sigma, which env.task {env.task} has not"
-        yield Problem(pointer("arms", index, "reward"), "no_loss_constants", message, "use another mode or task")
+def _mode_rules(arm: ResolvedArm, env: Env) -> Iterator[Problem]:
     if env.ablate_fossils == "final" and arm.reward_mode in tasks.CONTRIBUTION_MODES:
         message = f"env.ablate_fossils final hides contributions that reward mode {arm.reward_mode} reads"
         yield Problem("/env/ablate_fossils", "contradiction", message, "use always")

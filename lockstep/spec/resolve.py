@@ -6,7 +6,6 @@ raises ``InvalidSpecError`` with all problems found. Nothing here loads an envir
 
 from __future__ import annotations
 
-import hashlib
 import json
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
@@ -24,6 +23,7 @@ from lockstep.spec.analysis_rules import (
     problems_from_validation_error,
 )
 from lockstep.spec.arms import Difference, ResolvedArm
+from lockstep.spec.canonical import canonical_hash
 from lockstep.spec.families import family_of
 from lockstep.spec.presets import PRESETS, merge
 from lockstep.spec.problems import InvalidSpecError, Problem, nearest, pointer
@@ -107,16 +107,6 @@ def parse(raw: Mapping[str, Any]) -> ResolvedSpec:
     arms = tuple(_resolve_arm(index, arm, base, named) for index, arm in enumerate(spec.arms))
     full = spec.model_dump(mode="json", by_alias=True)
     return ResolvedSpec(spec=spec, document=full, arms=arms, hash=canonical_hash(full))
-
-
-def canonical_json(value: Any) -> str:
-    """Return the one text of a JSON value: sorted keys, no spaces, no NaN."""
-    return json.dumps(value, sort_keys=True, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
-
-
-def canonical_hash(value: Any) -> str:
-    """Return SHA-256 (hex) of the canonical JSON."""
-    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
 
 
 def diff_paths(base: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> list[Difference]:

@@ -10,6 +10,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, FiniteFloat, Tag
 
+from lockstep.spec.tasks import Optim
+
 Text = Annotated[str, Field(max_length=200)]
 Positive = Annotated[FiniteFloat, Field(gt=0)]
 NonNegative = Annotated[FiniteFloat, Field(ge=0)]
@@ -156,7 +158,7 @@ class Optimiser(Section):
     lr: Positive | None = Field(None, description="Learning rate; default: the task's")
     momentum: FiniteFloat | None = Field(None, ge=0, lt=1, description="SGD momentum")
     weight_decay: NonNegative | None = Field(None, description="Default: the task's")
-    grad_clip: Positive = Field(1.0, description="Norm, separate for host and each graft")
+    grad_clip: Positive = Field(Optim.grad_clip, description="Norm, separate for host and each graft")
 
 
 class Ppo(Section):

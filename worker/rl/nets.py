@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name in every torch text
 
-from worker.rl.config import NetConfig
+from lockstep.spec.sections import Net
 from worker.rl.heads import Heads
 
 #: Recurrent state: () for an MLP, (h, c) each [layers, E, hidden] for an LSTM.
@@ -109,7 +109,7 @@ class MLPNet(nn.Module):
 
     recurrent = False
 
-    def __init__(self, cfg: NetConfig, layout: InputLayout, heads: Heads) -> None:
+    def __init__(self, cfg: Net, layout: InputLayout, heads: Heads) -> None:
         super().__init__()
         self.embed = _Embed(layout)
         self.actor_1, self.actor_2 = _linear(layout.width, cfg.hidden), _linear(cfg.hidden, cfg.hidden)
@@ -164,7 +164,7 @@ class LSTMNet(nn.Module):
 
     recurrent = True
 
-    def __init__(self, cfg: NetConfig, layout: InputLayout, heads: Heads) -> None:
+    def __init__(self, cfg: Net, layout: InputLayout, heads: Heads) -> None:
         super().__init__()
         self.layers, self.lstm_hidden, self.num_heads = cfg.lstm_layers, cfg.lstm_hidden, len(heads.specs)
         half, quarter = max(cfg.lstm_hidden // 2, 1), max(cfg.lstm_hidden // 4, 1)
@@ -249,7 +249,7 @@ class FlatParameters:
     grad: Tensor
 
 
-def build_net(cfg: NetConfig, layout: InputLayout, heads: Heads, draw: Draw, *, value_gain: float) -> PolicyNet:
+def build_net(cfg: Net, layout: InputLayout, heads: Heads, draw: Draw, *, value_gain: float) -> PolicyNet:
     """Build a CPU network and initialise it from ``draw(name, shape)`` (standard normal, float64)."""
     net = (LSTMNet if cfg.body == "lstm" else MLPNet)(cfg, layout, heads)
     with torch.no_grad():

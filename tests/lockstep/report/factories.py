@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from lockstep.report.inputs import ArmFacts, ConfigDifference, CurvePoint, ReportInputs, RunFacts, ScoreRow
-from lockstep.spec.analysis_rules import AnalysisSpec, canonical_hash, complete_analysis
+from lockstep.spec.analysis_rules import AnalysisSpec, analysis_hash, complete_analysis
 
 NOW = "2026-11-27T00:00:00Z"
 Cell = float | str | None
@@ -73,7 +73,7 @@ def make_inputs(
         "name": "shaped against simplified",
         "generated_utc": NOW,
         "analysis": own,
-        "registered_hash": canonical_hash(own),
+        "registered_hash": analysis_hash(own),
         "arms": tuple(
             ArmFacts(label, label, "ppo", (ConfigDifference("reward.mode", "shaped", label),)) for label in scores
         ),

@@ -11,8 +11,7 @@ from pydantic import ValidationError
 
 from lockstep.spec.analysis_rules import (
     AnalysisSpec,
-    canonical_hash,
-    canonical_json,
+    analysis_hash,
     complete_analysis,
     default_analysis,
     level_to_beat,
@@ -21,6 +20,7 @@ from lockstep.spec.analysis_rules import (
     seed_problems,
     validate_analysis,
 )
+from lockstep.spec.canonical import canonical_json
 from lockstep.spec.metrics import is_reward_dependent, primary_candidates, registered
 from lockstep.spec.problems import Problem
 
@@ -86,7 +86,7 @@ def test_complete_fills_replicates_and_is_idempotent() -> None:
     once = complete(GOOD, 7)
     assert (once.replicates.planned, once.replicates.max) == (7, 7)
     again = complete_analysis(once, kind="ab", replicates=7, env_kind="morphogenesis")
-    assert canonical_hash(once) == canonical_hash(again)
+    assert analysis_hash(once) == analysis_hash(again)
 
 
 def test_complete_gymnasium_default_metric_is_native_return() -> None:
@@ -110,10 +110,10 @@ def test_default_analysis_is_a_demonstration_and_warns() -> None:
 
 def test_canonical_json_is_sorted_strict_and_round_trips() -> None:
     spec = complete(GOOD)
-    text = canonical_json(spec)
+    text = canonical_json(spec.model_dump(mode="json"))
     assert list(json.loads(text)) == sorted(json.loads(text))
     assert AnalysisSpec.model_validate(json.loads(text)) == spec
-    assert canonical_hash(spec) != canonical_hash(complete(GOOD | {"sesoi": 2.5}))
+    assert analysis_hash(spec) != analysis_hash(complete(GOOD | {"sesoi": 2.5}))
 
 
 @pytest.mark.parametrize(

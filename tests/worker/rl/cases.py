@@ -10,8 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.spec.sections import Net, ObsNorm, Ppo
 from worker.envs.base import HeadSpec, Observation, Seen
-from worker.rl.config import LearnerConfig, NetConfig, ObsNormConfig, PPOConfig
+from worker.rl.config import LearnerConfig
 from worker.rl.heads import Heads
 from worker.rl.learner import Learner, ObsLayout, Streams, build_learner
 from worker.rl.nets import InputLayout
@@ -24,43 +25,31 @@ CPU = torch.device("cpu")
 HEADS = (HeadSpec("op", 3), HeadSpec("where", 2, ("op",), (1, 2), 0), HeadSpec("size", 4, (), (2,), 3))
 
 
-def ppo_config(**changes: Any) -> PPOConfig:
-    base = PPOConfig(
-        lr=3e-3,
-        lr_schedule="constant",
-        lr_end_frac=1.0,
-        adam_eps=1e-5,
-        gamma=0.99,
-        lambda_=0.95,
-        clip=0.2,
-        ratio="joint",
-        epochs=4,
-        minibatches=2,
-        target_kl=None,
-        value_coef=0.5,
-        value_clip=None,
-        entropy_coef_start=0.01,
-        entropy_coef_end=0.01,
-        entropy_anneal_rounds=1,
-        entropy_normalised=True,
-        entropy_head_weights={},
-        prob_floor={},
-        prob_floor_end_frac=0.5,
-        adv_norm="rollout",
-        adv_std_floor=0.0,
-        grad_clip=5.0,
-        aux_coef=0.0,
-    )
-    return replace(base, **changes)
+def ppo_config(**changes: Any) -> Ppo:
+    plain: dict[str, Any] = {
+        "lr": 3e-3,
+        "lr_schedule": "constant",
+        "lr_end_frac": 1.0,
+        "gamma": 0.99,
+        "lambda_": 0.95,
+        "minibatches": 2,
+        "target_kl": None,
+        "entropy_coef_start": 0.01,
+        "entropy_coef_end": 0.01,
+        "entropy_anneal_rounds": 1,
+        "adv_norm": "rollout",
+        "adv_std_floor": 0.0,
+    }
+    return Ppo(**plain | changes)
 
 
 def learner_config(body: str = "mlp", hidden: int = 16, **changes: Any) -> LearnerConfig:
-    ppo = {k: changes.pop(k) for k in list(changes) if k in PPOConfig.__dataclass_fields__}
+    ppo = {k: changes.pop(k) for k in list(changes) if k in Ppo.model_fields}
     settings = ppo_config(**ppo)
     base = LearnerConfig(
         ppo=settings,
-        net=NetConfig(body, hidden, hidden, 1),
-        obs_norm=ObsNormConfig(False, "per_arm", 10.0, 8),
+        net=Net.model_validate({"body": body, "hidden": hidden, "lstm_hidden": hidden}),
+        obs_norm=ObsNorm(enabled=False),
         return_norm="none",
         reward_norm="none",
         precision="fp32",

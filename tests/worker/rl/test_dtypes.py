@@ -9,9 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from lockstep.spec.sections import ObsNorm
 from tests.worker.rl.cases import HEADS, learner_config, make_learner, random_rollout
 from worker.rl.algorithms.ppo import Prepared, gae, loss_and_grad, ppo_loss, prepare
-from worker.rl.config import ObsNormConfig
 from worker.rl.cuda import autocast
 from worker.rl.heads import evaluate, log_probabilities
 from worker.rl.normalise import ObsNormalizer, PopArt, RewardScaler
@@ -33,7 +33,7 @@ def test_a_round_accumulates_in_fp32_and_counts_in_int64(body: str, precision: s
         precision=precision,
         return_norm="popart",
         reward_norm="return_std",
-        obs_norm=ObsNormConfig(True, "per_arm", 10.0, 8),
+        obs_norm=ObsNorm(enabled=True),
     )
     learner = make_learner(config, HEADS, 5, E)
     rollout = random_rollout(learner, HEADS, T, np.random.default_rng(2))

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from lockstep.keys import generator
+from lockstep.spec.sections import Net
 from tests.worker.rl.cases import HEADS, build_heads, learner_config, make_learner
-from worker.rl.config import NetConfig
 from worker.rl.nets import InputLayout, LSTMNet, PolicyNet, build_net, flatten, orthogonal
 
 T, E, O = 12, 5, 3  # noqa: E741 - axis letters
@@ -19,7 +19,8 @@ def net_of(body: str, hidden: int = 16, lstm_hidden: int = 16, ids: int = 0) -> 
         return generator(5, "policy_init", parameter=name).standard_normal(shape)
 
     layout = InputLayout(O, ids, 13 if ids else 0, 4)
-    return build_net(NetConfig(body, hidden, lstm_hidden, 1), layout, build_heads(), draw, value_gain=1.0)
+    cfg = Net.model_validate({"body": body, "hidden": hidden, "lstm_hidden": lstm_hidden})
+    return build_net(cfg, layout, build_heads(), draw, value_gain=1.0)
 
 
 def inputs(seed: int = 0) -> tuple[torch.Tensor, torch.Tensor]:

@@ -326,10 +326,10 @@ def test_per_head_ratio_reports_kl_of_every_head() -> None:
 def test_schedules_run_from_start_to_end() -> None:
     cfg = learner_config(lr=1.0, lr_schedule="linear", lr_end_frac=0.1).ppo
     assert [learning_rate(cfg, r, 10) for r in (0, 5, 10)] == pytest.approx([1.0, 0.55, 0.1])
-    cosine = replace(cfg, lr_schedule="cosine")
+    cosine = cfg.model_copy(update={"lr_schedule": "cosine"})
     assert [learning_rate(cosine, r, 10) for r in (0, 5, 10)] == pytest.approx([1.0, 0.55, 0.1])
-    assert learning_rate(replace(cfg, lr_schedule="constant"), 9, 10) == 1.0
-    entropy = replace(cfg, entropy_coef_start=0.1, entropy_coef_end=0.0, entropy_anneal_rounds=4)
+    assert learning_rate(cfg.model_copy(update={"lr_schedule": "constant"}), 9, 10) == 1.0
+    entropy = cfg.model_copy(update={"entropy_coef_start": 0.1, "entropy_coef_end": 0.0, "entropy_anneal_rounds": 4})
     assert [entropy_coefficient(entropy, r) for r in (0, 2, 4, 9)] == pytest.approx([0.1, 0.05, 0.0, 0.0])
     assert [floor_scale(cfg, r, 10) for r in (0, 2, 5, 9)] == pytest.approx([1.0, 0.6, 0.0, 0.0])
 

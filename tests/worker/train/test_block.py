@@ -297,7 +297,6 @@ def test_random_policy_runs_on_gymnasium_and_slots_are_refused_there() -> None:
     [
         ({"env": {"id": "CartPole-v9"}}, "env", "CartPole-v9"),
         ({"env": {"id": "Pendulum-v1"}}, "env", "Discrete"),
-        ({"ppo": {"aux_coef": 0.5}}, r"arms\[A\]", "aux_coef"),
     ],
 )
 def test_settings_that_cannot_be_trained_are_refused_before_round_0(

@@ -10,6 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.spec.tasks import action_order
 from worker.envs.base import StepResult
 from worker.envs.family import RunEnv
 from worker.envs.morph.episode.env import MorphEnvs
@@ -20,7 +21,6 @@ from worker.envs.morph.network.blueprints import blueprint_id
 from worker.envs.morph.network.network import Network
 from worker.envs.morph.rewards.context import RewardContext, RewardResult
 from worker.envs.morph.task.config import EnvConfig
-from worker.envs.morph.task.tasks import action_order
 
 CPU = torch.device("cpu")
 SEED = 9150231957862659777

@@ -7,6 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from lockstep.spec.tasks import action_order
 from tests.worker.envs.morph.factories import act, germinate, make, play, row, tiny
 from worker.envs.morph.engine.tracker import Tracker
 from worker.envs.morph.life import actions
@@ -16,7 +17,6 @@ from worker.envs.morph.life.gates import evaluate
 from worker.envs.morph.life.lifecycle import SlotTable
 from worker.envs.morph.life.stages import Op, Stage
 from worker.envs.morph.task.config import EnvConfig
-from worker.envs.morph.task.tasks import action_order
 
 HEADS = head_specs(2)
 

@@ -7,9 +7,9 @@ from typing import Any
 import pytest
 import torch
 
+from lockstep.spec.tasks import PACES, get_task
 from tests.worker.envs.morph.factories import CPU, tiny
 from worker.envs.morph.task.config import EnvConfig, parse, resolve_precision
-from worker.envs.morph.task.tasks import PACES, get_task
 
 
 def spec(**env: Any) -> dict[str, Any]:

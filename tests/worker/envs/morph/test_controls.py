@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lockstep.spec.tasks import Optim
 from tests.worker.envs.morph.factories import germinate, make, play, row, tiny
 from worker.envs.morph.episode.controls import FixedSchedule, Heuristic, make_control
 from worker.envs.morph.episode.env import MorphEnvs
@@ -14,7 +15,6 @@ from worker.envs.morph.life.stages import Op, Stage
 from worker.envs.morph.network.blueprints import blueprint_id
 from worker.envs.morph.network.widen import static_params, static_shape
 from worker.envs.morph.task.config import EnvConfig
-from worker.envs.morph.task.tasks import Optim
 
 SET = {"r0c0": "bottleneck", "r0c1": "conv_heavy"}
 

@@ -8,17 +8,17 @@ from collections.abc import Callable
 import pytest
 import torch
 
+from lockstep.spec import sections
 from tests.worker.envs.morph.factories import act, germinate, host_state, make, play, row, tiny
 from worker.envs.morph.episode.env import MorphEnvs
 from worker.envs.morph.life.governor import Governor, Verdict
 from worker.envs.morph.life.stages import Op, Stage
-from worker.envs.morph.task.config import GovernorConfig
 
 UNIT = math.log(10)
 
 
 def governor(*losses: float) -> Governor:
-    found = Governor(GovernorConfig(), UNIT)
+    found = Governor(sections.Governor(), UNIT)
     for step, loss in enumerate(losses):
         check(found, loss, step)
     return found

@@ -6,9 +6,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from lockstep.spec.tasks import BLUEPRINT_NAMES, Topology
 from tests.worker.envs.morph.factories import CPU, network, rng, tiny
 from worker.envs.morph.network.blend import Graft, Operator, isolated
-from worker.envs.morph.network.blueprints import ALLOWED, NAMES, Topology, blueprint_id
+from worker.envs.morph.network.blueprints import ALLOWED, blueprint_id
 from worker.envs.morph.network.hosts import Pass
 from worker.envs.morph.network.network import EpochStats, Network, SlotPlan, gradient_figures, gradient_health
 from worker.envs.morph.network.params import ParamStore
@@ -54,7 +55,7 @@ def test_no_layer_inside_a_newborn_graft_is_zero() -> None:
     for topology, blueprint in CASES:
         graft, _ = grow(topology, blueprint, 8, Operator.GATE)
         weights = [p for n, p in graft.named_parameters() if n.endswith("weight")]
-        assert all(float(p.detach().abs().sum()) > 0 for p in weights), NAMES[blueprint]
+        assert all(float(p.detach().abs().sum()) > 0 for p in weights), BLUEPRINT_NAMES[blueprint]
         assert float(graft.gamma.detach().abs().sum()) == 0.0
 
 

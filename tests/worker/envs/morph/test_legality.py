@@ -7,13 +7,13 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lockstep.spec.tasks import action_order
 from tests.worker.envs.morph.factories import act, germinate, make, tiny
 from worker.envs.morph.engine.tracker import Tracker
 from worker.envs.morph.life.actions import Legality, Rules, decode, head_specs, legality, relevant_heads
 from worker.envs.morph.life.gates import evaluate
 from worker.envs.morph.life.lifecycle import SlotTable
 from worker.envs.morph.life.stages import Op, Stage
-from worker.envs.morph.task.tasks import action_order
 
 HEADS = head_specs(2)
 

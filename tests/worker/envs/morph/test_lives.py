@@ -15,6 +15,7 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from lockstep.spec.tasks import TASKS, LmShape, TaskSpec, get_task
 from tests.worker.envs.morph.factories import act, make, rng
 from worker.envs.morph.episode.env import MorphEnvs
 from worker.envs.morph.life import actions
@@ -27,7 +28,6 @@ from worker.envs.morph.network.params import ParamStore
 from worker.envs.morph.task import data
 from worker.envs.morph.task.config import EnvConfig
 from worker.envs.morph.task.data import Arrays
-from worker.envs.morph.task.tasks import TASKS, LmShape, TaskSpec, get_task
 
 #: environment.md 3.1.
 CHAIN = {

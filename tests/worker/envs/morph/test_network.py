@@ -11,13 +11,13 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import Tensor
 
+from lockstep.spec.tasks import LmShape
 from tests.worker.envs.morph.factories import CPU, network, rng, tiny
 from worker.envs.morph.network.blend import Operator
 from worker.envs.morph.network.blueprints import ALLOWED
 from worker.envs.morph.network.hosts import Pass
 from worker.envs.morph.network.network import EpochStats, Network, SlotPlan, StepPlan
 from worker.envs.morph.task.config import EnvConfig
-from worker.envs.morph.task.tasks import LmShape
 
 TRAIN = Pass("train")
 SHADOW_0: StepPlan = (SlotPlan(0, "shadow", detach=True),)

@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from lockstep.spec.tasks import action_order
 from tests.worker.envs.morph.factories import act, germinate, make, play, row, tiny
 from worker.envs.morph.engine.tracker import Tracker
 from worker.envs.morph.episode.observe import BASE, PER_SLOT, Observer, View, obs_spec
@@ -17,7 +18,6 @@ from worker.envs.morph.life.lifecycle import SlotTable
 from worker.envs.morph.life.stages import Op, Stage
 from worker.envs.morph.network.blueprints import blueprint_id
 from worker.envs.morph.task.config import EnvConfig
-from worker.envs.morph.task.tasks import action_order
 
 UNIT = math.log(10)
 

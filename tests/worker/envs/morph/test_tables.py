@@ -9,12 +9,12 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
+from lockstep.spec.tasks import TASKS, CnnShape, LmShape, Topology, action_order, slot_position
 from tests.worker.envs.morph.factories import network, rng
 from worker.envs.morph.network.blend import Graft, Operator, graft_params
-from worker.envs.morph.network.blueprints import ALLOWED, Topology, blueprint_id, build_core, core_params, groups
+from worker.envs.morph.network.blueprints import ALLOWED, blueprint_id, build_core, core_params, groups
 from worker.envs.morph.network.hosts import build_host
 from worker.envs.morph.task.config import EnvConfig
-from worker.envs.morph.task.tasks import TASKS, CnnShape, LmShape, action_order, slot_position
 
 HOST_PARAMS = {
     "digits_tiny": 152,

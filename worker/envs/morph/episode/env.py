@@ -15,6 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.spec.tasks import LmShape
 from worker.envs.base import Cohort, EpisodeRecord, HeadSpec, Masks, Observation, Seen, StepResult, whole_step
 from worker.envs.family import RunEnv
 from worker.envs.morph.engine.eager import Job, Outcome, run_jobs
@@ -35,7 +36,6 @@ from worker.envs.morph.rewards.account import Purse, RewardFunction
 from worker.envs.morph.rewards.context import SlotState
 from worker.envs.morph.task.data import Items
 from worker.envs.morph.task.streams import Streams
-from worker.envs.morph.task.tasks import LmShape
 from worker.envs.upload import uploaded
 
 _STATE_SCHEMA = 1

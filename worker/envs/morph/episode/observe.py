@@ -14,13 +14,13 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from lockstep.spec.tasks import CnnShape, SlotSpec
 from worker.envs.base import Observation, ObsSpec
 from worker.envs.morph.engine.tracker import Tracker
 from worker.envs.morph.life.lifecycle import WITH_GRAFT, SlotTable, members
 from worker.envs.morph.life.stages import Op, Stage
 from worker.envs.morph.network.blueprints import NUM_BLUEPRINTS
 from worker.envs.morph.task.config import EnvConfig
-from worker.envs.morph.task.tasks import CnnShape, SlotSpec
 
 SCHEMA = 1
 BASE, PER_SLOT = 32, 42

@@ -6,13 +6,13 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.spec.tasks import BLUEPRINT_NAMES
 from worker.envs.morph.engine import ablation
 from worker.envs.morph.engine.validate import Measured
 from worker.envs.morph.episode.episode import SCHEMA, mean_or_none, number_or_none
 from worker.envs.morph.episode.runs import RunState
 from worker.envs.morph.episode.world import World
 from worker.envs.morph.life.stages import Stage
-from worker.envs.morph.network.blueprints import NAMES
 from worker.envs.morph.task.streams import Phase
 
 
@@ -86,7 +86,9 @@ def _topology(world: World, env: int) -> dict[str, Any]:
         "n_contributing": int((world.tracker.fresh[env] & (gains >= 1.0)).sum()),
         "grafts_live": int((table.blueprint[env] >= 0).sum() - (stages == Stage.FOSSILIZED).sum()),
         "grafts_fossilized": int((stages == Stage.FOSSILIZED).sum()),
-        "topology": {world.slots[slot].id: NAMES[table.blueprint[env, slot]] for slot in np.flatnonzero(counts)},
+        "topology": {
+            world.slots[slot].id: BLUEPRINT_NAMES[table.blueprint[env, slot]] for slot in np.flatnonzero(counts)
+        },
     }
 
 

@@ -17,6 +17,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lockstep.spec.tasks import BLUEPRINT_NAMES, HostShape, SlotSpec, action_order
 from worker.envs.morph.engine.ablation import EXACT_PLAYERS, Orders, antithetic_orders
 from worker.envs.morph.engine.tracker import Tracker
 from worker.envs.morph.engine.validate import Validator, ValPlan
@@ -28,12 +29,11 @@ from worker.envs.morph.life.governor import Governor
 from worker.envs.morph.life.lifecycle import SlotTable, members
 from worker.envs.morph.life.stages import Op, Stage
 from worker.envs.morph.network.blend import Operator
-from worker.envs.morph.network.blueprints import NAMES, blueprint_id
+from worker.envs.morph.network.blueprints import blueprint_id
 from worker.envs.morph.network.network import Network, SlotPlan, StepPlan
 from worker.envs.morph.rewards.context import SlotState
 from worker.envs.morph.task.config import EnvConfig
 from worker.envs.morph.task.streams import Streams
-from worker.envs.morph.task.tasks import HostShape, SlotSpec, action_order
 
 #: Gate that a change of stage has passed.
 _PASSED = {
@@ -346,7 +346,7 @@ class World:
             env,
             kind,
             slot=self.slots[slot].id,
-            blueprint=NAMES[int(self.table.blueprint[where])],
+            blueprint=BLUEPRINT_NAMES[int(self.table.blueprint[where])],
             params=int(self.table.params[where]),
             c=number_or_none(self.tracker.accuracy_gain[where]),
             cf=number_or_none(self.tracker.cf[env]),

@@ -14,15 +14,15 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from lockstep.spec.tasks import HEADS, SlotSpec, Topology
 from worker.envs.base import HeadSpec
 from worker.envs.morph.life.alpha import Curve, Ramp
 from worker.envs.morph.life.gates import Gates
 from worker.envs.morph.life.lifecycle import DEVELOPING, WITH_GRAFT, SlotTable, members
 from worker.envs.morph.life.stages import Op, Stage
 from worker.envs.morph.network.blend import Operator
-from worker.envs.morph.network.blueprints import ALLOWED, NUM_BLUEPRINTS, Topology, graft_sizes
+from worker.envs.morph.network.blueprints import ALLOWED, NUM_BLUEPRINTS, graft_sizes
 from worker.envs.morph.task.config import EnvConfig
-from worker.envs.morph.task.tasks import SlotSpec
 
 BoolArray = NDArray[np.bool_]
 
@@ -66,15 +66,16 @@ def head_specs(num_slots: int) -> tuple[HeadSpec, ...]:
     germinate, target = int(Op.GERMINATE), int(Op.SET_ALPHA_TARGET)
     ramp = (target, int(Op.PRUNE))
     addressed = tuple(int(op) for op in Op if op is not Op.WAIT)
+    op, slot, blueprint, style, tempo, alpha_target, alpha_speed, alpha_curve = HEADS
     return (
-        HeadSpec("op", _NUM_OPS),
-        HeadSpec("slot", num_slots, ("op",), addressed),
-        HeadSpec("blueprint", NUM_BLUEPRINTS, ("slot",), (germinate,)),
-        HeadSpec("style", len(STYLES), (), (germinate,), SIGMOID_ADD),
-        HeadSpec("tempo", 3, (), (germinate,)),
-        HeadSpec("alpha_target", 3, ("op", "slot"), (germinate, target), FULL_TARGET),
-        HeadSpec("alpha_speed", 4, (), ramp),
-        HeadSpec("alpha_curve", len(Curve), (), ramp),
+        HeadSpec(op, _NUM_OPS),
+        HeadSpec(slot, num_slots, (op,), addressed),
+        HeadSpec(blueprint, NUM_BLUEPRINTS, (slot,), (germinate,)),
+        HeadSpec(style, len(STYLES), (), (germinate,), SIGMOID_ADD),
+        HeadSpec(tempo, 3, (), (germinate,)),
+        HeadSpec(alpha_target, 3, (op, slot), (germinate, target), FULL_TARGET),
+        HeadSpec(alpha_speed, 4, (), ramp),
+        HeadSpec(alpha_curve, len(Curve), (), ramp),
     )
 
 

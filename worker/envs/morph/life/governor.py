@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from statistics import median
 from typing import Literal
 
+from lockstep.spec import sections
 from worker.envs.morph.life.stages import Op
-from worker.envs.morph.task.config import GovernorConfig
 
 Cause = Literal["non_finite", "explosion", "collapse", "divergence"]
 
@@ -47,7 +47,7 @@ class Governor:
         streak: anomalies in a row.
     """
 
-    config: GovernorConfig
+    config: sections.Governor
     log_classes: float
     window: deque[float] = field(default_factory=deque)
     streak: int = 0

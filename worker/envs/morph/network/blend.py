@@ -13,7 +13,8 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody reads
 from torch import Tensor, nn
 
-from worker.envs.morph.network.blueprints import ConvNorm, Topology, build_core, check_input
+from lockstep.spec.tasks import Topology
+from worker.envs.morph.network.blueprints import ConvNorm, build_core, check_input
 from worker.envs.morph.network.params import Init, default_init
 
 _META = torch.device("meta")

@@ -10,47 +10,29 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from functools import lru_cache
-from typing import Literal
 
 import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody reads
 from torch import Tensor, nn
 
+from lockstep.spec.tasks import BLUEPRINT_NAMES, BLUEPRINTS, Topology
 from worker.envs.morph.kernels import Kernels
 from worker.envs.morph.network.conv import conv2d
 from worker.envs.morph.network.hosts import causal_attention
 
-Topology = Literal["cnn", "lm"]
 _META = torch.device("meta")
 
-#: Name by id; the index is the action.
-NAMES = (
-    "noop",
-    "conv_light",
-    "attention",
-    "norm",
-    "depthwise",
-    "bottleneck",
-    "conv_small",
-    "conv_heavy",
-    "lora",
-    "lora_large",
-    "mlp_small",
-    "mlp",
-    "flex_attention",
-)
-NUM_BLUEPRINTS = len(NAMES)
+NUM_BLUEPRINTS = len(BLUEPRINT_NAMES)
 ALLOWED: Mapping[Topology, frozenset[int]] = {
-    "cnn": frozenset(range(1, 8)),
-    "lm": frozenset({2, 3, 8, 9, 10, 11}),
+    topology: frozenset(BLUEPRINT_NAMES.index(name) for name in names) for topology, names in BLUEPRINTS.items()
 }
 
 
 def blueprint_id(name: str) -> int:
     """Return the id of a blueprint name; an unknown name raises ValueError."""
-    if name not in NAMES:
-        raise ValueError(f"blueprint {name!r} is unknown; use one of {', '.join(NAMES)}")
-    return NAMES.index(name)
+    if name not in BLUEPRINT_NAMES:
+        raise ValueError(f"blueprint {name!r} is unknown; use one of {', '.join(BLUEPRINT_NAMES)}")
+    return BLUEPRINT_NAMES.index(name)
 
 
 def groups(channels: int) -> int:
@@ -70,8 +52,10 @@ def build_core(blueprint: int, topology: Topology, channels: int) -> nn.Module:
     if not 0 <= blueprint < NUM_BLUEPRINTS:
         raise ValueError(f"blueprint id {blueprint} is unknown; ids are 0..{NUM_BLUEPRINTS - 1}")
     if blueprint not in ALLOWED[topology]:
-        allowed = ", ".join(NAMES[i] for i in sorted(ALLOWED[topology]))
-        raise ValueError(f"blueprint {NAMES[blueprint]} cannot grow in a {topology} host; use one of {allowed}")
+        allowed = ", ".join(BLUEPRINT_NAMES[i] for i in sorted(ALLOWED[topology]))
+        raise ValueError(
+            f"blueprint {BLUEPRINT_NAMES[blueprint]} cannot grow in a {topology} host; use one of {allowed}"
+        )
     return _BUILDERS[topology][blueprint](channels)
 
 

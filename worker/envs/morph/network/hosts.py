@@ -15,10 +15,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody reads
 from torch import Tensor, nn
 
+from lockstep.spec.tasks import CnnShape, HostShape, LmShape, SlotSpec
 from worker.envs.morph.kernels import Kernels
 from worker.envs.morph.network.conv import conv2d
 from worker.envs.morph.network.params import Init, default_init
-from worker.envs.morph.task.tasks import CnnShape, HostShape, LmShape, SlotSpec
 
 Mode = Literal["train", "shadow", "eval"]
 _META = torch.device("meta")

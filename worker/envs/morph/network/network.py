@@ -16,6 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.spec.tasks import HostShape, LmShape, Optim, SlotSpec
 from worker.envs.morph.kernels import load_kernels
 from worker.envs.morph.network.blend import Graft, Operator, isolated
 from worker.envs.morph.network.blueprints import ConvNorm
@@ -23,7 +24,6 @@ from worker.envs.morph.network.hosts import SHADOW, CnnHost, Pass, build_host
 from worker.envs.morph.network.optim import Stepper
 from worker.envs.morph.network.params import ParamStore
 from worker.envs.morph.task.config import EnvConfig, resolve_path
-from worker.envs.morph.task.tasks import HostShape, LmShape, Optim, SlotSpec
 
 VANISHING, EXPLODING = 1e-7, 10.0
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from lockstep.spec.tasks import Optim
 from worker.envs.morph.kernels import Kernels
 from worker.envs.morph.network.params import ParamStore
-from worker.envs.morph.task.tasks import Optim
 
 _BETAS = (0.9, 0.95)
 _EPS = 1e-8

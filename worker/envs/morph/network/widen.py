@@ -9,10 +9,10 @@ from collections.abc import Mapping
 from dataclasses import replace
 from itertools import product
 
+from lockstep.spec.tasks import CnnShape, HostShape, Topology
 from worker.envs.morph.network.blend import Operator, graft_params
-from worker.envs.morph.network.blueprints import Topology, blueprint_id
+from worker.envs.morph.network.blueprints import blueprint_id
 from worker.envs.morph.task.config import EnvConfig
-from worker.envs.morph.task.tasks import CnnShape, HostShape
 
 TOLERANCE = 0.02
 _STEPS = 60

@@ -12,15 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from lockstep.spec.rewards import Reward
-
-#: baseline, target (nats) and sigma of the loss family by the beginning of a task's name.
-_LOSS_TASKS: Mapping[str, tuple[float, float, float, float]] = {
-    "digits": (2.3, 0.1, 0.05, 0.05),
-    "cifar": (2.3, 0.3, 0.05, 0.05),
-    "synth": (2.3, 0.3, 0.05, 0.05),
-    "lm_tiny": (5.545, 1.0, 0.15, 0.01),
-    "tinystories": (5.545, 1.0, 0.15, 0.01),
-}
+from lockstep.spec.tasks import TASKS
 
 
 class RewardConfig(Reward):
@@ -82,9 +74,7 @@ _DIVISORS = frozenset(
 
 def _with_task(cfg: RewardConfig, task: str) -> RewardConfig:
     """Fill the loss constants from the task where the spec leaves them open."""
-    row = next((row for name, row in _LOSS_TASKS.items() if task.startswith(name)), None)
-    if row is None:
+    if task not in TASKS:
         return cfg
-    names = ("loss_baseline", "loss_target", "loss_sigma", "loss_rent_weight")
-    missing = {n: v for n, v in zip(names, row, strict=True) if getattr(cfg, n) is None}
-    return cfg.model_copy(update=missing)
+    constants = {f"loss_{name}": value for name, value in vars(TASKS[task].loss).items()}
+    return cfg.model_copy(update={name: v for name, v in constants.items() if getattr(cfg, name) is None})

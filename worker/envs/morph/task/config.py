@@ -1,41 +1,26 @@
 """The environment's settings, parsed once from a resolved spec into frozen records.
 
-Field names are those of training.md 5.1. ``EnvConfig.for_task`` gives usable defaults without a
-server. Nothing else in this package reads raw mappings; unknown keys and impossible batch sizes are
-refused here, before anything is allocated.
+Field names and defaults are those of the spec's sections. ``EnvConfig.for_task`` needs no server. Nothing else in this
+package reads raw mappings; unknown keys and impossible batches are refused before anything is allocated.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any, Literal
 
 import torch
 
-from worker.envs.morph.task.tasks import PACES, Optim, Pace, TaskSpec, get_task
+from lockstep.spec.sections import Engine, Env, Governor, Precision
+from lockstep.spec.tasks import PACES, Optim, Pace, TaskSpec, get_task
 
 Choice = Literal["g1", "g2", "g3"]
 Path = Literal["auto", "eager", "captured", "fused"]
 
 
-@dataclass(frozen=True)
-class GovernorConfig:
-    """Thresholds of environment.md 8, losses in multiples of ln K."""
-
-    window: int = 20
-    nonfinite_batches: int = 3
-    explosion: float = 4.0
-    collapse_best: float = 0.6
-    collapse_band: float = 0.065
-    collapse_min_samples: int = 10
-    divergence: float = 1.5
-    divergence_ratio: float = 2.0
-    divergence_mad: float = 6.0
-    divergence_floor: float = 0.01
-    divergence_min_samples: int = 5
-    divergence_streak: int = 3
-    snapshot_every: int = 5
+#: What a field is when nobody names it; the section of the spec says so.
+_DEFAULT, _DEFAULT_PRECISION = Env(), Precision()
 
 
 @dataclass(frozen=True)
@@ -51,21 +36,21 @@ class EnvConfig:
     host: Optim
     graft: Optim
     augment: bool = False
-    horizon_end: Literal["terminated", "truncated"] = "terminated"
-    max_grafts: int | None = None
-    param_budget: int | None = None
-    val_images: int | None = None
-    train_signal: Literal["shadow", "ste"] = "shadow"
-    sequential_development: bool = True
-    ablate_fossils: Literal["always", "final"] = "always"
-    shapley: Literal["last", "always"] = "last"
-    gates: Literal["permissive", "strict"] = "permissive"
-    auto_advance: tuple[Choice, ...] = ()
-    velocity_ema: float = 0.7
-    governor: GovernorConfig = field(default_factory=GovernorConfig)
+    horizon_end: Literal["terminated", "truncated"] = _DEFAULT.horizon_end
+    max_grafts: int | None = _DEFAULT.max_grafts
+    param_budget: int | None = _DEFAULT.param_budget
+    val_images: int | None = _DEFAULT.val_images
+    train_signal: Literal["shadow", "ste"] = _DEFAULT.train_signal
+    sequential_development: bool = _DEFAULT.sequential_development
+    ablate_fossils: Literal["always", "final"] = _DEFAULT.ablate_fossils
+    shapley: Literal["last", "always"] = _DEFAULT.shapley
+    gates: Literal["permissive", "strict"] = _DEFAULT.gates
+    auto_advance: tuple[Choice, ...] = _DEFAULT.auto_advance
+    velocity_ema: float = _DEFAULT.velocity_ema
+    governor: Governor = _DEFAULT.governor
     precision: Literal["auto", "fp32", "bf16"] = "fp32"
-    tf32: bool = False
-    path: Path = "auto"
+    tf32: bool = _DEFAULT_PRECISION.tf32
+    path: Path = Engine().path
     dtype: torch.dtype = torch.float32
 
     @classmethod
@@ -125,7 +110,7 @@ def parse(config: Mapping[str, Any]) -> EnvConfig:
     if env.get("slots") is not None:
         overrides["slots"] = tuple(env["slots"])
     overrides["auto_advance"] = tuple(env.get("auto_advance", ()))
-    overrides["governor"] = _record(GovernorConfig(), env.get("governor") or {}, "env.governor")
+    overrides["governor"] = _governor(env.get("governor") or {})
     overrides["pace"] = _pace(env)
     task = get_task(env["task"])
     overrides["host"] = _record(task.host_optim, config.get("host") or {}, "host")
@@ -206,6 +191,13 @@ def _pace(env: Mapping[str, Any]) -> Pace:
     own = {"min_training_epochs": "dwell", "min_prune_age": "min_prune_age", "embargo": "embargo"}
     changes = {own[key]: env[key] for key in own if env.get(key) is not None}
     return replace(pace, **changes)
+
+
+def _governor(values: Mapping[str, Any]) -> Governor:
+    unknown = sorted(set(values) - set(Governor.model_fields))
+    if unknown:
+        raise ValueError(f"env.governor.{unknown[0]} is not a known setting; use {', '.join(Governor.model_fields)}")
+    return Governor.model_validate(values)
 
 
 def _record(base: Any, values: Mapping[str, Any], where: str) -> Any:

@@ -20,10 +20,10 @@ from sklearn.datasets import load_digits
 from torch import Tensor
 
 from lockstep import keys
+from lockstep.spec.tasks import LmShape
 from worker.envs.morph.kernels import Kernels, load_kernels
 from worker.envs.morph.task import cifar, synth
 from worker.envs.morph.task.config import EnvConfig, check_batches, resolve_path
-from worker.envs.morph.task.tasks import LmShape
 
 Array = NDArray[np.generic]
 _PAD = 4
