@@ -10,6 +10,7 @@ def plan_text(plan: Mapping[str, Any]) -> str:
     """Return a plan in lines for people."""
     lines = [
         f"{plan['num_blocks']} blocks, {plan['num_runs']} runs, {plan['env_steps_per_run']} env steps each",
+        plan["evaluation"],
         f"placement: {plan['placement']}, about {plan['memory_estimate_bytes'] / 2**30:.1f} GiB a device",
         f"queue position: {plan['queue_position']}",
     ]

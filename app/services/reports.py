@@ -23,6 +23,7 @@ from lockstep.nonfinite import from_column
 from lockstep.report.build import build_report
 from lockstep.report.csv import scores_csv
 from lockstep.report.inputs import (
+    CUT_EPISODES,
     ArmFacts,
     CalibrationStamp,
     ConfigDifference,
@@ -35,6 +36,8 @@ from lockstep.report.inputs import (
     TrainingRow,
 )
 from lockstep.spec.analysis_rules import AnalysisSpec
+from lockstep.spec.families import family_of
+from lockstep.spec.gymnasium import CAPPED
 from lockstep.status import TERMINAL_BLOCK, BlockStatus, Cause, RunStatus
 
 #: Where the stamp of the last calibration is kept.
@@ -106,7 +109,7 @@ def gather(
         extension=_extension(session, experiment),
         stamp=stamp_of(scheduling.get_meta(session, STAMP_KEY)),
         code_version=package_version("lockstep"),
-        notes=_notes(experiment),
+        notes=_notes(found),
     )
 
 
@@ -266,8 +269,8 @@ def stamp_of(text: str | None) -> CalibrationStamp | None:
     return CalibrationStamp(stamp["date"], stamp["version"], tuple(stamp["modes"])) if stamp["modes"] else None
 
 
-def _notes(experiment: Record) -> dict[str, str]:
-    spec = experiment.spec
+def _notes(found: _Gathered) -> dict[str, str]:
+    experiment, spec = found.experiment, found.experiment.spec
     notes = {
         "spec_hash": experiment.spec_hash,
         "root_seed": experiment.seed,
@@ -277,7 +280,21 @@ def _notes(experiment: Record) -> dict[str, str]:
         "deterministic": "yes" if spec["lockstep"]["deterministic"] else "no",
         "rounds": str(experiment.rounds),
     }
+    if found.eval_rows and family_of(spec["env"]["kind"]).eval_max_steps is not None:
+        notes[CUT_EPISODES] = _cut_episodes(found)
     return {key: str(value) for key, value in notes.items()}
+
+
+def _cut_episodes(found: _Gathered) -> str:
+    """Return how many episodes of the last evaluation of each arm were cut; they count with their return so far."""
+    labels = {run.no: run.label for run in found.runs}
+    last = [row for row in found.eval_rows if row.round == found.experiment.rounds - 1]
+    told = []
+    for arm in found.arms:
+        cut = [row.outcome == CAPPED for row in last if labels[row.run_no] == arm.label]
+        told.append(f"{arm.label}: {sum(cut)} of {len(cut)}")
+    limit = found.experiment.spec["eval"].get("max_steps")
+    return f"{', '.join(told)}; {f'after {limit} steps' if limit else 'at the default limit'} (eval.max_steps)"
 
 
 def store_report(

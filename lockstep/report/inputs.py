@@ -20,6 +20,8 @@ from lockstep.stats.registered import Design
 from lockstep.stats.scores import ArmScores, arm_scores
 from lockstep.stats.sequential import look_levels
 
+#: The note that says of each arm how many evaluation episodes were cut at their limit of steps.
+CUT_EPISODES = "Evaluation episodes cut"
 #: The outcome of one run: a score, an algorithmic failure, or an infrastructure loss.
 STATUSES = ("ok", "failed", "lost")
 

@@ -71,6 +71,8 @@ class Family:
         default_reward: the mode where a spec has no reward section.
         heads: names of the action heads where they are known beforehand; else None, and any name is taken.
         eval_episodes: default of ``eval.episodes``.
+        eval_max_steps: steps after which an episode of evaluation is cut where neither ``eval.max_steps`` nor the
+            environment has a limit; None where episodes have a fixed length, so that ``eval.max_steps`` is refused.
         return_norm: default of ``return_norm``.
         keyed_by: purpose of the key of an episode's start, for the record of evaluation seeds.
         fill: lay the task's defaults into the plain data of a spec; raise ``InvalidSpecError`` on an unknown task.
@@ -90,6 +92,7 @@ class Family:
     default_reward: str
     heads: tuple[str, ...] | None
     eval_episodes: int
+    eval_max_steps: int | None
     return_norm: str
     keyed_by: str
     fill: Callable[[dict[str, Any]], None]

@@ -11,6 +11,10 @@ from lockstep.spec.problems import Problem, nearest, pointer
 from lockstep.spec.sections import Env
 
 WRAPPERS = ("mask_velocity",)
+#: Steps after which an episode of evaluation is cut where neither the spec nor the environment has a limit.
+EVAL_MAX_STEPS = 100_000
+#: Outcome of an episode of evaluation that was cut so, beside ``done`` and ``horizon`` (the environment's own limit).
+CAPPED = "capped"
 #: A guess for control tasks, before a worker has measured one.
 _STEPS_PER_SECOND = 4_000
 
@@ -68,6 +72,7 @@ FAMILY = Family(
     default_reward="native",
     heads=None,
     eval_episodes=100,
+    eval_max_steps=EVAL_MAX_STEPS,
     return_norm="none",
     keyed_by="env_reset",
     fill=_fill,

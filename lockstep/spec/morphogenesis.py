@@ -226,6 +226,7 @@ FAMILY = Family(
     default_reward="shaped",
     heads=tasks.HEADS,
     eval_episodes=16,
+    eval_max_steps=None,
     return_norm="popart",
     keyed_by="host_init",
     fill=_fill,

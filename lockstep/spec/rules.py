@@ -43,6 +43,7 @@ def check(resolved: ResolvedSpec, registered: Registered = NONE_REGISTERED) -> t
         *_arm_rules(resolved),
         *family_of(resolved.spec.env.kind).rules(resolved.spec.env, resolved.arms),
         *_lockstep_rules(resolved),
+        *_evaluation_rules(resolved),
         *_reward_rules(resolved, registered),
     ]
     problems.extend(_environment_rules(resolved, registered))
@@ -119,6 +120,13 @@ def _lockstep_rules(resolved: ResolvedSpec) -> Iterator[Problem]:
     if spec.obs_norm.sharing == "shared_frozen" and not spec.obs_norm.enabled:
         message = "obs_norm.sharing shared_frozen needs obs_norm.enabled"
         yield Problem("/obs_norm/sharing", "contradiction", message, "enable obs_norm, or use per_arm")
+
+
+def _evaluation_rules(resolved: ResolvedSpec) -> Iterator[Problem]:
+    kind, cap = resolved.spec.env.kind, resolved.spec.eval.max_steps
+    if cap is not None and family_of(kind).eval_max_steps is None:
+        message = f"eval.max_steps {cap}: episodes of env.kind {kind} have a fixed length and are never cut"
+        yield Problem("/eval/max_steps", "not_applicable", message, "remove eval.max_steps")
 
 
 def _training_rules(index: int, arm: ResolvedArm, resolved: ResolvedSpec) -> Iterator[Problem]:

@@ -14,7 +14,9 @@ from typing import Any
 
 import pytest
 
-from lockstep.client import Client
+from app.cli.text import plan_text
+from lockstep.client import ApiError, Client
+from lockstep.report.tables import fact_items
 from lockstep.spec.presets import merge
 from tests.conftest import LiveServer, WorkerProcess, wait_until
 from tests.field.conftest import STEADY, first_block
@@ -105,6 +107,14 @@ def install(site: Path) -> None:
 
 def spec(name: str, replicates: int = 2, **changes: Any) -> dict[str, Any]:
     return merge(GYM, {"experiment": {"name": name, "replicates": replicates}, **changes})
+
+
+def report_of(client: Client, experiment_id: str) -> Any:
+    """Return the report, or None while there is none."""
+    try:
+        return client.report(experiment_id)
+    except ApiError:
+        return None
 
 
 @pytest.fixture
@@ -211,9 +221,15 @@ def test_l54_an_evaluation_of_three_times_the_stall_limit_is_no_hang(
     start_with_packages(url)
     with Client(url) as client:
         # one episode of 60 steps for each of two arms: 6 s, in which every step is scored under both arms' rewards
-        slow = client.submit(spec("slow", replicates=1, env={"id": "slow"}, eval={"max_steps": 60}))["id"]
+        document = spec("slow", replicates=1, env={"id": "slow"}, eval={"max_steps": 60})
+        planned = plan_text(client.plan(document)).splitlines()
+        assert "evaluation: 1 episode of each policy, cut after 60 steps (eval.max_steps)" in planned
+        slow = client.submit(document)["id"]
         wait_until(lambda: client.show(slow)["status"] in ("succeeded", "failed"), timeout=90, what="an end")
         block = first_block(client, slow)
         assert (block["status"], block["attempt"], block["cause"]) == ("succeeded", 1, None), block["cause_text"]
         evaluation = client.series(slow, ["eval/native_return_mean"], x="round")["series"]
         assert [item["last"] for item in evaluation] == [[60.0], [60.0]]
+        # field lesson L53: both episodes count, with the return they had when they were cut, and the report says so
+        facts = dict(fact_items(wait_until(lambda: report_of(client, slow), what="a report")))
+        assert facts["Evaluation episodes cut"] == "A: 1 of 1, B: 1 of 1; after 60 steps (eval.max_steps)"

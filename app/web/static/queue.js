@@ -53,7 +53,7 @@ async function plan() {
   const result = node("plan-result");
   try {
     const found = await call("POST", "plans", node("submit").elements.spec.value);
-    const lines = [`${found.num_blocks} blocks, ${found.num_runs} runs, ${found.env_steps_per_run} env steps each`, `placement ${found.placement}`];
+    const lines = [`${found.num_blocks} blocks, ${found.num_runs} runs, ${found.env_steps_per_run} env steps each`, found.evaluation, `placement ${found.placement}`];
     if (found.seconds_estimate) lines.push(`about ${Math.round(found.seconds_estimate)} s with the workers registered now`);
     if (found.waits) lines.push(`would wait: ${found.waits.text}`);
     if (found.quantity) lines.push(found.quantity);

@@ -122,6 +122,7 @@ def test_diff_of_an_arm_is_minimal_and_names_base_and_value() -> None:
             "not_applicable",
             "remove it",
         ),
+        ({"eval": {"max_steps": 40}}, "/eval/max_steps", "not_applicable", "remove eval.max_steps"),
         ({"precision": {"host": "fp16"}}, "/precision/host", "literal_error", ""),
     ],
 )

@@ -50,6 +50,7 @@ SPEC = Family(
     default_reward="native",
     heads=("move",),
     eval_episodes=4,
+    eval_max_steps=None,
     return_norm="none",
     keyed_by="env_reset",
     fill=lambda _data: None,

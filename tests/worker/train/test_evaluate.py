@@ -180,7 +180,7 @@ def test_l53_an_episode_that_does_not_end_counts_with_its_return_at_the_cap() ->
     records = train(block(GYM, GYM_ARMS, env=ENDLESS, eval={"max_steps": 40}))
     for run in records[-1].runs:
         assert [row["native_return"] for row in run.eval_episodes] == [40.0, 40.0]
-        assert {(row["env_steps"], row["outcome"]) for row in run.eval_episodes} == {(40, "horizon")}
+        assert {(row["env_steps"], row["outcome"]) for row in run.eval_episodes} == {(40, "capped")}
         assert run.metrics["eval/native_return_mean"] == 40.0
 
 

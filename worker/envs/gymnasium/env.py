@@ -22,6 +22,7 @@ from gymnasium import spaces
 from torch import Tensor
 
 from lockstep.keys import derive
+from lockstep.spec.gymnasium import CAPPED, EVAL_MAX_STEPS
 from worker.envs.base import Cohort, EpisodeRecord, HeadSpec, Masks, Observation, ObsSpec, Seen, StepResult
 from worker.envs.faults import RAISED, EnvironmentFault, building, last_line, playing
 from worker.envs.gymnasium.ledger import Ledger
@@ -29,8 +30,6 @@ from worker.envs.gymnasium.rewards import GymReward, Transition, make_gym_reward
 from worker.envs.inside import INSIDE, OUTSIDE, RESET, STEP
 
 ENTRY_POINTS = "lockstep.environments"
-#: Steps after which an evaluation episode is cut where neither the spec nor the environment has a limit.
-_UNLIMITED = 100_000
 #: Environments that step between two signs of life: all of a run may be thousands, and each may be slow.
 _STEPS_BETWEEN_SIGNS = 16
 #: Positions of the velocities in the observations of the classic tasks.
@@ -126,7 +125,9 @@ class GymEnvs:
         self.obs_spec = ObsSpec(size, torch.ones(size, dtype=torch.bool), torch.zeros(size, dtype=torch.bool))
         limit = sample.spec.max_episode_steps if sample.spec is not None else None
         self.resets_each_round = self._phase == "eval"
-        self.steps_per_round = cap or limit or _UNLIMITED if self.resets_each_round else int(section["rollout_steps"])
+        self.steps_per_round = int(section["rollout_steps"])
+        if self.resets_each_round:
+            self.steps_per_round = cap or limit or EVAL_MAX_STEPS
         self._keep = _velocity_mask(section, size)
         self._round = 0
         self._obs = [np.zeros((num_envs, size), dtype=np.float32) for _ in range(num_runs)]
@@ -230,7 +231,7 @@ class GymEnvs:
         terminated, truncated, valid = np.zeros((3, E), dtype=bool)
         before = None if ledger.is_native else self._obs[run].copy()
         infos: list[Mapping[str, Any]] = [{}] * E
-        ended = []
+        ended: dict[int, str] = {}
         for index, action in enumerate(actions.tolist()):
             if lanes[index].is_over:
                 continue
@@ -239,10 +240,10 @@ class GymEnvs:
             if index % _STEPS_BETWEEN_SIGNS == 0:
                 self._alive()
             # an episode that does not end is an episode: it counts with the return it has at the cap
-            cut = cut or (self.resets_each_round and lanes[index].steps >= self.steps_per_round)
-            if ends or cut:
-                terminated[index], truncated[index] = ends, cut and not ends
-                ended.append(index)
+            capped = self.resets_each_round and lanes[index].steps >= self.steps_per_round
+            if ends or cut or capped:
+                terminated[index], truncated[index] = ends, not ends
+                ended[index] = "done" if ends else "horizon" if cut else CAPPED
         self._check_finite(run)
         reward = torch.from_numpy(native)
         if before is not None:
@@ -253,7 +254,7 @@ class GymEnvs:
             step = Transition(torch.from_numpy(before), actions, reward, after, *ends_cuts, scalars)
             reward = ledger.score(step, valid)
         ledger.add(native, reward.numpy())
-        final = self._end(run, ended, terminated)
+        final = self._end(run, ended)
         self._alive()
         return StepResult(
             observation=self._observation(run),
@@ -265,13 +266,13 @@ class GymEnvs:
             final_observation=None if final is None else Observation(torch.from_numpy(final), self._no_ids),
         )
 
-    def _end(self, run: int, ended: Sequence[int], terminated: np.ndarray) -> np.ndarray | None:
-        """Record finished episodes and, in training, reset them; return the true next observations [E, O]."""
+    def _end(self, run: int, ended: Mapping[int, str]) -> np.ndarray | None:
+        """Record finished episodes by how they ended and, in training, reset them; return true observations [E, O]."""
         if not ended:
             return None
         final = None if self.resets_each_round else self._obs[run].copy()
-        for index in ended:
-            self._finish(run, index, "done" if terminated[index] else "horizon")
+        for index, outcome in ended.items():
+            self._finish(run, index, outcome)
             if final is not None:
                 self._reset(run, index)
         return final
