@@ -1,4 +1,4 @@
-"""Duties of the server process: the scheduling tick, the sweep, and reports of what has ended.
+"""BackgroundTasks of the server process: the scheduling tick, the sweep, and reports of what has ended.
 
 Two threads: building a report may take seconds, and the sweep must keep its rhythm meanwhile. All they do
 is idempotent and guarded in the database, so that any number of API processes may run them and a crash at
@@ -17,16 +17,16 @@ from app.services.operations import METRICS
 from app.store.opening import why_away
 from lockstep.logs import get_logger
 
-_log = get_logger("duties")
+_log = get_logger("background")
 
 
-class Duties:
-    """The threads of periodic duties: one sweeps and schedules, one builds reports, one report at a time."""
+class BackgroundTasks:
+    """The threads of periodic work: one sweeps and schedules, one builds reports, one report at a time."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
         self._swept = self._ticked = float("-inf")
-        self._loops = [_Loop(ctx, "duties", self._sweep_and_tick), _Loop(ctx, "reports", self._finish)]
+        self._loops = [_Loop(ctx, "queue", self._sweep_and_tick), _Loop(ctx, "reports", self._finish)]
 
     def start(self) -> None:
         """Start the threads."""
@@ -79,11 +79,11 @@ class _Loop:
             try:
                 self._act()
             except Exception as error:
-                # the database may be away; duties are idempotent and are done again
+                # the database may be away; the work is idempotent and is done again
                 METRICS.database_errors.inc()
                 reason = why_away(error)
                 if reason is not None:
-                    _log.warning("the database does not answer; duties wait for it", reason=reason)
+                    _log.warning("the database does not answer; background work waits for it", reason=reason)
                 else:
                     _log.exception("a duty failed; it is done again")
                 self._stop.wait(1.0)

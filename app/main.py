@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 from fastapi import FastAPI
 
 from app import middleware, problems
-from app.background import Duties
+from app.background import BackgroundTasks
 from app.live import Hub
 from app.routes import artifacts, experiments, exports, live, operations, pages, reports, workers
 from app.services.artifacts import FileStore
@@ -31,7 +31,7 @@ a replicate in lockstep; follow the comparison live; read a report that says wha
 
 
 def create_app(settings: Settings) -> FastAPI:
-    """Return the application; its lifespan opens the database and starts hub and duties."""
+    """Return the application; its lifespan opens the database and starts hub and background tasks."""
     app = FastAPI(
         title="Lockstep",
         version="1",
@@ -66,15 +66,15 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.export_writers = ThreadPoolExecutor(_EXPORT_WRITERS, "export")
     app.state.hub = Hub(ctx)
     app.state.hub.start()
-    duties = Duties(ctx)
-    duties.start()
+    tasks = BackgroundTasks(ctx)
+    tasks.start()
     _log.info("started", database=opening.shown(settings.url))
     try:
         yield
     finally:
         await app.state.hub.stop()
         app.state.export_writers.shutdown(wait=False, cancel_futures=True)
-        duties.stop()
+        tasks.stop()
         store.close()
         if lock is not None:
             lock.release()

@@ -85,10 +85,10 @@ class Scheduled:
         self.step_seconds += time.perf_counter() - began
         return found
 
-    def settle(self) -> list[Tensor | None]:
+    def pay(self) -> list[Tensor | None]:
         """Settle a step."""
         began = time.perf_counter()
-        rewards = self.envs.settle()
+        rewards = self.envs.pay()
         self.step_seconds += time.perf_counter() - began
         return rewards
 

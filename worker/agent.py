@@ -70,12 +70,12 @@ class Agent:
         beats = threading.Thread(target=self._beat_for_ever, name="heartbeat", daemon=True)
         try:
             self._greet()
-            abilities = self._abilities()
-            self._register(abilities)
+            capabilities = self._capabilities()
+            self._register(capabilities)
             beats.start()
             self._check_device()
             while not (self._drain.is_set() or self._stopping.is_set()):
-                if not self._serve_once(abilities) and self.options.once:
+                if not self._serve_once(capabilities) and self.options.once:
                     break
         except Refused as error:
             sys.stderr.write(f"refused: {error.detail}\n")
@@ -106,8 +106,8 @@ class Agent:
         except TRANSIENT as error:
             self.control.tell(error)
 
-    def _abilities(self) -> dict[str, dict[str, object]]:
-        command = [sys.executable, "-m", "worker.capabilities", "abilities"]
+    def _capabilities(self) -> dict[str, dict[str, object]]:
+        command = [sys.executable, "-m", "worker.capabilities", "capabilities"]
         if self.options.data_dir is not None:
             command.append(str(self.options.data_dir))
         environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
@@ -133,14 +133,14 @@ class Agent:
                 if self._stopping.is_set() or time.monotonic() > deadline:
                     probe.kill()
 
-    def _register(self, abilities: dict[str, dict[str, object]]) -> None:
+    def _register(self, capabilities: dict[str, dict[str, object]]) -> None:
         request = p.RegisterRequest.model_validate(
             {
                 "name": self.options.name or f"{self._host}-{self.bound.device.uid.rpartition(':')[2]}",
                 "host": self._host,
                 "incarnation": self._incarnation,
                 "device": self.bound.device.model_dump(),
-                **abilities,
+                **capabilities,
             }
         )
         if self._stopping.is_set():
@@ -151,7 +151,7 @@ class Agent:
         _log.info("registered", worker=reply.worker_id, name=request.name, device=self.bound.device.uid)
         self._beat_now.set()
 
-    def _serve_once(self, abilities: dict[str, dict[str, object]]) -> bool:
+    def _serve_once(self, capabilities: dict[str, dict[str, object]]) -> bool:
         """Claim once and train what comes; return whether there was work."""
         try:
             wait = 2.0 if self.options.once else 20.0
@@ -167,7 +167,7 @@ class Agent:
             if self._stopping.is_set():
                 return False
             self._incarnation = secrets.token_hex(8)
-            self._register(abilities)
+            self._register(capabilities)
             return True
         if assignment is None:
             return False

@@ -6,7 +6,7 @@ built-in mode that fails means a broken installation and raises.
 
 What this installation can do, asked in a process of its own so that the supervisor stays light.
 
-``python -m worker.capabilities devices`` lists GPUs as the CUDA runtime sees them; ``abilities`` lists data
+``python -m worker.capabilities devices`` lists GPUs as the CUDA runtime sees them; ``capabilities`` lists data
 sets with fingerprints, registered rewards and environments, and versions. JSON on standard output.
 """
 
@@ -134,7 +134,7 @@ def versions() -> dict[str, str]:
     return found
 
 
-def abilities(data_dir: Path | None) -> dict[str, Any]:
+def capabilities(data_dir: Path | None) -> dict[str, Any]:
     """Return what may be assigned to a worker of this installation."""
     return {
         "datasets": datasets(data_dir),
@@ -147,7 +147,7 @@ def abilities(data_dir: Path | None) -> dict[str, Any]:
 def main() -> None:
     """Print what is asked for."""
     directory = Path(sys.argv[2]) if len(sys.argv) > 2 else None
-    found = devices() if sys.argv[1] == "devices" else abilities(directory)
+    found = devices() if sys.argv[1] == "devices" else capabilities(directory)
     sys.stdout.write(json.dumps(found))
 
 

@@ -13,8 +13,7 @@ from app.services.context import Context
 from app.services.fencing import refuse_gone
 from app.services.placement import Fit, Need, Wait, WorkerView, device_order, fit, gang_class
 from app.settings import Settings
-from app.store import blocks, experiments, leases, results, scheduling, workers
-from app.store import experiment_cache as facts
+from app.store import blocks, experiment_cache, experiments, leases, results, scheduling, workers
 from app.store.blocks import Why
 from app.store.events import NewEvent, add_events
 from app.store.scheduling import Share
@@ -54,21 +53,21 @@ def _assign_all(ctx: Context, session: Session, now: float) -> int:
     if not idle:
         return 0
     views = {row.id: worker_view(row, idle=row.id in idle) for row in scheduling.registered_workers(session)}
-    round_ = _Tick(ctx.settings, now, views, scheduling.devices_in_use(session))
-    shares = scheduling.owner_shares(session, now, round_.in_use)
+    queue_pass = _Tick(ctx.settings, now, views, scheduling.devices_in_use(session))
+    shares = scheduling.owner_shares(session, now, queue_pass.in_use)
     assigned = seen = 0
     size = len(idle) + 1  # one page serves, unless blocks do not fit
     while seen < _MAX_BLOCKS and any(view.idle for view in views.values()):
-        full = [owner for owner, count in round_.in_use.items() if count >= ctx.settings.owner_device_limit]
+        full = [owner for owner, count in queue_pass.in_use.items() if count >= ctx.settings.owner_device_limit]
         # blocks assigned in this transaction have left the queue, hence the offset without them
         page = scheduling.eligible_blocks(session, now, shares, limit=size, skip=seen - assigned, without=full)
         live = blocks.count_live_runs(session, [block.id for block in page])
         for block in page:
             if not any(view.idle for view in views.values()):
                 return assigned  # each further block would cost queries for nothing
-            choice = round_.choose(block, round_.need(block, live.get(block.id, 0)))
+            choice = queue_pass.choose(block, queue_pass.need(block, live.get(block.id, 0)))
             if isinstance(choice, Fit) and _assign(ctx, session, now, block, choice, idle):
-                round_.frozen.setdefault(block.experiment_id, choice.placement)
+                queue_pass.frozen.setdefault(block.experiment_id, choice.placement)
                 assigned += 1
         seen += len(page)
         if len(page) < size:
@@ -118,11 +117,13 @@ def explain_in_order(
     ctx: Context, session: Session, now: float, views: Mapping[str, WorkerView], limit: int
 ) -> list[tuple[Record, Fit | Wait]]:
     """Return the eligible blocks in order with what the next tick would decide; writes nothing."""
-    round_ = _Tick(ctx.settings, now, dict(views), scheduling.devices_in_use(session))
-    rows = scheduling.eligible_blocks(session, now, scheduling.owner_shares(session, now, round_.in_use), limit=limit)
+    queue_pass = _Tick(ctx.settings, now, dict(views), scheduling.devices_in_use(session))
+    rows = scheduling.eligible_blocks(
+        session, now, scheduling.owner_shares(session, now, queue_pass.in_use), limit=limit
+    )
     live = blocks.count_live_runs(session, [row.id for row in rows])
     return [
-        (row, round_.choose(row, need_of(row, row.placement_resolved or row.placement, live.get(row.id, 1))))
+        (row, queue_pass.choose(row, need_of(row, row.placement_resolved or row.placement, live.get(row.id, 1))))
         for row in rows
     ]
 
@@ -298,7 +299,7 @@ def _collect(ctx: Context, session: Session, offered: Record) -> Assignment | No
 def assignment_document(session: Session, row: Record, token: str) -> Assignment:
     """Return all that a supervisor and its child need to train their share."""
     block = blocks.with_experiment(session, row.block_id)
-    fixed = facts.of(session, block.experiment_id)
+    fixed = experiment_cache.of(session, block.experiment_id)
     arms = {arm.arm_index: arm for arm in fixed.arms}
     return Assignment(
         assignment_id=row.id,

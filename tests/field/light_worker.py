@@ -1,4 +1,4 @@
-"""The real supervisor, announcing fixed abilities, so that a test of processes does not load torch."""
+"""The real supervisor, announcing fixed capabilities, so that a test of processes does not load torch."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from worker.standby import Starter
 class LightAgent(Agent):
     """An agent that does not ask the installation what it can do."""
 
-    def _abilities(self) -> dict[str, dict[str, object]]:
+    def _capabilities(self) -> dict[str, dict[str, object]]:
         return {"datasets": {"digits": "f" * 64}, "rewards": {}, "environments": {}, "versions": {}}
 
 

@@ -74,7 +74,7 @@ def test_sweeps_go_on_while_a_report_is_built(ctx: Context, monkeypatch: pytest.
         return 0
 
     monkeypatch.setattr(finishing, "finish_due", long_report)
-    running = background.Duties(ctx)
+    running = background.BackgroundTasks(ctx)
     running.start()
     try:
         assert building.wait(10)

@@ -157,12 +157,12 @@ class LockstepEnvs(Protocol):
         """Wait for the step that was issued and return what it led to for each run."""
         ...
 
-    def settle(self) -> list[Tensor | None]:
+    def pay(self) -> list[Tensor | None]:
         """Return what the step collected last pays each run, [E] float32; once, before the next is collected."""
         ...
 
     def step(self, actions: Sequence[Tensor | None]) -> list[StepResult | None]:
-        """Issue a step, collect and settle it."""
+        """Issue a step, collect it and pay it."""
         ...
 
     def reward_sums(self, run: int) -> dict[str, Tensor]:
@@ -202,9 +202,9 @@ class Cohort:
 
 
 def whole_step(envs: LockstepEnvs, actions: Sequence[Tensor | None]) -> list[StepResult | None]:
-    """Issue, collect and settle a step."""
+    """Issue a step, collect it and pay it."""
     envs.issue(actions)
-    seen, paid = envs.collect(), envs.settle()
+    seen, paid = envs.collect(), envs.pay()
     return [None if view is None else _paid(view, reward) for view, reward in zip(seen, paid, strict=True)]
 
 

@@ -80,9 +80,9 @@ class Cohorts:
         """Wait for the step of every cohort."""
         return [self._joined(found) for found in self._by_run([cohort.envs.collect() for cohort in self.cohorts])]
 
-    def settle(self) -> list[Tensor | None]:
+    def pay(self) -> list[Tensor | None]:
         """Settle the step of every cohort."""
-        paid = self._by_run([cohort.envs.settle() for cohort in self.cohorts])
+        paid = self._by_run([cohort.envs.pay() for cohort in self.cohorts])
         return [None if parts[0] is None else torch.cat(parts) for parts in paid]
 
     def reward_sums(self, run: int) -> dict[str, Tensor]:

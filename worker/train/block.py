@@ -93,9 +93,9 @@ class CohortRuns:
                 with owned(run.plan, "rollout"):
                     run.see(t, seen, self.part)
 
-    def settle(self, t: int) -> None:
+    def pay(self, t: int) -> None:
         """Store what step ``t`` paid."""
-        for run, reward in zip(self.runs, self.envs.settle(), strict=True):
+        for run, reward in zip(self.runs, self.envs.pay(), strict=True):
             if reward is not None:
                 with owned(run.plan, "rollout"):
                     run.pay(t, reward, self.part)
@@ -328,7 +328,7 @@ class BlockTrainer:
                 cohort.collect(t)
                 if t + 1 < steps:
                     cohort.issue(t + 1)
-                cohort.settle(t)
+                cohort.pay(t)
             self._reached(round_index, t)
         for run in begun:
             with owned(run.plan, "rollout"):

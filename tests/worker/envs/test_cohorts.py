@@ -54,7 +54,7 @@ def random_actions(envs: LockstepEnvs, steps: int) -> list[Tensor]:
             assert all(seen is not None for seen in cohort.envs.collect())
             if step + 1 < steps:
                 cohort.envs.issue([control.act(step + 1) for control in own])
-            rewards = cohort.envs.settle()
+            rewards = cohort.envs.pay()
             paid += [(step, run, reward) for run, reward in zip(cohort.runs, rewards, strict=True)]
 
     def of(run: int, step: int) -> Tensor:
@@ -125,9 +125,9 @@ def test_a_step_is_collected_once_when_issued_and_the_one_before_is_settled() ->
     envs.issue([idle, idle])
     envs.collect()
     envs.issue([idle, idle])
-    with pytest.raises(RuntimeError, match="not settled"):
+    with pytest.raises(RuntimeError, match="not paid"):
         envs.collect()
-    assert all(reward is not None for reward in envs.settle())
+    assert all(reward is not None for reward in envs.pay())
     assert all(seen is not None for seen in envs.collect())
 
 

@@ -128,7 +128,7 @@ class Corridor:
         valid = torch.ones(self.num_envs, dtype=torch.bool)
         return Seen(observation=observation, masks=masks, terminated=over, truncated=~valid, valid=valid)
 
-    def settle(self) -> list[Tensor | None]:
+    def pay(self) -> list[Tensor | None]:
         return [None if moves is None else self._pay(run) for run, moves in enumerate(self._issued)]
 
     def _pay(self, run: int) -> Tensor:

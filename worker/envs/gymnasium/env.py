@@ -166,7 +166,7 @@ class GymEnvs:
         self._results = self.step(self._actions)
         return [*self._results]
 
-    def settle(self) -> list[Tensor | None]:
+    def pay(self) -> list[Tensor | None]:
         """Return the rewards of the step that was collected."""
         return [None if result is None else result.reward for result in self._results]
 

@@ -18,7 +18,7 @@ from sklearn.datasets import load_digits
 
 from tests.worker.envs.morph.factories import CPU, SEED, rng, tiny
 from worker.capabilities import datasets
-from worker.envs.morph.episode.shared_data import Setup, Stock
+from worker.envs.morph.episode.shared_data import Setup, SharedData
 from worker.envs.morph.task import cifar, data, synth
 from worker.envs.morph.task.config import EnvConfig
 from worker.envs.morph.task.data import Arrays, TrainingData, load, split_items
@@ -369,4 +369,4 @@ def test_crops_are_those_of_bounded_integers() -> None:
 def test_the_fused_path_without_a_gpu_is_refused_by_name() -> None:
     config = EnvConfig.for_task("digits_tiny", path="fused", batch_size=64, batches_per_step=1)
     with pytest.raises(ValueError, match=r"engine\.path 'fused' needs a CUDA device"):
-        Stock.load(Setup(config, SEED, CPU, 1, "train"))
+        SharedData.load(Setup(config, SEED, CPU, 1, "train"))

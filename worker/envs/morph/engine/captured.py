@@ -18,7 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from worker.envs.morph.engine.eager import Counters, Flight, Job, Outcome, autocast, outcomes
+from worker.envs.morph.engine.eager import Counters, IssuedJobs, Job, Outcome, autocast, outcomes
 from worker.envs.morph.network.blend import Operator
 from worker.envs.morph.network.hosts import Pass
 from worker.envs.morph.network.network import EpochStats, Network, gradient_figures
@@ -85,7 +85,7 @@ Work = tuple[Lane, Captured | None, Captured]
 
 
 @dataclass
-class Replays(Flight):
+class Replays(IssuedJobs):
     """Jobs under way on a device.
 
     Attributes:
@@ -140,18 +140,18 @@ class CapturedEngine:
         self.counters.issue_seconds += time.perf_counter() - began
         return Replays(jobs, sizes, began, [lane for lane, _, _ in work], landing, landed)
 
-    def collect(self, flight: Replays) -> list[Outcome]:
+    def collect(self, issued: Replays) -> list[Outcome]:
         """Wait for the jobs of an issue and return what they measured."""
         waited = time.perf_counter()
-        flight.landed.synchronize()
+        issued.landed.synchronize()
         ended = time.perf_counter()
         self.counters.copies += 1
         self.counters.wait_seconds += ended - waited
-        self._clock(flight.lanes)
-        flat = flight.landing[: sum(flight.sizes)].numpy().copy()
-        self._landings.append(flight.landing)
-        share = (ended - flight.began) / len(flight.jobs)
-        return outcomes(flight.jobs, flight.sizes, flat, [share] * len(flight.jobs))
+        self._clock(issued.lanes)
+        flat = issued.landing[: sum(issued.sizes)].numpy().copy()
+        self._landings.append(issued.landing)
+        share = (ended - issued.began) / len(issued.jobs)
+        return outcomes(issued.jobs, issued.sizes, flat, [share] * len(issued.jobs))
 
     def _clock(self, lanes: Sequence[Lane]) -> None:
         """Add the device time of jobs that have ended: of a step's mean environment, its part by these."""

@@ -107,7 +107,7 @@ class Counters:
 
 
 @dataclass
-class Flight:
+class IssuedJobs:
     """Jobs that have been issued.
 
     Attributes:
@@ -141,7 +141,7 @@ class StepEngine(Protocol):
         """
         ...
 
-    def collect(self, flight: Any) -> list[Outcome]:
+    def collect(self, issued: Any) -> list[Outcome]:
         """Wait for the jobs of an issue and return what they measured."""
         ...
 
@@ -152,7 +152,7 @@ def run_jobs(engine: StepEngine, jobs: Sequence[Job], val: Items) -> list[Outcom
 
 
 @dataclass
-class Computed(Flight):
+class Computed(IssuedJobs):
     """Jobs of the plain path: done when issued.
 
     Attributes:
@@ -205,9 +205,9 @@ class Engine:
         self.counters.copies += 1
         return Computed(jobs, [part.numel() for part in packed], flat, seconds)
 
-    def collect(self, flight: Computed) -> list[Outcome]:
+    def collect(self, issued: Computed) -> list[Outcome]:
         """Return what the jobs of an issue measured."""
-        return outcomes(flight.jobs, flight.sizes, flight.flat, flight.seconds)
+        return outcomes(issued.jobs, issued.sizes, issued.flat, issued.seconds)
 
     def _issue(self, job: Job, batches: tuple[Tensor, Tensor] | None, val: Items) -> Tensor:
         before = job.validator.forward_rows

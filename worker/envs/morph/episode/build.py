@@ -14,7 +14,7 @@ from worker.envs.base import Cohort
 from worker.envs.cohorts import Cohorts
 from worker.envs.family import RunEnv
 from worker.envs.morph.episode.env import MorphEnvs
-from worker.envs.morph.episode.shared_data import Setup, Stock
+from worker.envs.morph.episode.shared_data import Setup, SharedData
 from worker.envs.morph.rewards.account import RewardFunction
 from worker.envs.morph.task import config as configs
 
@@ -73,13 +73,13 @@ def make_training_envs(
 
 def in_cohorts(setup: Setup, runs: Sequence[RunEnv], rewards: Sequence[RewardFunction], count: int) -> Cohorts:
     """Build environments in ``count`` cohorts of nearly equal size for each run."""
-    stock = Stock.load(setup)
+    shared = SharedData.load(setup)
     stops = [setup.num_envs * (index + 1) // count for index in range(count)]
     parts = [replace(setup, num_envs=b - a, first_env=a) for a, b in pairwise([0, *stops])]
     paid = list(enumerate(zip(runs, rewards, strict=True)))
     return Cohorts(
         [
-            Cohort(MorphEnvs(part, [run], [reward], {}, stock), (position,), index)
+            Cohort(MorphEnvs(part, [run], [reward], {}, shared), (position,), index)
             for index, part in enumerate(parts)
             for position, (run, reward) in paid
         ]

@@ -26,13 +26,13 @@ from worker.envs.morph.episode.observe import Observer, View, obs_spec
 from worker.envs.morph.episode.payment import Owed
 from worker.envs.morph.episode.rehearse import rehearse
 from worker.envs.morph.episode.runs import RunState, Turn, UnderWay
-from worker.envs.morph.episode.shared_data import Setup, Stock
+from worker.envs.morph.episode.shared_data import Setup, SharedData
 from worker.envs.morph.episode.world import World
 from worker.envs.morph.life import actions
 from worker.envs.morph.life.stages import Op
 from worker.envs.morph.network.hosts import Pass
 from worker.envs.morph.network.widen import static_shape
-from worker.envs.morph.rewards.account import Purse, RewardFunction
+from worker.envs.morph.rewards.account import RewardAccount, RewardFunction
 from worker.envs.morph.rewards.context import SlotState
 from worker.envs.morph.task.data import Items
 from worker.envs.morph.task.streams import Streams
@@ -52,15 +52,15 @@ class MorphEnvs:
         runs: Sequence[RunEnv],
         rewards: Sequence[RewardFunction],
         xeval: Mapping[str, RewardFunction],
-        stock: Stock | None = None,
+        shared: SharedData | None = None,
     ) -> None:
         if len(runs) != len(rewards):
             raise ValueError(f"{len(runs)} runs need as many rewards, got {len(rewards)}")
         config, device = setup.config, setup.device
         self.setup, self.config, self.device = setup, config, device
         self.num_envs, self.steps_per_round = setup.num_envs, config.horizon
-        stock = stock or Stock.load(setup)
-        self.data, self._test, self.engine, self._draws = stock.data, stock.test, stock.engine, stock.draws
+        shared = shared or SharedData.load(setup)
+        self.data, self._test, self.engine, self._draws = shared.data, shared.test, shared.engine, shared.draws
         self.streams = Streams(setup.replicate_seed, setup.phase, setup.first_env)
         self._underway: UnderWay | None = None
         self._owed: list[Owed | None] = []
@@ -85,8 +85,8 @@ class MorphEnvs:
         jobs: list[Job] = []
         for run in self.runs:
             run.world.reset(round_index, run.spec.static_set if run.spec.policy == "static_matched" else None)
-            for purse in (run.purse, *run.xeval.values()):
-                purse.open(self.num_envs)
+            for reward_account in (run.reward_account, *run.xeval.values()):
+                reward_account.open(self.num_envs)
         for env in range(self.num_envs):
             jobs += [self._job(run.world, env, None, last=False) for run in self.runs]
         outcomes = run_jobs(self.engine, jobs, self.data.val)
@@ -142,9 +142,9 @@ class MorphEnvs:
         if self._underway is None:
             raise RuntimeError("no step is under way; call issue first")
         if self._owed:
-            raise RuntimeError("the step before is not settled")
+            raise RuntimeError("the step before is not paid")
         step, self._underway = self._underway, None
-        outcomes = [] if step.flight is None else self.engine.collect(step.flight)
+        outcomes = [] if step.issued is None else self.engine.collect(step.issued)
         for (turn, env), outcome in zip(step.places, outcomes, strict=True):
             self._record(turn, env, outcome)
         for taken in step.turns:
@@ -156,7 +156,7 @@ class MorphEnvs:
         self._step += 1
         return seen
 
-    def settle(self) -> list[Tensor | None]:
+    def pay(self) -> list[Tensor | None]:
         """Pay the step collected last; nothing that a policy sees depends on it."""
         owed, self._owed = self._owed, []
         rewards = [None if item is None else self._pay(position, item) for position, item in enumerate(owed)]
@@ -171,7 +171,7 @@ class MorphEnvs:
 
     def reward_sums(self, run: int) -> dict[str, Tensor]:
         """Return the sums of the reward components of this round so far, {component: [E]}."""
-        return {name: total.to(self.device) for name, total in self.runs[run].purse.sums().items()}
+        return {name: total.to(self.device) for name, total in self.runs[run].reward_account.sums().items()}
 
     def pop_episodes(self, run: int) -> list[EpisodeRecord]:
         """Return and forget the finished episodes of a run."""
@@ -209,8 +209,8 @@ class MorphEnvs:
             raise ValueError(f"run {spec.label}: policy static_matched needs static_set {{slot: blueprint}}")
         shape = static_shape(self.config, spec.static_set) if spec.policy == "static_wide" else None
         world = World(self.config, self.num_envs, self.streams, self.device, shape)
-        others = {name: Purse(function) for name, function in xeval.items()}
-        return RunState(spec, world, Purse(reward), others, world.legality(), world.slot_state())
+        others = {name: RewardAccount(function) for name, function in xeval.items()}
+        return RunState(spec, world, RewardAccount(reward), others, world.legality(), world.slot_state())
 
     def _act(self, run: RunState, action: Tensor | None) -> Turn | None:
         """Steps 1 to 4: check, preflight, execute, tick."""
@@ -286,7 +286,7 @@ class MorphEnvs:
             threshold=number_or_none(verdict.threshold),
             streak=world.governors[env].streak,
             op_before=turn.executed[env].name,
-            death_pay=turn.run.purse.function.death_pay,
+            death_pay=turn.run.reward_account.function.death_pay,
         )
         world.roll_back(env)
         world.accounts[env].rollback = (str(verdict.panic), self._step)

@@ -69,7 +69,7 @@ class Owed:
 
     def corrections(self) -> list[Correction]:
         """Return the past transitions that became terminal."""
-        death_pay = self.turn.run.purse.function.death_pay
+        death_pay = self.turn.run.reward_account.function.death_pay
         return [Correction(env, first, death_pay) for env, first in self.late.items()]
 
 
@@ -97,11 +97,14 @@ def owe(turn: Turn, ctx: RewardContext) -> Owed:
 def pay(owed: Owed) -> Tensor:
     """Pay the run's reward and every cross-evaluated one; return the run's own, [E]."""
     run, earns = owed.turn.run, _flags(owed.valid)
-    purses = [run.purse, *run.xeval.values()]
-    rewards = [purse.pay(replace(owed.ctx, ledgers=purse.ledgers), earns) for purse in purses]
+    reward_accounts = [run.reward_account, *run.xeval.values()]
+    rewards = [
+        reward_account.pay(replace(owed.ctx, ledgers=reward_account.ledgers), earns)
+        for reward_account in reward_accounts
+    ]
     for env, first in owed.late.items():
-        for purse in purses:
-            purse.take_back(env, first)
+        for reward_account in reward_accounts:
+            reward_account.take_back(env, first)
     return rewards[0]
 
 

@@ -47,12 +47,12 @@ def episode_row(run: RunState, env: int, phase: Phase, wall_seconds: float, test
         **account.counts(),
         **_fossils(world, final),
     }
-    penalty = float(run.purse.penalties[env]) if account.rollback else None
+    penalty = float(run.reward_account.penalties[env]) if account.rollback else None
     if world.device.type != "cpu":
         row["device_seconds"] = None
-    row |= account.returns(run.purse.earned(env), penalty)
+    row |= account.returns(run.reward_account.earned(env), penalty)
     if run.xeval:
-        row["xeval"] = {name: purse.total(env) for name, purse in run.xeval.items()}
+        row["xeval"] = {name: scored.total(env) for name, scored in run.xeval.items()}
     return row
 
 

@@ -19,7 +19,7 @@ from worker.envs.morph.episode.world import World
 from worker.envs.morph.life.actions import Action, Legality
 from worker.envs.morph.life.governor import Verdict
 from worker.envs.morph.life.stages import Op
-from worker.envs.morph.rewards.account import Purse
+from worker.envs.morph.rewards.account import RewardAccount
 from worker.envs.morph.rewards.context import SlotState
 
 
@@ -30,7 +30,7 @@ class RunState:
     Attributes:
         spec: identity.
         world: its environments.
-        purse: its own reward function and what it has paid.
+        reward_account: its own reward function and what it has paid.
         xeval: other reward functions that score the same transitions.
         legal, state: legality and slot state of s_t, as the policy saw them.
         placed: a legality and its masks as they were last placed on the device.
@@ -39,8 +39,8 @@ class RunState:
 
     spec: RunEnv
     world: World
-    purse: Purse
-    xeval: dict[str, Purse]
+    reward_account: RewardAccount
+    xeval: dict[str, RewardAccount]
     legal: Legality
     state: SlotState
     placed: tuple[Legality, Masks] | None = None
@@ -84,9 +84,9 @@ class UnderWay:
     Attributes:
         turns: of every run; None where it has ended.
         places: run and environment of every job.
-        flight: of the engine; None where no environment takes part any more.
+        issued: of the engine; None where no environment takes part any more.
     """
 
     turns: Sequence[Turn | None]
     places: Sequence[tuple[Turn, int]]
-    flight: Any
+    issued: Any

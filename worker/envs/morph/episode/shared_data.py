@@ -42,7 +42,7 @@ def _test(config: EnvConfig, data_dir: Path | None, device: torch.device, seed: 
 
 
 @dataclass(frozen=True)
-class Stock:
+class SharedData:
     """What the environments of a device share, all runs alike: data and engine; no run writes to it.
 
     Attributes:
@@ -58,7 +58,7 @@ class Stock:
     draws: Draws
 
     @classmethod
-    def load(cls, setup: Setup) -> Stock:
+    def load(cls, setup: Setup) -> SharedData:
         """Read the data set and make the engine; raises as ``make_envs``."""
         config, device, seed = setup.config, setup.device, setup.replicate_seed
         training = _training(config, setup.data_dir, device, seed)

@@ -44,7 +44,7 @@ class RewardFunction(Protocol):
 
 
 @dataclass
-class Purse:
+class RewardAccount:
     """A reward function with its account of the present episode.
 
     Attributes:
@@ -70,7 +70,7 @@ class Purse:
         """Return the reward [E] of a transition: the mode's own, death pay on rollback, 0 where idle.
 
         Args:
-            ctx: the transition; its ledgers are this purse's.
+            ctx: the transition; its ledgers are this account's.
             earns: [E] bool, environments whose transition counts.
         """
         with playing(f"reward mode {self.function.name!r}"):
