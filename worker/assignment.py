@@ -18,7 +18,7 @@ from typing import Any, ParamSpec, TypeVar
 
 from lockstep import protocol as p
 from lockstep.logs import get_logger
-from worker.control import Control, LeaseLost, Refused
+from worker.control import Control, Elsewhere, LeaseLost, Refused
 from worker.devices import Bound
 from worker.envs import inside
 from worker.logs import LogReader
@@ -165,6 +165,8 @@ class Share:
             self._relay(self._start_child())
         except LeaseLost as error:
             self.lose(str(error))
+        except Elsewhere as error:
+            self._turned_away(error)
         except Refused as error:
             self._log.error("refused", reason=error.detail)
             cause = "worker_lost" if error.code == "corrupt_checkpoint" else "bug"
@@ -288,8 +290,16 @@ class Share:
             self._log.error("refused", record=record["kind"] if record else None, reason=error.detail)
             self._failure = {"cause": "bug", "detail": f"the server refused a record: {error}"}
             child.kill()
+        except Elsewhere as error:
+            self._turned_away(error)
+            child.kill()
         finally:
             self._all_sent.set()
+
+    def _turned_away(self, error: Elsewhere) -> None:
+        """A proxy refuses what this share sends: neither the job nor the device is at fault."""
+        self._log.error("refused", reason=str(error))
+        self._failure = {"cause": "worker_lost", "outcome": "stopped", "detail": str(error)}
 
     def _send_one(self, child: Child, record: dict[str, Any]) -> int:
         """Send one record (log lines and points in batches); return how many records it was."""
@@ -395,7 +405,7 @@ class Share:
         give_up = time.monotonic() + _RELEASE_SECONDS
         try:
             self._control.patiently(send, until=lambda: self._lost.is_set() or time.monotonic() > give_up)
-        except (LeaseLost, Refused) as error:
+        except (Elsewhere, LeaseLost, Refused) as error:
             # the server's own account of this attempt stands; an operator must still see that ours was not taken
             self._log.warning("release_refused", outcome=outcome.outcome, reason=str(error))
             return
@@ -416,7 +426,8 @@ class Share:
             pinned = self._failure.get("run_id")
             if cause == "oom" and len(self._lease.runs) == 1:
                 pinned = self._lease.runs[0].run_id
-            return p.ReleaseRequest(outcome="error", cause=cause, detail=detail, seconds=seconds, pinned_run=pinned)
+            outcome: Any = self._failure.get("outcome", "error")
+            return p.ReleaseRequest(outcome=outcome, cause=cause, detail=detail, seconds=seconds, pinned_run=pinned)
         text = self._exit_text()
         killed = text == "killed by SIGKILL"
         tail = "\n".join(self._logs.last_lines)

@@ -19,6 +19,7 @@ from lockstep import protocol as p
 ReplyT = TypeVar("ReplyT", bound=BaseModel)
 ResultT = TypeVar("ResultT")
 _RETRY_STATUS = (429, 500, 502, 503, 504)
+_JSON = {"Content-Type": "application/json"}
 _MAX_WAIT_SECONDS = 5.0
 _TELL_SECONDS = 60.0
 
@@ -42,6 +43,20 @@ class Refused(Exception):  # noqa: N818 - as above
     def __init__(self, status: int, code: str, detail: str) -> None:
         super().__init__(f"{status} {code}: {detail}")
         self.status, self.code, self.detail = status, code, detail
+
+
+class Elsewhere(Exception):  # noqa: N818 - as above
+    """What answered is no Lockstep server: a proxy before it, a sign-in page, another program; the message says what.
+
+    Attributes:
+        status: HTTP status.
+        is_final: whether the same request gets the same answer again.
+    """
+
+    def __init__(self, response: httpx.Response) -> None:
+        self.status = response.status_code
+        self.is_final = response.status_code == 413
+        super().__init__(_foreign(response))
 
 
 class Control:
@@ -72,7 +87,7 @@ class Control:
         now = time.monotonic()
         if now - self._told >= _TELL_SECONDS:
             self._told = now
-            reason = f"{type(error).__name__} {error}".strip()
+            reason = str(error) if isinstance(error, Elsewhere) else f"{type(error).__name__} {error}".strip()
             sys.stderr.write(f"no answer from {self._url} ({reason}); trying again until it answers\n")
             sys.stderr.flush()
 
@@ -86,11 +101,29 @@ class Control:
         response = self._http.get("blocks/blk_none/barrier", params={"attempt": 0, "round": 0, "wait": 0})
         if response.status_code == 404 and _document(response).get("code") == "unknown_block":
             return
-        self._raise(response)
+        try:
+            self._raise(response)
+            raise Elsewhere(response)
+        except Elsewhere as error:
+            if response.status_code in _RETRY_STATUS:
+                raise
+            raise Refused(error.status, "no_lockstep", str(error)) from error
 
     def register(self, request: p.RegisterRequest) -> p.RegisterReply:
-        """Register this supervisor."""
-        return self._post("workers", request, p.RegisterReply)
+        """Register this supervisor.
+
+        Raises:
+            Refused: also where the server speaks another version of the protocol.
+        """
+        response = self._http.post("workers", content=request.model_dump_json(), headers=_JSON)
+        self._raise(response)
+        version = _document(response).get("protocol")
+        if not isinstance(version, int):
+            raise Elsewhere(response)
+        problem = p.version_problem(version, peer="server", own="worker")
+        if problem is not None:
+            raise Refused(426, "protocol_version", problem)
+        return p.RegisterReply.model_validate_json(response.content)
 
     def claim(self, worker_id: str, wait: float) -> p.Assignment | None:
         """Wait for work once."""
@@ -160,17 +193,22 @@ class Control:
         self.post_json(lease, "release", request.model_dump_json().encode())
 
     def patiently(self, call: Callable[[], ResultT], *, until: Callable[[], bool]) -> ResultT:
-        """Repeat a call over connection faults and 5xx with jittered back-off.
+        """Repeat a call over connection faults, 5xx and what a proxy answers, with jittered back-off.
 
         Args:
             call: what to do.
             until: give up (raise ``LeaseLost``) once this is true.
+
+        Raises:
+            Elsewhere: a proxy refuses the size of the request, which no repetition changes.
         """
         failures = 0
         while True:
             try:
                 return call()
-            except (httpx.TransportError, _Transient) as error:
+            except TRANSIENT as error:
+                if isinstance(error, Elsewhere) and error.is_final:
+                    raise
                 failures += 1
                 self.tell(error)
                 if until():
@@ -178,7 +216,7 @@ class Control:
                 time.sleep(self._jitter.uniform(0.05, min(_MAX_WAIT_SECONDS, 0.2 * 2**failures)))
 
     def _post(self, path: str, request: BaseModel, reply: type[ReplyT], lease: p.Assignment | None = None) -> ReplyT:
-        headers = {"Content-Type": "application/json"}
+        headers = dict(_JSON)
         if lease is not None:
             headers[p.LEASE_HEADER] = lease.lease
         response = self._http.post(path, content=request.model_dump_json().encode(), headers=headers)
@@ -187,24 +225,30 @@ class Control:
 
     @staticmethod
     def _raise(response: httpx.Response) -> None:
-        if response.status_code < 400:
-            return
-        if response.status_code in _RETRY_STATUS:
-            raise _Transient(response.status_code)
+        """Do nothing for an answer of Lockstep's that says yes; raise what any other means."""
         document = _document(response)
-        code = str(document.get("code", "unknown"))
+        if response.status_code < 300:
+            if response.headers.get("content-type", "").startswith("text/html"):
+                raise Elsewhere(response)
+            return
+        if "code" not in document:
+            raise Elsewhere(response)
+        code, detail = str(document["code"]), str(document.get("detail", document["code"]))
+        if response.status_code in _RETRY_STATUS:
+            raise _Transient(f"{response.status_code} {code}: {detail}")
         if code in ("worker_gone", "unknown_worker"):
-            raise WorkerGone(str(document.get("detail", code)))
+            raise WorkerGone(detail)
         if code in ("lease_lost", "unknown_assignment") or response.status_code == 410:
-            raise LeaseLost(str(document.get("detail", code)))
-        raise Refused(response.status_code, code, str(document.get("detail", response.text[:300])))
+            raise LeaseLost(detail)
+        raise Refused(response.status_code, code, detail)
 
 
 class _Transient(Exception):  # noqa: N818 - caught by ``patiently``
     """The server answered that it cannot answer now."""
 
 
-TRANSIENT = (httpx.TransportError, _Transient)
+#: What may pass, so that the same call is worth repeating.
+TRANSIENT = (httpx.TransportError, _Transient, Elsewhere)
 
 
 def _document(response: httpx.Response) -> dict[str, Any]:
@@ -213,3 +257,19 @@ def _document(response: httpx.Response) -> dict[str, Any]:
     except ValueError:
         return {}
     return document if isinstance(document, dict) else {}
+
+
+def _foreign(response: httpx.Response) -> str:
+    """Return in a sentence what answered in the server's place, and what to do."""
+    name = response.headers.get("server")
+    told = f"{response.status_code} {response.reason_phrase}".strip() + (f" from {name}" if name else "")
+    if response.status_code == 413:
+        size = f"{len(response.request.content) / 1e6:.3g} MB"
+        remedy = "raise its limit of a request body (nginx: client_max_body_size) to the server's own"
+        return f"a proxy before the server refused a body of {size} ({told}); {remedy}"
+    if response.is_redirect:
+        target = response.headers.get("location", "another address")
+        return f"it redirects to {target} ({told}); give the address that it leads to with --api"
+    kind = response.headers.get("content-type", "no type").partition(";")[0]
+    remedy = "look whether the server behind it is up" if response.status_code >= 500 else "check the address --api"
+    return f"what answered is no Lockstep server but a proxy or another program ({told}, {kind}); {remedy}"

@@ -16,13 +16,13 @@ from app.store import blocks, leases, scheduling, workers
 from app.store.blocks import Why
 from app.store.tables import Record
 from lockstep.protocol import (
-    PROTOCOL_VERSION,
     HeartbeatReply,
     HeartbeatRequest,
     LeaseState,
     Progress,
     RegisterReply,
     RegisterRequest,
+    version_problem,
 )
 from lockstep.status import AssignmentState, BlockStatus, Cause, Desired, WorkerStatus
 
@@ -33,11 +33,12 @@ def register(ctx: Context, request: RegisterRequest) -> RegisterReply:
     """Enter a supervisor; an older incarnation of the same name on the device is superseded.
 
     Raises:
-        UpgradeError: when the worker speaks an older protocol.
+        UpgradeError: when the worker speaks another protocol.
         ConflictError: ``device_in_use`` when another live worker holds the device.
     """
-    if request.protocol < PROTOCOL_VERSION:
-        raise UpgradeError(f"protocol {request.protocol} is too old; this server speaks {PROTOCOL_VERSION}")
+    problem = version_problem(request.protocol, peer="worker", own="server")
+    if problem is not None:
+        raise UpgradeError(problem)
     try:
         with ctx.store.write() as session:
             worker_id = _enter(ctx, session, request)
