@@ -43,7 +43,7 @@ def test_example_followed_to_its_end_gives_the_report_that_independent_code_comp
     differences = [sign * (first - second) for first, second in pairs]
     low, high = oracle.interval(differences, 0.05) or (None, None)
     assert found["estimate"] == pytest.approx(oracle.estimate(differences), abs=1e-9)
-    assert found["p"] == pytest.approx(oracle.signed_rank_p(differences), abs=1e-12)
+    assert found["p"] == pytest.approx(oracle.sign_flip_p(differences), abs=1e-12)
     assert found["ci_superiority"] == pytest.approx([low, high], abs=1e-9)
     assert report["verdict"]["code"] == frames[-1]["verdict"]
     assert report["verdict"]["sentence"].split(":")[0] in html
