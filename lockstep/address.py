@@ -12,6 +12,10 @@ class BadAddress(ValueError):  # noqa: N818 - says what is wrong
     """The URL or the token cannot be used; the message names the setting and the remedy, never the token."""
 
 
+class BadToken(BadAddress):
+    """The token cannot be used."""
+
+
 def clean_url(text: str, field: str) -> str:
     """Return a base URL without blanks around it and without a slash at its end.
 
@@ -42,11 +46,9 @@ def clean_token(text: str | None, field: str) -> str | None:
     """Return a token without blanks and line breaks around it, as files of secrets have them; None when there is none.
 
     Raises:
-        BadAddress: a header could not carry it.
+        BadToken: a header could not carry it.
     """
     token = (text or "").strip()
     if any(not "!" <= sign <= "~" for sign in token):
-        raise BadAddress(
-            f"{field}: the token has a blank, a line break or a special character in it; give it as printed"
-        )
+        raise BadToken(f"{field}: the token has a blank, a line break or a special character in it; give it as printed")
     return token or None

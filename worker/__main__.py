@@ -14,9 +14,9 @@ import tempfile
 import threading
 from pathlib import Path
 
-from lockstep.address import BadAddress, clean_token, clean_url
+from lockstep.address import BadAddress, BadToken, clean_token, clean_url
 from lockstep.logs import configure
-from worker.agent import CONFIGURATION, DEVICE_IN_USE, Agent
+from worker.agent import CONFIGURATION, DEVICE_IN_USE, TOKEN_REFUSED, Agent
 from worker.devices import DeviceInUse, NoDevice, bind, host_name
 from worker.options import Options
 
@@ -59,7 +59,8 @@ def _path(text: str | None) -> Path | None:
     return Path(text) if text else None
 
 
-def _token(options: argparse.Namespace) -> str | None:
+def token_of(options: argparse.Namespace) -> str | None:
+    """Return the worker token as given or as a file has it, None without one."""
     if options.token_file is None:
         return clean_token(options.token, "--token or LOCKSTEP_TOKEN")
     try:
@@ -67,7 +68,7 @@ def _token(options: argparse.Namespace) -> str | None:
     except (OSError, UnicodeDecodeError) as error:
         raise BadAddress(f"--token-file {options.token_file}: it cannot be read ({error})") from error
     if token is None:
-        raise BadAddress(f"--token-file {options.token_file}: the file is empty; write the worker token into it")
+        raise BadToken(f"--token-file {options.token_file}: the file is empty; write the worker token into it")
     return token
 
 
@@ -75,14 +76,14 @@ def serve(options: argparse.Namespace) -> int:
     """Bind the device and serve until drained; return the exit code."""
     configure(os.environ.get("LOCKSTEP_LOG_LEVEL", "info"))
     try:
-        url, token = clean_url(options.api, "--api"), _token(options)
+        url, token = clean_url(options.api, "--api"), token_of(options)
         bound = bind(options.device, host=options.host or host_name(), threads=options.threads)
     except DeviceInUse as error:
         sys.stderr.write(f"error: {error}\n")
         return DEVICE_IN_USE
     except (NoDevice, BadAddress) as error:
         sys.stderr.write(f"error: {error}\n")
-        return CONFIGURATION
+        return TOKEN_REFUSED if isinstance(error, BadToken) else CONFIGURATION
     agent = Agent(
         Options(
             url=url,

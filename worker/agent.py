@@ -236,9 +236,10 @@ class Agent:
             if share is not None:
                 share.unheard()
             return
-        except (WorkerGone, LeaseLost, Refused):
+        except (WorkerGone, LeaseLost, Refused) as error:
+            _log.warning("heartbeat_refused", reason=str(error))
             if share is not None:
-                share.lose("the server does not know this worker any more")
+                share.lose(f"the server refused a heartbeat: {error}")
             return
         if reply.drain:
             self._drain.set()

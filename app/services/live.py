@@ -22,6 +22,7 @@ from app.store.tables import Record
 from lockstep.nonfinite import word
 
 CATCH_UP_ROWS = 20_000
+_CATCH_UP_EVENTS = 2_000
 _STATUS_TYPES = ("block_status", "run_status")
 
 
@@ -104,16 +105,28 @@ class PointView:
 
 
 def read_batch(ctx: Context, experiment_id: str, position: Position) -> Batch:
-    """Read what follows a position, at most ``CATCH_UP_ROWS`` points."""
+    """Read what follows a position, at most ``CATCH_UP_ROWS`` points.
+
+    A reader that was away while a run was taken up again gets what is left of the older attempt, then its
+    truncation, and in the next batch the new attempt: whoever adds and cuts in that order shows what counts.
+    """
     with ctx.store.read() as session:
-        rows = events.list_events(session, experiment_id, after=position.event, limit=2_000)
-        spans, ids = [], {}
-        for row in points.positions(session, [experiment_id]):
-            ids[row.no] = row.id
-            attempt, seq = position.runs.get(row.no, (0, 0))
-            if (row.attempt, row.last_seq) != (attempt, seq):
-                spans.append((row.no, row.attempt, seq if attempt == row.attempt else 0))
+        rows = events.list_events(session, experiment_id, after=position.event, limit=_CATCH_UP_EVENTS)
+        places = points.positions(session, [experiment_id])
+        seen = {place.no: position.runs.get(place.no, (0, 0)) for place in places}
+        ends: dict[str, int] = {}
+        if any(place.attempt > seen[place.no][0] for place in places):
+            ends = events.next_truncations(session, experiment_id, after=position.event)
+        spans = [
+            points.Span(place.no, *seen[place.no], ends.get(place.id))
+            for place in places
+            if (place.attempt, place.last_seq) != seen[place.no]
+        ]
         found = points.tail(session, spans, CATCH_UP_ROWS)
+    ids = {place.no: place.id for place in places}
+    is_full = len(found) == CATCH_UP_ROWS
+    ready = _ready(rows, is_full=is_full)
+    more = is_full or len(rows) == _CATCH_UP_EVENTS or bool(ends)
     views = [
         PointView(
             row.run_no,
@@ -129,7 +142,21 @@ def read_batch(ctx: Context, experiment_id: str, position: Position) -> Batch:
         )
         for row in found
     ]
-    return Batch(rows, views, more=len(found) == CATCH_UP_ROWS or len(rows) == 2_000)
+    return Batch(ready, views, more)
+
+
+def _ready(rows: Sequence[Record], *, is_full: bool) -> Sequence[Record]:
+    """Return the events that may go out with a batch: a truncation comes after all points that it may void.
+
+    Two of one run need a batch each, and the end of the experiment one after the points of the new attempt.
+    """
+    cut: set[str] = set()
+    for index, row in enumerate(rows):
+        if (row.type == "truncate" and (is_full or row.run_id in cut)) or (row.type == "experiment_end" and cut):
+            return rows[:index]
+        if row.type == "truncate":
+            cut.add(row.run_id)
+    return rows
 
 
 def advance(position: Position, batch: Batch) -> None:
@@ -143,28 +170,36 @@ def advance(position: Position, batch: Batch) -> None:
 def frames_of(batch: Batch, position: Position, interest: Interest, *, live: bool = True) -> list[dict[str, Any]]:
     """Return the frames of a batch for a reader and move its position; seen rows are left out.
 
-    An ``end`` frame is made live only: in the past of an extended experiment it was not the end.
+    Points stand before the events of the batch. The cursor of a frame covers it and what came before it, so a
+    stream may be cut anywhere. An ``end`` frame is made live only: in the past of an extended experiment it was
+    not the end.
     """
     fresh = [row for row in batch.events if row.seq > position.event]
     new = [point for point in batch.points if (point.attempt, point.seq) > position.runs.get(point.run_no, (0, 0))]
-    advance(position, Batch(fresh, new))
-    frames = [frame for row in fresh if (frame := event_frame(row, live=live)) is not None]
-    wanted = [point for point in new if interest.wants(point)]
-    rounds = [
-        {"block_id": row.block_id, "replicate": row.replicate, "round": row.round, "comparison": row.payload}
-        for row in fresh
-        if row.type == "round_completed"
-    ]
-    if wanted or rounds:
-        frames.insert(0, {"type": "delta", "points": point_columns(wanted), "rounds": rounds})
-    cursor = position.cursor()
-    return [{**frame, "cursor": cursor} for frame in frames]
+    advance(position, Batch((), new))
+    columns = point_columns([point for point in new if interest.wants(point)])
+    frames: list[dict[str, Any]] = []
+    for is_round, rows in groupby(fresh, key=lambda row: row.type == "round_completed"):
+        members = list(rows)
+        if is_round or columns:
+            position.event = members[-1].seq if is_round else position.event
+            rounds = [_completed_round(row) for row in members] if is_round else []
+            frames.append({"type": "delta", "points": columns, "rounds": rounds, "cursor": position.cursor()})
+            columns = []
+        for row in members if not is_round else ():
+            position.event = row.seq
+            frames.append({**event_frame(row, live=live), "cursor": position.cursor()})
+    if columns:
+        frames.append({"type": "delta", "points": columns, "rounds": [], "cursor": position.cursor()})
+    return frames
 
 
-def event_frame(row: Record, *, live: bool) -> dict[str, Any] | None:
-    """Return the frame of an event, or None where it travels in a delta."""
-    if row.type == "round_completed":
-        return None
+def _completed_round(row: Record) -> dict[str, Any]:
+    return {"block_id": row.block_id, "replicate": row.replicate, "round": row.round, "comparison": row.payload}
+
+
+def event_frame(row: Record, *, live: bool) -> dict[str, Any]:
+    """Return the frame of an event that does not travel in a delta."""
     if row.type == "truncate":
         return {"type": "truncate", **row.payload, "event": row.seq}
     if row.type == "experiment_end" and live:

@@ -54,6 +54,7 @@ class _Gathered:
     values: Mapping[tuple[str, str], Mapping[int, float]]
     eval_rows: Sequence[Record]
     training: Mapping[int, Record]
+    resumes: Mapping[int, tuple[int, ...]]
 
 
 def has_analysis(experiment: Record) -> bool:
@@ -141,6 +142,7 @@ def _gather(session: Session, experiment: Record, analysis: AnalysisSpec, ended:
         values=values,
         eval_rows=[row for row in results.episodes(session, experiment.id, evaluation=True) if row.run_no in ids],
         training={row.run_no: row for row in results.episode_summaries(session, experiment.id)},
+        resumes=results.resumes(session, experiment.id),
     )
 
 
@@ -214,7 +216,7 @@ def _run_facts(found: _Gathered, run: Record) -> RunFacts:
         eval_episodes=sum(row.mode == mode for row in greedy) or None,
         code_revision=record.get("code_revision"),
         device_seconds=run.device_seconds,
-        resumed=run.resumed,
+        resumed_at=found.resumes.get(run.no, ()),
         deterministic=record.get("deterministic"),
     )
 

@@ -102,6 +102,17 @@ def list_events(
     return session.execute(query.order_by(t.event.c.seq).limit(limit)).all()
 
 
+def next_truncations(session: Session, experiment_id: str, *, after: int) -> dict[str, int]:
+    """Return {run id: attempt that its first truncation after an event number makes room for}."""
+    query = select(t.event.c.run_id, t.event.c.payload).where(
+        t.event.c.experiment_id == experiment_id, t.event.c.seq > after, t.event.c.type == "truncate"
+    )
+    found: dict[str, int] = {}
+    for row in session.execute(query.order_by(t.event.c.seq)):
+        found.setdefault(row.run_id, row.payload["attempt"])
+    return found
+
+
 def newest(session: Session, experiment_id: str, kind: str) -> Record | None:
     """Return the newest event of a type, or None."""
     query = select(t.event).where(t.event.c.experiment_id == experiment_id, t.event.c.type == kind)

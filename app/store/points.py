@@ -7,9 +7,9 @@ stored as NULL with a kind. Reads go over the rounds that count and are bounded 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
-from sqlalchemy import and_, bindparam, func, or_, select, text, update
+from sqlalchemy import and_, bindparam, func, or_, select, text, tuple_, update
 from sqlalchemy.orm import Session
 
 from app.store import tables as t
@@ -126,23 +126,44 @@ def names_of_run(session: Session, run_no: int) -> list[str]:
 _POINT_COLUMNS = tuple(column.label("at") if column.name == "t" else column for column in t.point.c)
 
 
-def tail(session: Session, spans: Sequence[tuple[int, int, int]], limit: int) -> Sequence[Record]:
-    """Return points after (run_no, attempt, seq) cursors with their names, in order."""
-    if not spans:
-        return []
-    conditions = [
-        and_(t.point.c.run_no == run_no, t.point.c.attempt == attempt, t.point.c.seq > seq)
-        for run_no, attempt, seq in spans
-    ]
+class Span(NamedTuple):
+    """What is to be read of a run: what follows (attempt, seq), with ``end`` only of attempts before it."""
+
+    run_no: int
+    attempt: int
+    seq: int
+    end: int | None = None
+
+
+#: Runs that one statement tails: SQLite takes no expression deeper than 1,000 terms.
+_TAILED_AT_ONCE = 300
+
+
+def tail(session: Session, spans: Sequence[Span], limit: int) -> list[Record]:
+    """Return the points of some spans with their names, run by run, attempt by attempt and in order."""
+    found: list[Record] = []
+    for first in range(0, len(spans), _TAILED_AT_ONCE):
+        if len(found) < limit:
+            found += _tail(session, spans[first : first + _TAILED_AT_ONCE], limit - len(found))
+    return found
+
+
+def _tail(session: Session, spans: Sequence[Span], limit: int) -> Sequence[Record]:
     query = (
         # the columns t and count would be hidden by attributes that every Row has
         select(*_POINT_COLUMNS, t.metric_name.c.name)
         .join(t.metric_name, t.metric_name.c.id == t.point.c.name_id)
-        .where(or_(*conditions))
+        .where(or_(*(_within(span) for span in spans)))
         .order_by(t.point.c.run_no, t.point.c.attempt, t.point.c.seq)
         .limit(limit)
     )
     return session.execute(query).all()
+
+
+def _within(span: Span) -> Any:
+    follows = tuple_(t.point.c.attempt, t.point.c.seq) > (span.attempt, span.seq)
+    condition = and_(t.point.c.run_no == span.run_no, follows)
+    return condition if span.end is None else and_(condition, t.point.c.attempt < span.end)
 
 
 def positions(session: Session, experiment_ids: Sequence[str]) -> Sequence[Record]:

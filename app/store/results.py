@@ -63,6 +63,22 @@ def rounds(session: Session, experiment_id: str) -> Sequence[Record]:
     return session.execute(query).all()
 
 
+def resumes(session: Session, experiment_id: str) -> dict[int, tuple[int, ...]]:
+    """Return {run number: rounds at which a later attempt took it up from a checkpoint}, where any of it counts."""
+    of = t.run_attempt.c
+    query = (
+        select(of.run_no, of.from_round)
+        .join(t.run, t.run.c.no == of.run_no)
+        .where(t.run.c.experiment_id == experiment_id, of.attempt > 1, of.from_round > 0)
+        .where(or_(of.until_round.is_(None), of.until_round > of.from_round))
+        .order_by(of.run_no, of.attempt)
+    )
+    found: dict[int, tuple[int, ...]] = {}
+    for row in session.execute(query):
+        found[row.run_no] = (*found.get(row.run_no, ()), row.from_round)
+    return found
+
+
 def insert_episodes(
     session: Session, now: float, run: Record, attempt: int, device: str, rows: Iterable[Mapping[str, Any]]
 ) -> None:

@@ -139,9 +139,13 @@ def _lost_gate(inputs: ReportInputs) -> Gate:
 
 
 def _resumed_gate(runs: Sequence[RunFacts]) -> Gate:
-    resumed = sorted(run.run_id for run in runs if run.resumed)
+    resumed = [f"{run.arm} of replicate {run.replicate} at {_rounds(run)}" for run in runs if run.resumed_at]
     holds = None if not runs else not resumed
-    return _gate("no run resumed", "flag", holds, f"resumed from a checkpoint: {', '.join(resumed)}", "RESUMED_RUNS")
+    return _gate("no run resumed", "flag", holds, f"resumed from a checkpoint: {'; '.join(resumed)}", "RESUMED_RUNS")
+
+
+def _rounds(run: RunFacts) -> str:
+    return f"round{'s' * (len(run.resumed_at) > 1)} {', '.join(map(str, run.resumed_at))}"
 
 
 def _deterministic_gate(runs: Sequence[RunFacts]) -> Gate:

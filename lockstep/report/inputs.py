@@ -85,7 +85,7 @@ class RunFacts:
         eval_episodes: number of evaluation episodes.
         code_revision: revision of the code, with container image if any.
         device_seconds: time the device was held.
-        resumed: how often the run went on from a checkpoint.
+        resumed_at: rounds at which the run went on from a checkpoint.
         deterministic: whether deterministic kernels were on.
         repeated_by_hand: whether a user repeated the run although it had an outcome.
     """
@@ -104,7 +104,7 @@ class RunFacts:
     eval_episodes: int | None = None
     code_revision: str | None = None
     device_seconds: float | None = None
-    resumed: int = 0
+    resumed_at: tuple[int, ...] = ()
     deterministic: bool | None = None
     repeated_by_hand: bool = False
 

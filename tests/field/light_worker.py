@@ -7,7 +7,7 @@ import signal
 import sys
 import threading
 
-from worker.__main__ import parse
+from worker.__main__ import parse, token_of
 from worker.agent import DEVICE_IN_USE, Agent
 from worker.devices import DeviceInUse, bind
 from worker.options import Options
@@ -29,7 +29,7 @@ def main() -> int:
         sys.stderr.write(f"error: {error}\n")
         return DEVICE_IN_USE
     trainer = given.trainer_cmd.split()
-    options = Options(given.api, None, None, 1, None, given.work_dir, given.spool_bytes, trainer, given.once)
+    options = Options(given.api, token_of(given), None, 1, None, given.work_dir, given.spool_bytes, trainer, given.once)
     agent = LightAgent(options, bound)
     if "LIGHT_SPARE" in os.environ:  # this trainer touches no device, so it may have a spare
         agent._starter = Starter(trainer, bound.environment, keeps_spare=True)

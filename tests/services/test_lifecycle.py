@@ -32,6 +32,27 @@ def test_block_trained_to_its_end_succeeds_and_is_reported(ctx: Context) -> None
     assert finish_due(ctx) == 0
 
 
+def test_report_names_the_rounds_at_which_runs_were_resumed(ctx: Context) -> None:
+    experiment_id = submit(ctx, tiny_spec(budget={"rounds": 4}))
+    worker = SimulatedWorker(ctx).register()
+    for resume in (1, 3):
+        assert worker.claim() is not None
+        worker.ready()
+        for index in range(worker.held.resume_round, resume + 1):
+            worker.hand_in(index)
+            worker.checkpoint(index + 1) if index < resume else None
+        worker.release("error", "worker_lost", "killed")
+    assert worker.claim() is not None
+    worker.train(rounds=4)
+    finish_due(ctx)
+    report = reports.read(ctx, experiment_id).content
+    assert list(report["facts"]["resumed_at"].values()) == [[1, 3], [1, 3]]
+    gate = next(item for item in report["integrity"] if item["gate"] == "no run resumed")
+    assert (
+        gate["detail"] == "resumed from a checkpoint: A of replicate 0 at rounds 1, 3; B of replicate 0 at rounds 1, 3"
+    )
+
+
 def test_claim_repeated_returns_the_same_assignment(ctx: Context) -> None:
     submit(ctx)
     worker = SimulatedWorker(ctx).register()

@@ -45,12 +45,13 @@ def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_the_worker_refuses_them_with_code_2(tmp_path: Path) -> None:
+def test_the_worker_refuses_an_address_with_code_2_and_a_token_with_code_4(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(f"{SECRET}\n{SECRET}\n")
-    for options in (["--token-file", str(file)], ["--token-file", str(tmp_path / "none")], ["--api", "localhost:1"]):
+    wrong = {4: ["--token-file", str(file)], 2: ["--api", "localhost:1"]}
+    for code, options in [*wrong.items(), (2, ["--token-file", str(tmp_path / "none")])]:
         ended = run("-m", "worker", *options)
-        assert ended.returncode == 2
+        assert ended.returncode == code
         assert ended.stderr.startswith(f"error: {options[0]}")
         assert ended.stderr.count("\n") == 1
         assert SECRET not in ended.stderr + ended.stdout

@@ -84,7 +84,7 @@ def test_successful_run_without_primary_score_invalidates() -> None:
     ("changes", "flag"),
     [
         ({"driver": "571.0"}, "DRIVER_DIFFERS"),
-        ({"resumed": 1}, "RESUMED_RUNS"),
+        ({"resumed_at": (2,)}, "RESUMED_RUNS"),
         ({"deterministic": False}, "NONDETERMINISTIC"),
     ],
 )

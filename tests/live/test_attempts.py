@@ -1,0 +1,130 @@
+"""A reader that was away while a block was taken up again gets the rest of the older attempt, then the new one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from typing import Any, TypeAlias
+
+import httpx
+import pytest
+
+from app.services import live
+from tests.conftest import LiveServer, wait_until
+from tests.factories import SimulatedWorker
+from tests.live.test_protocol import frames_until, points, running, socket_of, subscribe
+
+pytestmark = pytest.mark.server
+
+Frames: TypeAlias = list[dict[str, Any]]
+ROUNDS = 4
+
+
+def over_socket(server: LiveServer, experiment_id: str, cursor: str) -> Frames:
+    with socket_of(server, experiment_id) as socket:
+        subscribe(socket, after=cursor)
+        return frames_until(socket, lambda frame: frame["type"] == "end")[1:]
+
+
+def over_events(server: LiveServer, experiment_id: str, cursor: str) -> Frames:
+    path = f"{server.url}/api/v1/experiments/{experiment_id}/stream"
+    with httpx.stream("GET", path, headers={"Last-Event-ID": cursor}, timeout=20) as response:
+        return list(_data(response.iter_lines()))
+
+
+def _data(lines: Iterator[str]) -> Iterator[dict[str, Any]]:
+    return (json.loads(line.removeprefix("data:")) for line in lines if line.startswith("data:"))
+
+
+def first_round(server: LiveServer) -> tuple[str, SimulatedWorker, Frames]:
+    """What a reader saw of the first attempt before it went away."""
+    experiment_id, worker = running(server.ctx, budget={"rounds": ROUNDS})
+    with socket_of(server, experiment_id) as socket:
+        subscribe(socket)
+        frames_until(socket, lambda frame: frame["type"] == "snapshot")
+        worker.hand_in(0)
+        seen = frames_until(socket, lambda frame: frame["type"] == "delta" and bool(frame["points"]))
+    return experiment_id, worker, seen
+
+
+def take_up(worker: SimulatedWorker, last: int, checkpoint: int) -> None:
+    """Hand in rounds to the last, lose the worker and begin a new attempt at the checkpoint."""
+    for index in range(worker.held.resume_round, last + 1):
+        if index > 0:
+            worker.hand_in(index)
+        if index + 1 == checkpoint:
+            worker.checkpoint(checkpoint)
+    worker.release("error", "worker_lost", "killed")
+    wait_until(worker.claim, what="an assignment")
+    worker.ready()
+
+
+def finish(worker: SimulatedWorker) -> None:
+    for index in range(worker.held.resume_round, ROUNDS):
+        worker.hand_in(index)
+    worker.checkpoint(ROUNDS)
+    worker.release()
+
+
+def shown(frames: Frames) -> dict[tuple[str, str, int], float | None]:
+    """What a page shows that adds the points of each frame and cuts where it is told to."""
+    curve: dict[tuple[str, str, int], float | None] = {}
+    for frame in frames:
+        for item in frame.get("points", []):
+            for index, value in zip(item["round"], item["value"], strict=True):
+                curve[item["run_id"], item["metric"], index] = value
+        if frame["type"] == "truncate":
+            curve = {key: y for key, y in curve.items() if key[0] != frame["run"] or key[2] < frame["from_round"]}
+    return curve
+
+
+def stored(server: LiveServer, experiment_id: str) -> dict[tuple[str, str, int], float | None]:
+    names = ["eval/accuracy", "train/return_mean"]
+    document = httpx.get(
+        f"{server.url}/api/v1/experiments/{experiment_id}/series", params={"metrics": names, "x": "round"}
+    ).json()
+    return {
+        (series["run_id"], series["metric"], index): value
+        for series in document["series"]
+        for index, value in zip(series["x"], series["mean"], strict=True)
+    }
+
+
+@pytest.mark.parametrize("at_once", [live.CATCH_UP_ROWS, 3], ids=["whole", "in_pieces"])
+@pytest.mark.parametrize("way", [over_socket, over_events])
+def test_reader_away_while_attempts_changed_gets_each_of_them_in_order(
+    server: LiveServer,
+    monkeypatch: pytest.MonkeyPatch,
+    way: Callable[[LiveServer, str, str], Frames],
+    at_once: int,
+) -> None:
+    experiment_id, worker, seen = first_round(server)
+    take_up(worker, last=2, checkpoint=2)
+    take_up(worker, last=2, checkpoint=3)
+    finish(worker)
+    monkeypatch.setattr(live, "CATCH_UP_ROWS", at_once)
+    later = way(server, experiment_id, seen[-1]["cursor"])
+    assert len(points(seen) + points(later)) == 2 * 2 * (3 + 1 + 1)  # rounds 0-2, 2 again, 3
+    assert shown(seen + later) == stored(server, experiment_id)
+    assert len(shown(seen + later)) == 2 * 2 * ROUNDS
+
+
+def test_stream_cut_after_any_frame_goes_on_with_the_next(server: LiveServer) -> None:
+    experiment_id, worker, seen = first_round(server)
+    take_up(worker, last=2, checkpoint=2)
+    finish(worker)
+    over_socket(server, experiment_id, seen[-1]["cursor"])  # until the end, which the past tells in another form
+    whole = over_socket(server, experiment_id, seen[-1]["cursor"])
+    for index, frame in enumerate(whole):
+        if frame["type"] not in ("delta", "truncate"):
+            continue
+        pieced = whole[: index + 1] + over_socket(server, experiment_id, frame["cursor"])
+        assert shown(seen + pieced) == stored(server, experiment_id)
+        assert sorted(points(pieced), key=str) == sorted(points(whole), key=str)
+        assert happened(pieced) == happened(whole)
+
+
+def happened(frames: Frames) -> list[Any]:
+    """Return what was told beside points, in order."""
+    told = [[*frame.get("rounds", ()), *([frame["event"]] if "event" in frame else [])] for frame in frames]
+    return [item for items in told for item in items]
