@@ -1,14 +1,14 @@
 """Gymnasium behind the lockstep protocol: same-step autoreset, keyed seeds, true final observations.
 
-Every episode is reset with its own key (purpose ``env_reset``), so an episode depends on neither the
-number of environments nor on who else is trained. A resume replays the actions since each reset and
-compares the observation. The only file that imports gymnasium. Axes: E environment, O observation.
+Every episode is reset with its own seed, the lower 32 bits of its key (purpose ``env_reset``; many simulators take no
+wider ones), so an episode depends on neither the number of environments nor on who else is trained. A resume replays
+the actions since each reset and compares rewards, ends and the last observation. Axes: E environment, O observation.
 """
 
 from __future__ import annotations
 
-import math
 import sys
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -25,11 +25,13 @@ from lockstep.keys import derive
 from lockstep.spec.gymnasium import CAPPED, EVAL_MAX_STEPS
 from worker.envs.base import Cohort, EpisodeRecord, HeadSpec, Masks, Observation, ObsSpec, Seen, StepResult
 from worker.envs.faults import RAISED, EnvironmentFault, building, last_line, playing
+from worker.envs.gymnasium.door import BadValue, is_true, observation_of, reset_values, reward_of, step_values
 from worker.envs.gymnasium.ledger import Ledger
 from worker.envs.gymnasium.rewards import GymReward, Transition, make_gym_reward
 from worker.envs.inside import INSIDE, OUTSIDE, RESET, STEP
 
 ENTRY_POINTS = "lockstep.environments"
+_SEED_BITS = 2**32 - 1
 #: Environments that step between two signs of life: all of a run may be thousands, and each may be slow.
 _STEPS_BETWEEN_SIGNS = 16
 #: Positions of the velocities in the observations of the classic tasks.
@@ -60,9 +62,10 @@ class _Lane:
 
     env: gymnasium.Env[Any, Any]
     episode: int = -1
-    reset_key: int = 0
+    reset_seed: int = 0
     steps: int = 0
-    actions: list[Any] = field(default_factory=list)
+    actions: array[int] = field(default_factory=lambda: array("q"))  # H of each step, for a replay
+    rewards: array[float] = field(default_factory=lambda: array("d"))
     native: float = 0.0
     started_at: str = ""
     is_over: bool = False
@@ -110,18 +113,21 @@ class GymEnvs:
         num_runs, num_envs = len(self._lanes), self.num_envs
         for lanes in self._lanes:
             for _ in range(num_envs):
-                lanes.append(_Lane(_make(section)))
+                lanes.append(_Lane(build_one(section)))
                 self._alive()
         sample = self._lanes[0][0].env
         with building(f"env.id={self._name!r}"):
             seen, acted = sample.observation_space, sample.action_space
-        self._shape = _observation_shape(seen)
+        self._shape, self._dtype = _observation_layout(seen)
         self.heads: Sequence[HeadSpec]
-        self._offsets, self.heads = _heads(acted)
+        self.heads = _heads(acted)
         size = int(np.prod(self._shape))
-        start = self._offsets[0]
         # scalars of numpy's own, as gymnasium's vector environments hand on
-        self._choices = None if start is None else [np.int64(start + i) for i in range(self.heads[0].size)]
+        self._choices = None
+        if isinstance(acted, spaces.Discrete):
+            self._choices = [np.dtype(acted.dtype).type(acted.start + i) for i in range(self.heads[0].size)]
+        elif isinstance(acted, spaces.MultiDiscrete):
+            self._starts = np.asarray(acted.start, dtype=acted.dtype)
         self.obs_spec = ObsSpec(size, torch.ones(size, dtype=torch.bool), torch.zeros(size, dtype=torch.bool))
         limit = sample.spec.max_episode_steps if sample.spec is not None else None
         self.resets_each_round = self._phase == "eval"
@@ -188,32 +194,43 @@ class GymEnvs:
         return []
 
     def state_dict(self, run: int) -> dict[str, Any]:
-        """Return episode numbers, the actions since each reset and the last observation."""
-        lanes = self._lanes[run]
-        actions = {f"actions/{i}": _history(lane.actions, self._offsets) for i, lane in enumerate(lanes)}
-        return {
-            "episode": torch.tensor([lane.episode for lane in lanes]),
+        """Return episode numbers, the actions and rewards since each reset and the last observation."""
+        state = {
+            "episode": torch.tensor([lane.episode for lane in self._lanes[run]]),
             "observation": torch.from_numpy(self._obs[run].copy()),
             "paid": torch.from_numpy(self._ledgers[run].paid.copy()),
-            **actions,
         }
+        for index, lane in enumerate(self._lanes[run]):
+            actions = np.array(lane.actions, dtype=np.int64).reshape(-1, len(self.heads))
+            state[f"actions/{index}"] = torch.from_numpy(actions)
+            state[f"rewards/{index}"] = torch.from_numpy(np.array(lane.rewards))
+        return state
 
     def load_state_dict(self, run: int, state: Mapping[str, Any]) -> None:
-        """Replay every running episode; a different last observation is an ``EnvironmentFault``."""
+        """Replay every running episode; another reward, end or last observation is an ``EnvironmentFault``."""
         for index, lane in enumerate(self._lanes[run]):
             lane.episode = int(state["episode"][index]) - 1
             if lane.episode < -1:
                 lane.episode = -1
                 continue
             self._reset(run, index)
-            for action in state[f"actions/{index}"].tolist():
-                self._advance(run, index, self._native(action))
-                self._alive()
-        if not np.array_equal(self._obs[run], state["observation"].cpu().numpy()):
-            raise EnvironmentFault(
-                f"environment {self._name!r}: replayed episodes end in other observations: it is not reproducible"
-            )
+            self._replay(run, index, state[f"actions/{index}"].tolist(), state[f"rewards/{index}"].tolist())
+            if not np.array_equal(self._obs[run][index], state["observation"][index].cpu().numpy()):
+                raise self._not_reproducible(run, index, "the observation is another")
         self._ledgers[run].paid[:] = state["paid"].cpu().numpy()
+
+    def _replay(self, run: int, index: int, actions: Sequence[list[int]], rewards: Sequence[float]) -> None:
+        for action, before in zip(actions, rewards, strict=True):
+            paid, ends, cut, _ = self._advance(run, index, action)
+            if paid != before:
+                raise self._not_reproducible(run, index, f"the reward is {paid}, not {before}")
+            if ends or cut:
+                raise self._not_reproducible(run, index, "the episode ends, and went on before")
+            self._alive()
+
+    def _not_reproducible(self, run: int, index: int, difference: str) -> EnvironmentFault:
+        told = f"{self._where(run, index)}: in the replay after a resume {difference}"
+        return EnvironmentFault(f"{told}; it is not reproducible: an episode must depend on its reset seed alone")
 
     def close(self) -> None:
         """Close every environment; one that fails to close is named in the log and keeps none of the others open."""
@@ -235,7 +252,9 @@ class GymEnvs:
         for index, action in enumerate(actions.tolist()):
             if lanes[index].is_over:
                 continue
-            native[index], ends, cut, infos[index] = self._advance(run, index, self._native(action))
+            native[index], ends, cut, info = self._advance(run, index, action)
+            if before is not None:
+                infos[index] = dict(info)  # which the environment may go on to write to
             valid[index] = True
             if index % _STEPS_BETWEEN_SIGNS == 0:
                 self._alive()
@@ -244,7 +263,7 @@ class GymEnvs:
             if ends or cut or capped:
                 terminated[index], truncated[index] = ends, not ends
                 ended[index] = "done" if ends else "horizon" if cut else CAPPED
-        self._check_finite(run)
+        self._check_finite(run, 0, E)
         reward = torch.from_numpy(native)
         if before is not None:
             after = torch.from_numpy(self._obs[run].copy())
@@ -277,63 +296,68 @@ class GymEnvs:
                 self._reset(run, index)
         return final
 
-    def _advance(self, run: int, index: int, action: Any) -> tuple[float, bool, bool, Mapping[str, Any]]:
+    def _advance(self, run: int, index: int, action: Sequence[int]) -> tuple[float, bool, bool, Mapping[str, Any]]:
         """Step one environment and write its observation; return reward, terminated, truncated and info."""
         lane = self._lanes[run][index]
+        native = self._native(action)  # made anew: the environment may change what it is handed
         lane.steps += 1
-        if not self.resets_each_round:  # for a replay; the environment may change what it is handed
-            lane.actions.append(action if self._choices is not None else action.copy())
         cells = INSIDE.cells
         cells[1], cells[2], cells[0] = index, lane.steps, STEP
         try:
-            observation, reward, terminated, truncated, info = lane.env.step(action)
-            paid = float(reward) if type(reward) is not np.ndarray else float(reward.item())
+            observation, reward, terminated, truncated, info = step_values(lane.env.step(native))
+            paid = reward_of(reward)
             self._write(run, index, observation)
-            ends, cut = bool(terminated), bool(truncated)
+            ends, cut = is_true(terminated, "terminated"), is_true(truncated, "truncated")
         except RAISED as error:
             raise self._fault(run, index, error) from error
         finally:
             cells[0] = OUTSIDE
-        if not math.isfinite(paid):
-            raise EnvironmentFault(f"{self._where(run, index)}: the reward is {paid}, which is not finite")
+        if not self.resets_each_round:
+            lane.actions.extend(action)
+            lane.rewards.append(paid)
         lane.native += paid
         return paid, ends, cut, info
 
     def _fault(self, run: int, index: int, error: BaseException) -> BaseException:
         if isinstance(error, EnvironmentFault | torch.OutOfMemoryError):
             return error
-        return EnvironmentFault(f"{self._where(run, index)} raised {last_line(error)}")
+        what = f"returned {error}" if isinstance(error, BadValue) else f"raised {last_line(error)}"
+        return EnvironmentFault(f"{self._where(run, index)} {what}")
 
     def _where(self, run: int, index: int) -> str:
         lane = self._lanes[run][index]
         place = f"in step {lane.steps}" if lane.steps else "in reset"
         return f"environment {self._name!r} (number {index}, episode {lane.episode}) {place}"
 
-    def _check_finite(self, run: int) -> None:
-        """Refuse an observation that is not finite before any running statistic sees it."""
-        finite = np.isfinite(self._obs[run])
+    def _check_finite(self, run: int, first: int, end: int) -> None:
+        """Refuse what is not finite in the observations of environments ``first:end`` before any statistic sees it."""
+        finite = np.isfinite(self._obs[run][first:end])
         if not finite.all():
-            index = int((~finite.all(axis=1)).argmax())
-            values = self._obs[run][index][~finite[index]].tolist()
-            raise EnvironmentFault(f"{self._where(run, index)}: the observation holds {values[0]}, which is not finite")
+            index = first + int((~finite.all(axis=1)).argmax())
+            values = self._obs[run][index][~finite[index - first]].tolist()
+            told = f"returned an observation that holds {values[0]}, which is not finite"
+            raise EnvironmentFault(f"{self._where(run, index)} {told}")
 
     def _reset(self, run: int, index: int) -> None:
         lane = self._lanes[run][index]
         lane.episode += 1
         if self._phase == "eval":
-            lane.reset_key = derive(self._seed, "eval/env_reset", episode=index)
+            key = derive(self._seed, "eval/env_reset", episode=index)
         else:
-            lane.reset_key = derive(self._seed, "env_reset", env=index, episode=lane.episode)
-        lane.actions, lane.steps, lane.native, lane.is_over = [], 0, 0.0, False
+            key = derive(self._seed, "env_reset", env=index, episode=lane.episode)
+        lane.reset_seed = key & _SEED_BITS
+        lane.actions, lane.rewards = array("q"), array("d")
+        lane.steps, lane.native, lane.is_over = 0, 0.0, False
         cells = INSIDE.cells
         cells[1], cells[0] = index, RESET
         try:
-            observation, _ = lane.env.reset(seed=lane.reset_key)
+            observation, _ = reset_values(lane.env.reset(seed=lane.reset_seed))
             self._write(run, index, observation)
         except RAISED as error:
             raise self._fault(run, index, error) from error
         finally:
             cells[0] = OUTSIDE
+        self._check_finite(run, index, index + 1)
         self._ledgers[run].begin_episode(index)
         lane.started_at = datetime.now(UTC).isoformat()
         self._alive()
@@ -345,7 +369,7 @@ class GymEnvs:
             "round": self._round,
             "env_id": index,
             "episode_idx": lane.episode,
-            "host_seed_key": lane.reset_key,
+            "host_seed_key": lane.reset_seed,
             "env_steps": lane.steps,
             "final_accuracy": None,
             "episode_reward": self._ledgers[run].total(index, lane.native),
@@ -357,14 +381,10 @@ class GymEnvs:
         self._episodes[run].append(EpisodeRecord(index, values))
 
     def _write(self, run: int, index: int, observation: Any) -> None:
-        if type(observation) is not np.ndarray:
-            observation = np.asarray(observation)
-        if observation.shape != self._shape:  # numpy would broadcast some of the wrong ones
-            told = f"an observation of the shape {observation.shape}, its space has {self._shape}"
-            raise EnvironmentFault(f"{self._where(run, index)} returned {told}")
-        if observation.ndim != 1:
-            observation = observation.reshape(-1)
-        self._obs[run][index] = observation if self._keep is None else observation * self._keep
+        values = observation_of(observation, self._shape, self._dtype)
+        if values.ndim != 1:
+            values = values.reshape(-1)
+        self._obs[run][index] = values if self._keep is None else values * self._keep
 
     def _observation(self, run: int) -> Observation:
         return Observation(torch.from_numpy(self._obs[run]), self._no_ids)
@@ -372,7 +392,9 @@ class GymEnvs:
     def _native(self, action: Sequence[int]) -> Any:
         if min(action) < 0:
             raise ValueError(f"action {list(action)} is outside its mask")
-        return np.asarray(action) if self._choices is None else self._choices[action[0]]
+        if self._choices is not None:
+            return self._choices[action[0]]
+        return np.asarray(action, dtype=self._starts.dtype) + self._starts
 
 
 def make_envs(
@@ -398,7 +420,8 @@ def make_envs(
     return GymEnvs(config, ledgers, replicate_seed=replicate_seed, num_envs=num_envs, phase=phase, alive=alive)
 
 
-def _make(section: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+def build_one(section: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+    """Build an environment from the ``id`` and ``kwargs`` of an ``env`` section, else raise ``ValueError``."""
     name, kwargs = section["id"], section.get("kwargs") or {}
     given = f" with env.kwargs={dict(kwargs)!r}" if kwargs else ""
     with building(f"env.id={name!r}{given}"):
@@ -419,19 +442,17 @@ def _versioned(name: str) -> str:
     return name if newest is None else newest.id
 
 
-def _observation_shape(space: spaces.Space[Any]) -> tuple[int, ...]:
+def _observation_layout(space: spaces.Space[Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:
     if not isinstance(space, spaces.Box):
         raise UnsupportedSpace(f"observation space {space}: only Box is supported; wrap the environment")
-    return tuple(space.shape)
+    return tuple(space.shape), np.dtype(space.dtype)
 
 
-def _heads(space: spaces.Space[Any]) -> tuple[list[int | None], list[HeadSpec]]:
-    """Return the start of a Discrete space (None for MultiDiscrete parts) and the heads."""
+def _heads(space: spaces.Space[Any]) -> list[HeadSpec]:
     if isinstance(space, spaces.Discrete):
-        return [int(space.start)], [HeadSpec("action", int(space.n))]
+        return [HeadSpec("action", int(space.n))]
     if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
-        heads = [HeadSpec(f"action_{i}", int(n)) for i, n in enumerate(space.nvec)]
-        return [None] * len(heads), heads
+        return [HeadSpec(f"action_{i}", int(n)) for i, n in enumerate(space.nvec)]
     raise UnsupportedSpace(f"action space {space}: only Discrete and MultiDiscrete are supported")
 
 
@@ -443,11 +464,6 @@ def _velocity_mask(section: Mapping[str, Any], size: int) -> np.ndarray | None:
     keep = np.ones(size, dtype=np.float32)
     keep[list(VELOCITIES[section["id"]])] = 0.0
     return keep
-
-
-def _history(actions: Sequence[Any], offsets: Sequence[int | None]) -> Tensor:
-    rows = [[a - offsets[0]] if offsets[0] is not None else list(a) for a in actions]
-    return torch.tensor(rows, dtype=torch.int64).reshape(len(rows), len(offsets))
 
 
 def _scalars(infos: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:
