@@ -12,6 +12,7 @@ import typer
 
 from app.cli import admin
 from app.cli.people import HANDED_OVER, app
+from worker import env_cli
 from worker.__main__ import parse
 
 ROOT = Path(__file__).parents[1]
@@ -61,6 +62,8 @@ def test_command_lines_of_a_page_are_those_of_the_program(page: Path, monkeypatc
         words = [word for word in shlex.split(line)[1:] if word != "..."]
         if words[0] == "worker":
             parse(words[1:])
+        elif words[0] == "env":
+            env_cli.parse(words[1:])
         elif words[0] != "data":
             refuse_unknown(operators if words[0] in HANDED_OVER else people, words)
 

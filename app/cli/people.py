@@ -37,7 +37,7 @@ class Program(NamedTuple):
 
     module: str
     first: tuple[str, ...]
-    package: str
+    packages: str
     extra: str
     summary: str
 
@@ -51,6 +51,9 @@ HANDED_OVER = {
     "demo": Program("app.cli.admin", ("demo",), "fastapi", "server", "Run the whole product on this machine once."),
     "worker": Program("worker", (), "torch", "worker", "Train blocks on one device."),
     "data": Program("worker", ("data",), "torch", "worker", "Fetch data sets ahead of training."),
+    "env": Program(
+        "worker", ("env",), "torch gymnasium", "worker,gym", "Check whether an environment can be trained in."
+    ),
 }
 
 
@@ -63,7 +66,7 @@ def _offer(name: str, program: Program) -> None:
     """Add a command that hands over to the program that has it."""
 
     def command(context: typer.Context) -> None:
-        if importlib.util.find_spec(program.package) is None:
+        if any(importlib.util.find_spec(package) is None for package in program.packages.split()):
             missing = f"`lockstep {name}` needs more packages: pip install 'lockstep[{program.extra}]'"
             raise fail(missing, 2)
         arguments = [sys.executable, "-m", program.module, *program.first, *context.args]

@@ -42,7 +42,7 @@ def test_commands_for_people_run_without_server_and_worker_packages() -> None:
 
 
 def test_a_command_without_its_packages_names_what_to_install() -> None:
-    for name, extra in (("serve", "server"), ("token", "server"), ("worker", "worker"), ("data", "worker")):
+    for name, extra in (("serve", "server"), ("token", "server"), ("worker", "worker"), ("env", "worker,gym")):
         found = run(f"sys.argv = ['lockstep', {name!r}]\nfrom app.cli.people import main\nmain()")
         assert (found.returncode, found.stdout) == (2, "")
         assert found.stderr == f"error: `lockstep {name}` needs more packages: pip install 'lockstep[{extra}]'\n"

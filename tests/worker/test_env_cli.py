@@ -1,0 +1,117 @@
+"""`lockstep env check`: fit environments pass, each way to be unfit is named, and nothing is a traceback."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium import spaces
+
+from worker.env_cli import main
+
+_shared = np.random.default_rng(3)
+
+
+class _Fit(gymnasium.Env[Any, Any]):
+    """Shows a walk; fit for Lockstep unless ``how`` says otherwise."""
+
+    def __init__(self, how: str = "fit") -> None:
+        self.observation_space = spaces.Box(-2.0, 2.0, (2,))
+        self.action_space = spaces.Discrete(3, start=-1)
+        self.how, self.resets = how, 0
+        if how == "unlicensed":
+            raise RuntimeError("no licence")
+
+    def reset(self, *, seed: int | None = None, options: Any = None) -> Any:  # noqa: ARG002 - of the interface
+        super().reset(seed=None if self.how == "unseeded" else seed)
+        self.steps, self.resets = 0, self.resets + 1
+        return self._observation(), {}
+
+    def step(self, action: Any) -> Any:
+        self.steps += 1
+        if self.how == "raises" and self.steps == 7:
+            return dict[str, Any]()["velocity"]
+        reward = float(action) + (self.resets if self.how == "remembers" else 0)
+        return self._observation(), reward, self.steps >= 20, False, {}
+
+    def _observation(self) -> np.ndarray:
+        generator = _shared if self.how == "shared" else self.np_random
+        drawn = generator.uniform(-1, 1, 2).astype(np.float32)
+        return drawn + np.float32(3) if self.how == "outside" else drawn
+
+    def close(self) -> None:
+        if self.how == "cannot close":
+            raise RuntimeError("busy")
+
+
+gymnasium.register("Fit-v0", entry_point=lambda **kwargs: _Fit(**kwargs))
+
+
+def check(capsys: pytest.CaptureFixture[str], how: str, *more: str) -> tuple[int, str]:
+    code = main(["check", "Fit-v0", "--kwargs", json.dumps({"how": how}), "--steps", "100", *more])
+    return code, capsys.readouterr().out
+
+
+def test_a_fit_environment_passes_and_the_treatment_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out = check(capsys, "fit")
+    assert code == 0
+    assert "refused" not in out
+    assert "warning" not in out
+    assert "plays: 100 steps and 5 ends of episodes" in out
+    assert "resumes: a block that is resumed by replay shows the same in every step, from 3 borders" in out
+    assert "actions: one categorical head for each part: action of 3" in out
+    assert "evaluation: an episode is cut after 100,000 steps, for it has no limit of its own" in out
+    assert out.endswith("Fit-v0 can be trained in\n")
+
+
+@pytest.mark.parametrize(
+    ("how", "name", "words"),
+    [
+        ("unlicensed", "builds", "cannot be built: RuntimeError: no licence"),
+        ("raises", "plays", "in step 7 raised KeyError: 'velocity'"),
+        (
+            "unseeded",
+            "deterministic",
+            "a second instance under the same seeds differs in step 1 of play: the observation",
+        ),
+        ("shared", "deterministic", "draw all randomness from the seed of reset"),
+        ("remembers", "resumes", "in the replay after a resume the reward is "),
+    ],
+)
+def test_what_makes_it_unfit_is_refused_by_name(
+    capsys: pytest.CaptureFixture[str], how: str, name: str, words: str
+) -> None:
+    code, out = check(capsys, how, "--json")
+    document = json.loads(out)
+    assert (code, document["ok"]) == (1, False)
+    refused = {item["name"]: item["text"] for item in document["findings"] if item["state"] == "refused"}
+    assert words in refused[name]
+
+
+@pytest.mark.parametrize(
+    ("how", "words"),
+    [("outside", "warning: bounds: step 1: component 0 is "), ("cannot close", "close raised RuntimeError: busy")],
+)
+def test_what_lockstep_can_live_with_is_a_warning(capsys: pytest.CaptureFixture[str], how: str, words: str) -> None:
+    code, out = check(capsys, how)
+    assert code == 0
+    assert words in out
+
+
+@pytest.mark.parametrize(
+    ("name", "words"), [("CartPole-v7", "doesn't exist"), ("Blackjack-v1", "observation space Tuple")]
+)
+def test_what_cannot_be_built_is_one_sentence(capsys: pytest.CaptureFixture[str], name: str, words: str) -> None:
+    assert main(["check", name]) == 1
+    refusal, verdict = capsys.readouterr().out.splitlines()
+    assert words in refusal
+    assert verdict == f"{name} cannot be trained in as it is"
+
+
+@pytest.mark.parametrize("given", ["{", "[1]", "3"])
+def test_kwargs_that_are_no_object_are_a_wrong_call(capsys: pytest.CaptureFixture[str], given: str) -> None:
+    assert main(["check", "CartPole-v1", "--kwargs", given]) == 2
+    assert "error: --kwargs: " in capsys.readouterr().err

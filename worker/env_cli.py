@@ -1,0 +1,75 @@
+"""`python -m worker.env_cli check ID`: is an environment fit for Lockstep, and what will be done with it. No server."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import Any
+
+from worker.envs.gymnasium.check import OK, Checked, check
+
+_WRONG_CALL = 2
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command; return its exit status: 0 fit, 1 refused, 2 wrongly called."""
+    options = parse(arguments)
+    try:
+        kwargs = _kwargs(options.kwargs)
+    except ValueError as error:
+        sys.stderr.write(f"error: {error}\n")
+        return _WRONG_CALL
+    checked = check(options.id, kwargs, steps=options.steps, seconds=options.seconds)
+    text = json.dumps(_document(options.id, kwargs, checked), indent=2) if options.json else _lines(options.id, checked)
+    sys.stdout.write(f"{text}\n")
+    return 0 if checked.is_ok else 1
+
+
+def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
+    """Parse the command line."""
+    parser = argparse.ArgumentParser(prog="lockstep env", description="Environments on this machine.")
+    commands = parser.add_subparsers(dest="command", required=True)
+    checks = commands.add_parser("check", help="play an environment and say whether Lockstep can train in it")
+    checks.add_argument("id", help="as in env.id: registered with Gymnasium, or by a package of your own")
+    checks.add_argument("--kwargs", default="{}", help="keyword arguments as JSON, as in env.kwargs")
+    checks.add_argument("--steps", type=_positive, default=1000, help="steps to play in each instance")
+    checks.add_argument("--seconds", type=float, default=10.0, help="time after which the first play ends")
+    checks.add_argument("--json", action="store_true", help="print JSON")
+    return parser.parse_args(arguments)
+
+
+def _positive(text: str) -> int:
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError("must be at least 1")
+    return number
+
+
+def _kwargs(text: str) -> dict[str, Any]:
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"--kwargs: {error}; write an object, for example --kwargs '{{\"size\": 4}}'") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"--kwargs: {text!r} is no JSON object; write for example --kwargs '{{\"size\": 4}}'")
+    return found
+
+
+def _document(name: str, kwargs: dict[str, Any], checked: Checked) -> dict[str, Any]:
+    findings = [asdict(finding) for finding in checked.findings]
+    return {"id": name, "kwargs": kwargs, "ok": checked.is_ok, "findings": findings, "treatment": checked.treatment}
+
+
+def _lines(name: str, checked: Checked) -> str:
+    lines = [f"{'' if item.state == OK else item.state + ': '}{item.name}: {item.text}" for item in checked.findings]
+    if checked.treatment:
+        lines += ["What Lockstep does with it:", *(f"  {key}: {text}" for key, text in checked.treatment.items())]
+    verdict = "can be trained in" if checked.is_ok else "cannot be trained in as it is"
+    return "\n".join([*lines, f"{name} {verdict}"])
+
+
+if __name__ == "__main__":
+    sys.exit(main())

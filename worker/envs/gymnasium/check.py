@@ -1,0 +1,242 @@
+"""What `lockstep env check` finds out about an environment before an experiment is spent on it.
+
+It is built and stepped by the adapter that trains, with keyed random actions; what must hold is that an episode
+depends on its reset seed and actions alone: in another instance, beside others, and after a resume by replay.
+Gymnasium's own checker runs too; what it finds is a warning where our rules hold. Axes: E environment, H heads.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+import warnings
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+from gymnasium.utils.env_checker import check_env
+from torch import Tensor
+
+from lockstep.spec.gymnasium import EVAL_MAX_STEPS
+from worker.envs.base import StepResult
+from worker.envs.family import UniformControl
+from worker.envs.faults import RAISED, EnvironmentFault, last_line
+from worker.envs.gymnasium.env import GymEnvs, build_one, make_envs
+
+OK, WARNING, REFUSED = "ok", "warning", "refused"
+_SEED = 0
+#: Borders at which a resume is tried, as shares of the steps that are played.
+_RESUMES = (0.3, 0.6, 0.9)
+#: What Gymnasium's checker says of wrapped, unrendered and unbounded environments, which is no finding here.
+_EXPECTED = ("is different from the unwrapped version", "render", "is -infinity", "is infinity")
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at: its name, ``ok``, ``warning`` or ``refused``, and a sentence."""
+
+    name: str
+    state: str
+    text: str
+
+
+@dataclass
+class Checked:
+    """What was found, and what Lockstep will do with the environment, by name.
+
+    Attributes:
+        findings: in the order in which they were looked for; the first refusal may end the list.
+        treatment: sentences; empty where it cannot be built.
+    """
+
+    findings: list[Finding] = field(default_factory=list)
+    treatment: dict[str, str] = field(default_factory=dict)
+
+    @property
+    def is_ok(self) -> bool:
+        """Whether nothing was refused."""
+        return all(finding.state != REFUSED for finding in self.findings)
+
+
+@dataclass(frozen=True)
+class _Step:
+    """What a step of environment 0 led to."""
+
+    observation: np.ndarray
+    reward: float
+    terminated: bool
+    truncated: bool
+
+    def difference(self, other: _Step) -> str | None:
+        """Return what differs, in words."""
+        if not np.array_equal(self.observation, other.observation):
+            return f"the observation is {_short(other.observation)}, not {_short(self.observation)}"
+        if self.reward != other.reward:
+            return f"the reward is {other.reward:g}, not {self.reward:g}"
+        if (self.terminated, self.truncated) != (other.terminated, other.truncated):
+            return "the episode ends in one and not in the other"
+        return None
+
+
+def check(name: str, kwargs: Mapping[str, Any], *, steps: int, seconds: float) -> Checked:
+    """Check the environment ``name``; play at most so many steps, and for about so many seconds at a time."""
+    section = {"id": name, "kwargs": dict(kwargs), "rollout_steps": steps, "wrappers": []}
+    checked = Checked()
+    try:
+        with _opened(section, 2) as envs:
+            control = UniformControl(envs, _SEED, 0)
+            actions = [control.act(step) for step in range(steps)]
+            sample = build_one(section)
+            checked.treatment = _treatment(sample, envs)
+    except ValueError as error:
+        checked.findings.append(Finding("builds", REFUSED, str(error)))
+        return checked
+    spaces = " ".join(f"observation {sample.observation_space}, action {sample.action_space}".split())
+    checked.findings += [Finding("builds", OK, spaces), _by_gymnasium(section)]
+    try:
+        for finding in _played(section, sample, actions, seconds):
+            checked.findings.append(finding)
+    except EnvironmentFault as error:
+        checked.findings.append(Finding("plays", REFUSED, str(error)))
+    checked.findings.append(_closes(sample))
+    return checked
+
+
+def _played(section: Mapping[str, Any], sample: Any, actions: Sequence[Tensor], seconds: float) -> Iterator[Finding]:
+    began = time.perf_counter()
+    with _opened(section, 1) as envs:
+        first = _play(envs, actions, until=began + seconds)
+    taken = time.perf_counter() - began
+    ends = sum(step.terminated or step.truncated for step in first)
+    actions = actions[: len(first)]
+    told = f"{len(first)} steps and {ends} ends of episodes, about {len(first) / taken:,.0f} steps a second"
+    yield Finding(
+        "plays", OK if ends else WARNING, told + ("" if ends else "; give it a limit of steps if it has none")
+    )
+    yield _inside_bounds(sample.observation_space, first)
+    with _opened(section, 1) as envs:
+        yield _equal("deterministic", "a second instance under the same seeds", first, _play(envs, actions))
+    with _opened(section, 2) as envs:
+        yield _equal("alone", "an instance that is stepped beside another one", first, _play(envs, actions))
+    yield _resumed(section, first, actions)
+
+
+def _play(envs: GymEnvs, actions: Sequence[Tensor], until: float = float("inf")) -> list[_Step]:
+    envs.begin_round(0)
+    steps = []
+    for action in actions:
+        [result] = envs.step([action[: envs.num_envs]])
+        steps.append(_step(result))
+        if time.perf_counter() > until:
+            break
+    return steps
+
+
+def _step(result: StepResult | None) -> _Step:
+    if result is None:
+        raise RuntimeError("the only run was stepped")
+    seen = result.final_observation or result.observation
+    flags = bool(result.terminated[0]), bool(result.truncated[0])
+    return _Step(seen.features[0].numpy().copy(), float(result.reward[0]), *flags)
+
+
+def _equal(name: str, what: str, first: Sequence[_Step], again: Sequence[_Step], start: int = 0) -> Finding:
+    for number, (one, two) in enumerate(zip(first, again, strict=True), start=start + 1):
+        difference = one.difference(two)
+        if difference is not None:
+            remedy = "draw all randomness from the seed of reset and keep no state outside of an episode"
+            return Finding(name, REFUSED, f"{what} differs in step {number} of play: {difference}; {remedy}")
+    return Finding(name, OK, f"{what} shows the same in every step")
+
+
+def _resumed(section: Mapping[str, Any], first: Sequence[_Step], actions: Sequence[Tensor]) -> Finding:
+    """Go on from several borders in new instances, which replay the running episode as a resumed block does."""
+    what = "a block that is resumed by replay"
+    borders = sorted({int(share * len(first)) for share in _RESUMES} - {0})
+    with _opened(section, 1) as envs:
+        states = []
+        for start, border in zip([0, *borders], borders, strict=False):
+            _play(envs, actions[start:border])
+            states.append(envs.state_dict(0))
+    for border, state in zip(borders, states, strict=True):
+        with _opened(section, 1) as envs:
+            try:
+                envs.load_state_dict(0, state)
+            except EnvironmentFault as error:
+                return Finding("resumes", REFUSED, str(error))
+            found = _equal("resumes", what, first[border:], _play(envs, actions[border:]), border)
+        if found.state != OK:
+            return found
+    return Finding("resumes", OK, f"{what} shows the same in every step, from {len(borders)} borders")
+
+
+def _inside_bounds(space: Any, steps: Sequence[_Step]) -> Finding:
+    low, high = (np.asarray(end, dtype=np.float32).reshape(-1) for end in (space.low, space.high))
+    for number, step in enumerate(steps, start=1):
+        outside = (step.observation < low) | (step.observation > high)
+        if outside.any():
+            at = int(outside.argmax())
+            limits = f"{low[at]:g} to {high[at]:g}"
+            told = f"step {number}: component {at} is {step.observation[at]:g}, its space says {limits}"
+            return Finding("bounds", WARNING, f"{told}; Lockstep trains on it as it is")
+    return Finding("bounds", OK, "all observations lie in their space")
+
+
+def _closes(sample: Any) -> Finding:
+    try:
+        sample.close()
+    except RAISED as error:
+        return Finding("closes", WARNING, f"close raised {last_line(error)}")
+    return Finding("closes", OK, "close returns")
+
+
+def _by_gymnasium(section: Mapping[str, Any]) -> Finding:
+    """Ask Gymnasium's own checker."""
+    told: list[str] = []
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        try:
+            with contextlib.closing(build_one(section)) as env:
+                check_env(env, skip_render_check=True)
+        except RAISED as error:
+            told.append(last_line(error))
+    told += [str(item.message).replace("\x1b[33m", "").replace("\x1b[0m", "") for item in caught]
+    kept = [text for text in dict.fromkeys(told) if not any(word in text for word in _EXPECTED)]
+    if not kept:
+        return Finding("gymnasium", OK, "its own checker finds nothing")
+    return Finding("gymnasium", WARNING, f"its own checker says: {'; '.join(' '.join(text.split()) for text in kept)}")
+
+
+def _treatment(sample: Any, envs: GymEnvs) -> dict[str, str]:
+    limit = _limit(sample)
+    heads = ", ".join(f"{head.name} of {head.size}" for head in envs.heads)
+    size, normal = envs.obs_spec.num_features, int(envs.obs_spec.continuous.sum())
+    cap = f"{limit} steps, its own limit" if limit else f"{EVAL_MAX_STEPS:,} steps, for it has no limit of its own"
+    return {
+        "actions": f"one categorical head for each part: {heads}",
+        "observations": f"{size} numbers, flattened to float32; with obs_norm.enabled all {normal} are normalised",
+        "rewards": "as float32 numbers; scaled only with reward_norm",
+        "seeds": "every episode is reset with a seed of its own, below 2^32 and equal for all arms",
+        "time limits": "after a truncated episode the value of its true last observation is bootstrapped, after a "
+        "terminated one nothing",
+        "evaluation": f"an episode is cut after {cap}; eval.max_steps says otherwise",
+        "resume": "a running episode is replayed from its seed and actions",
+    }
+
+
+def _limit(env: Any) -> int | None:
+    limit: int | None = env.spec.max_episode_steps if env.spec is not None else None
+    return limit
+
+
+@contextlib.contextmanager
+def _opened(section: Mapping[str, Any], num_envs: int) -> Iterator[GymEnvs]:
+    envs = make_envs({"env": section}, [None], replicate_seed=_SEED, num_envs=num_envs, phase="train")
+    with contextlib.closing(envs):
+        yield envs
+
+
+def _short(values: np.ndarray) -> str:
+    shown = ", ".join(f"{value:g}" for value in values[:4])
+    return f"[{shown}{', ..' if values.size > 4 else ''}]"
