@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from app.services import assignments, ingest, scheduling, submission, workers
@@ -69,6 +69,8 @@ class SimulatedWorker:
         self.given = {"datasets": {"digits": "f" * 64}, **given}
         self.worker_id = ""
         self.assignment: p.Assignment | None = None
+        #: Accuracy by arm and replicate; None: made up.
+        self.accuracy: Callable[[str, int], float] | None = None
 
     def register(self) -> SimulatedWorker:
         """Register and pass the device check."""
@@ -113,7 +115,8 @@ class SimulatedWorker:
 
     def _round(self, run: p.AssignedRun, index: int, flavour: str, diverged: Sequence[str], **given: Any) -> p.RunRound:
         value = float(int(hashlib.sha256(f"{run.arm}{self.held.replicate}{index}".encode()).hexdigest()[:4], 16))
-        metrics: dict[str, float | None] = {"eval/accuracy": value / 1000, "train/return_mean": value}
+        accuracy = value / 1000 if self.accuracy is None else self.accuracy(run.arm, self.held.replicate)
+        metrics: dict[str, float | None] = {"eval/accuracy": accuracy, "train/return_mean": value}
         first = (index - self.held.resume_round) * len(metrics) + 1
         episode = {"env_id": 0, "episode_idx": index, "round": index, "final_accuracy": value / 1000}
         return p.RunRound(

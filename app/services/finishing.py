@@ -1,6 +1,7 @@
 """The end of an experiment, and registered looks on the way: report, verdict, ``end`` event.
 
-A look analyses complete blocks 1..n only. The end is recorded once: the report row and the event
+A look is due when its number of complete blocks is reached and no block before the last of them is open; lost ones
+count for nothing. The end is recorded once: the report row and the event
 ``experiment_end`` commit together, and only then do live readers hear ``end``.
 """
 
@@ -18,8 +19,6 @@ from app.store.engine import utc
 from app.store.events import NewEvent, add_events
 from app.store.tables import Record
 from lockstep.status import TERMINAL_BLOCK, BlockStatus, Cause
-
-_DECIDING = ("WINNER_MEANINGFUL", "WINNER", "DIFFERENT_BUT_NEGLIGIBLE", "EQUIVALENT", "IDENTICAL_RUNS")
 
 
 def finish_due(ctx: Context) -> int:
@@ -42,18 +41,21 @@ def _finish_one(ctx: Context, experiment_id: str) -> int:
 
 
 def _due_look(session: Session, experiment: Record, rows: Any) -> tuple[int, int] | None:
-    """Return (number, blocks) of the next registered look whose blocks have all ended."""
+    """Return (number, replicates that it may see) of the next registered look, when it is due."""
     looks = (experiment.analysis or {}).get("looks", {})
     if looks.get("mode") != "planned":
         return None
     taken = reports.looks_taken(session, experiment.id)
-    for number, blocks_needed in enumerate(looks["at"], start=1):
-        if number in taken:
-            continue
-        first = rows[:blocks_needed]
-        complete = len(first) == blocks_needed and all(BlockStatus(row.status) in TERMINAL_BLOCK for row in first)
-        decided = any(row.cause == Cause.DECIDED for row in first)
-        return (number, blocks_needed) if complete and not decided else None
+    number = next((k for k in range(1, len(looks["at"]) + 1) if k not in taken), None)
+    if number is None or any(row.cause == Cause.DECIDED for row in rows):
+        return None
+    complete = 0
+    for row in rows:
+        if BlockStatus(row.status) not in TERMINAL_BLOCK:
+            return None
+        complete += row.status == BlockStatus.SUCCEEDED
+        if complete == looks["at"][number - 1]:
+            return number, row.replicate + 1
     return None
 
 
@@ -68,10 +70,11 @@ def _look(ctx: Context, experiment: Record, look: tuple[int, int]) -> int:
         now = ctx.store.now(session)
         store_report(session, now, experiment.id, content, scores, f"look {number}")
         code = content["verdict"]["code"]
-        text = f"look {number} at {num_blocks} blocks: {content['verdict']['sentence']}"
+        complete = content["facts"]["complete_blocks"]
+        text = f"look {number} at {complete} blocks: {content['verdict']['sentence']}"
         payload = {"look": number, "verdict": code}
         add_events(session, now, experiment.id, [NewEvent("look", text, actor="analysis", payload=payload)])
-        if code in _DECIDING:
+        if content["verdict"]["settled"]:
             cancel_decided(session, now, experiment.id, f"decided at look {number}")
     ctx.bell.ring()
     return 1

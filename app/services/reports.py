@@ -88,7 +88,8 @@ def gather(
     if not has_analysis(experiment):
         raise ConflictError("no analysis was registered with this experiment", code="no_data")
     analysis = AnalysisSpec.model_validate_json(json.dumps(experiment.analysis))
-    ended = _ended_blocks(experiments.blocks(session, experiment_id), num_blocks)
+    rows = experiments.blocks(session, experiment_id)
+    ended = _ended_blocks(rows, num_blocks)
     if not ended:
         raise ConflictError("no block has ended yet; there is nothing to report", code="no_data")
     found = _gather(session, experiment, analysis, ended)
@@ -107,6 +108,8 @@ def gather(
         training=tuple(_training(found)),
         cross_scores=tuple(_cross_scores(found)),
         look=look,
+        looks_taken=tuple(tuple(blocks) for blocks in reports.looks_seen(session, experiment_id)),
+        ended=look is None and all(BlockStatus(row.status) in TERMINAL_BLOCK for row in rows),
         extension=_extension(session, experiment),
         stamp=stamp_of(scheduling.get_meta(session, STAMP_KEY)),
         code_version=package_version("lockstep"),

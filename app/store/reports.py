@@ -5,12 +5,15 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from sqlalchemy import func, insert, select
+from sqlalchemy import ColumnElement, and_, func, insert, select
 from sqlalchemy.orm import Session
 
 from app.store import tables as t
 from app.store.engine import utc
 from app.store.tables import Record
+
+#: How the trigger of a report made at a registered look begins.
+_LOOK = "look "
 
 
 def insert_report(
@@ -50,8 +53,16 @@ def versions(session: Session, experiment_id: str) -> Sequence[Record]:
 
 def looks_taken(session: Session, experiment_id: str) -> set[int]:
     """Return the numbers of the registered looks that have been taken."""
-    prefix = "look "
-    query = select(t.report.c.trigger).where(
-        t.report.c.experiment_id == experiment_id, t.report.c.trigger.startswith(prefix)
-    )
-    return {int(trigger.removeprefix(prefix)) for trigger in session.execute(query).scalars()}
+    query = select(t.report.c.trigger).where(_is_look(experiment_id))
+    return {int(trigger.removeprefix(_LOOK)) for trigger in session.execute(query).scalars()}
+
+
+def looks_seen(session: Session, experiment_id: str) -> list[list[int]]:
+    """Return the replicates that entered each registered look, in order: later blocks never change them."""
+    query = select(t.report.c.content["scores"].label("scores")).where(_is_look(experiment_id))
+    rows = session.execute(query.order_by(t.report.c.version)).all()
+    return [sorted({int(score["replicate"]) for score in row.scores}) for row in rows]
+
+
+def _is_look(experiment_id: str) -> ColumnElement[bool]:
+    return and_(t.report.c.experiment_id == experiment_id, t.report.c.trigger.startswith(_LOOK))

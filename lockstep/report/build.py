@@ -16,21 +16,13 @@ from typing import Any
 import numpy as np
 import scipy
 
-from lockstep.report.comparisons import comparison, quantity_row
+from lockstep.report.clock import Clock, cancelled_blocks, finished_blocks
+from lockstep.report.comparisons import comparison, early_stop_row, quantity_row
 from lockstep.report.csv import scores_csv
 from lockstep.report.curves import curve_plot, curve_test, time_to_threshold
 from lockstep.report.gates import Gate, check_gates, is_balanced
 from lockstep.report.headline import Finding, headline
-from lockstep.report.inputs import (
-    Clock,
-    MetricScores,
-    ReportInputs,
-    clock,
-    design_of,
-    finished_blocks,
-    metric_scores,
-    score_table,
-)
+from lockstep.report.inputs import MetricScores, ReportInputs, metric_scores, score_table
 from lockstep.report.numbers import difference_unit, number, unit_of
 from lockstep.report.sections import (
     arm_table,
@@ -49,13 +41,15 @@ from lockstep.report.sections import (
     sequential_panel,
     training_rows,
 )
+from lockstep.report.staged import Judged, judge
 from lockstep.report.words.methods import methods_sentence, methods_sentences
 from lockstep.report.words.sentences import decisive_pair
 from lockstep.spec.analysis import analysis_hash
 from lockstep.stats.estimands import bimodal_arms
 from lockstep.stats.failures import Sensitivity, analyse_with_sensitivity
 from lockstep.stats.planning import ReplicatesNeeded
-from lockstep.stats.registered import Design
+from lockstep.stats.registered import Design, registered_test
+from lockstep.stats.scores import usable
 from lockstep.stats.verdict import ExperimentResult, PairResult
 
 SCHEMA = 2
@@ -66,17 +60,15 @@ class _Analysis:
 
     def __init__(self, inputs: ReportInputs) -> None:
         self.inputs = inputs
-        self.clock: Clock = clock(inputs)
-        self.gates: tuple[Gate, ...] = check_gates(inputs)
-        self.design: Design = design_of(inputs.analysis, self.clock.level, inputs.kind)
-        self.scores: MetricScores = metric_scores(inputs, inputs.analysis.primary.metric, self.clock.blocks)
+        void = next((g for g in check_gates(inputs) if g.cls == "void" and g.state == "fail"), None)
+        self.stand: Judged = judge(inputs, void.gate if void else None)
+        self.clock: Clock = self.stand.clock
+        self.gates: tuple[Gate, ...] = check_gates(inputs, self.clock)
+        self.design: Design = self.stand.design
+        self.scores: MetricScores = self.stand.scores
         self.sign = 1.0 if self.scores.direction == "max" else -1.0
-        void = next((g for g in self.gates if g.cls == "void" and g.state == "fail"), None)
-        self.result: ExperimentResult
-        self.sensitivity: Sensitivity
-        self.result, self.sensitivity = analyse_with_sensitivity(
-            self.scores.arms, self.design, void.gate if void else None
-        )
+        self.result: ExperimentResult = self.stand.result
+        self.sensitivity: Sensitivity = self.stand.sensitivity
         self.decisive = decisive_pair(self.result)
         self.guardrails = guardrail_rows(inputs, self.scores, self.result, self.clock)
         self.more: ReplicatesNeeded | None = replicates_more(self.decisive, self.design, inputs.analysis.alpha)
@@ -87,16 +79,7 @@ class _Analysis:
 
     def finding(self) -> Finding:
         """Return what the headline is written from."""
-        return Finding(
-            self.inputs,
-            self.clock,
-            self.gates,
-            self.design,
-            self.scores,
-            self.result,
-            self.guardrails,
-            self.more,
-        )
+        return Finding(self.inputs, self.gates, self.stand, self.guardrails, self.more)
 
 
 def build_report(inputs: ReportInputs) -> dict[str, Any]:
@@ -114,6 +97,8 @@ def build_report(inputs: ReportInputs) -> dict[str, Any]:
         "facts": _facts(found),
         "table": arm_table(result, found.scores, design, found.sign),
         "comparisons": [comparison(p, design, found.sign, found.scores.blocks, found.judged(p)) for p in result.pairs],
+        "early_stops": [row for p in result.pairs if (row := early_stop_row(inputs, found.clock, p)) is not None],
+        "overrun": _overrun(found),
         "quantities": [quantity_row(p, design, found.scores.arms) for p in result.pairs if p.in_family],
         "bimodal": {label: [number(v) for v in gap] for label, gap in bimodal_arms(result.arms).items()},
         "adjustment": result.adjustment,
@@ -136,7 +121,7 @@ def build_report(inputs: ReportInputs) -> dict[str, Any]:
         "training": training_rows(inputs),
         "xeval": cross_scores(inputs),
         "exploratory": _exploratory(found),
-        "methods_sentence": methods_sentence(inputs.analysis, methods_sentences(inputs, result, design)),
+        "methods_sentence": methods_sentence(inputs.analysis, methods_sentences(inputs, found.stand)),
         "scores_sha256": hashlib.sha256(scores_csv(inputs).encode()).hexdigest(),
         "seeds": {"analysis": inputs.analysis.analysis_seed},
         "notes": dict(sorted(inputs.notes.items())),
@@ -183,6 +168,9 @@ def _registration(inputs: ReportInputs) -> dict[str, Any]:
         "arms": [asdict(arm) | {"differences": [asdict(d) for d in arm.differences]} for arm in inputs.arms],
         "planned_blocks": inputs.planned_blocks,
         "look": inputs.look,
+        "looks_taken": [list(blocks) for blocks in inputs.looks_taken],
+        "ended": inputs.ended,
+        "cancelled": list(cancelled_blocks(inputs)),
         "extension": None if extension is None else asdict(extension),
     }
 
@@ -225,8 +213,9 @@ def _facts(found: _Analysis) -> dict[str, Any]:
 
 
 def _complete(found: _Analysis) -> int:
-    sizes: Sequence[int] = [arm.values.size for arm in found.result.arms]
-    return int(min(sizes))
+    if not found.clock.reached:
+        return found.clock.complete
+    return int(min(arm.values.size for arm in found.result.arms))
 
 
 def _more(more: ReplicatesNeeded | None) -> dict[str, Any] | None:
@@ -235,14 +224,32 @@ def _more(more: ReplicatesNeeded | None) -> dict[str, Any] | None:
     return {"N_plugin": more.plugin, "N_upper80": more.upper80, "more": list(more.more)}
 
 
+def _overrun(found: _Analysis) -> dict[str, Any] | None:
+    """Return the pooled estimates with the blocks that finished after the answer; they never confirm or refute it."""
+    if not found.stand.overrun:
+        return None
+    inputs, design = found.inputs, found.design
+    scores = metric_scores(inputs, found.scores.metric, (*found.clock.blocks, *found.stand.overrun))
+    arms = {arm.label: arm for arm in usable(scores.arms, found.result.floor, design.paired)}
+    pairs = [(p, registered_test(arms[p.a.label], arms[p.b.label], design)) for p in found.result.pairs if p.in_family]
+    return {
+        "label": "OVERRUN",
+        "blocks": list(found.stand.overrun),
+        "comparisons": [
+            {"a": p.a.label, "b": p.b.label, "estimate": number(p.evidence.estimate), "pooled": number(test.estimate)}
+            for p, test in pairs
+        ],
+    }
+
+
 def _exploratory(found: _Analysis) -> dict[str, Any] | None:
     """Return the pooled analysis of an extension decided after data were seen; never the verdict."""
     inputs = found.inputs
-    if inputs.extension is None:
+    if inputs.extension is None or not found.clock.reached:
         return None
     pooled = replace(inputs, extension=None)
     blocks = finished_blocks(pooled, score_table(pooled, found.scores.metric))
-    scores = metric_scores(pooled, found.scores.metric, blocks)
+    scores = metric_scores(pooled, found.scores.metric, blocks, not inputs.analysis.paired)
     result, _ = analyse_with_sensitivity(scores.arms, replace(found.design, level=inputs.analysis.alpha, mode="fixed"))
     return {
         "label": "EXPLORATORY",

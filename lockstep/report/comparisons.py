@@ -6,7 +6,10 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
+from scipy.special import ndtri
 
+from lockstep.report.clock import Clock
+from lockstep.report.inputs import ReportInputs
 from lockstep.report.numbers import ends, number
 from lockstep.stats.companions import MIN_REPLICATES, TTest, bca, effect_sizes, equivalence, paired_t, row_mean, welch
 from lockstep.stats.estimands import other_quantities
@@ -15,6 +18,7 @@ from lockstep.stats.paired import sign_flip, signed_rank
 from lockstep.stats.registered import Design, PairTest, noise, paired_differences
 from lockstep.stats.results import Interval, scaled
 from lockstep.stats.scores import ArmScores, FlooredArm
+from lockstep.stats.sequential import early_stop
 from lockstep.stats.shares import fisher
 from lockstep.stats.unpaired import a12, brunner_munzel, mann_whitney, permutation_mean, seeded_splits
 from lockstep.stats.verdict import INVALID, NO_INFERENCE, PairResult
@@ -49,6 +53,7 @@ def comparison(
         "coverage": number(evidence.ci_superiority.coverage) if evidence.ci_superiority else None,
         "inference": inference,
         "in_family": pair.in_family,
+        "look": pair.look,
         "verdict": pair.verdict.code if judged or not inference else None,
         "reason": pair.verdict.reason,
         "better": pair.better if judged else None,
@@ -57,6 +62,31 @@ def comparison(
         "e_value": number(test.e_value) if test else None,
         "companions": companions(pair.a, pair.b, design),
         "effect": _effect(pair.a, pair.b),
+    }
+
+
+def early_stop_row(inputs: ReportInputs, clock: Clock, pair: PairResult) -> dict[str, Any] | None:
+    """Return the median-unbiased estimate of a comparison won before the last look, oriented; None otherwise.
+
+    Its interval has the overall level of the design; ``estimate`` is the plain one beside it.
+    """
+    looks, evidence = inputs.analysis.looks, pair.evidence
+    if pair.look is None or pair.look == clock.num_looks or not pair.superior or pair.by_failures or not evidence.p:
+        return None
+    # a comparison of a family has its share of every look's level
+    share = evidence.level / clock.levels[pair.look - 1]
+    z = [-float(ndtri(level * share / 2)) for level in clock.levels]
+    found = early_stop(looks.at, z, pair.look, -float(ndtri(evidence.p / 2)), inputs.analysis.alpha * share)
+    shares = sorted((found.low * evidence.estimate, found.high * evidence.estimate))
+    return {
+        "a": pair.a.label,
+        "b": pair.b.label,
+        "look": pair.look,
+        "n": min(pair.a.values.size, pair.b.values.size),
+        "level": inputs.analysis.alpha * share,
+        "estimate": number(evidence.estimate),
+        "median_unbiased": number(found.median_unbiased * evidence.estimate),
+        "ci": [number(end) for end in shares],
     }
 
 

@@ -59,6 +59,9 @@ def inputs_from_csv(text: str, registration: Mapping[str, Any], generated_utc: s
         curves=tuple(_curve(i, row) for i, row in enumerate(rows) if "@" in row["metric"]),
         kind=registration["kind"],
         look=registration["look"],
+        looks_taken=tuple(tuple(blocks) for blocks in registration.get("looks_taken", ())),
+        ended=registration.get("ended"),
+        cancelled=tuple(registration["cancelled"]) if "cancelled" in registration else None,
         extension=None if extension is None else Extension(**extension),
         code_version=code_version,
     )

@@ -14,7 +14,8 @@ from typing import Any
 import numpy as np
 from scipy.special import stdtrit
 
-from lockstep.report.inputs import Clock, MetricScores, ReportInputs, direction_of
+from lockstep.report.clock import Clock
+from lockstep.report.inputs import MetricScores, ReportInputs, direction_of
 from lockstep.report.numbers import number
 from lockstep.stats.curves import curve_max_t, logrank, logrank_permutation, restricted_mean
 from lockstep.stats.registered import Design
@@ -36,14 +37,17 @@ def read_curves(inputs: ReportInputs, metric: str) -> dict[tuple[str, int], dict
 
 
 def curve_plot(inputs: ReportInputs, scores: MetricScores, clock: Clock) -> dict[str, Any] | None:
-    """Return thin lines, means and pointwise 95 % t bands of the primary metric, or None without data."""
+    """Return thin lines, means and pointwise 95 % t bands of the primary metric, or None without data.
+
+    Before the analysis is due lines and means may be seen, bands may not.
+    """
     curves = read_curves(inputs, scores.metric)
-    visible = {key: c for key, c in curves.items() if key[1] in clock.blocks}
+    visible = {key: c for key, c in curves.items() if key[1] in (clock.blocks if clock.reached else clock.seen)}
     if not visible:
         return None
     steps = sorted({step for curve in visible.values() for step in curve})
     arms = [
-        _arm_curves(label, [(r, c) for (a, r), c in sorted(visible.items()) if a == label], steps)
+        _arm_curves(label, [(r, c) for (a, r), c in sorted(visible.items()) if a == label], steps, clock.reached)
         for label in (arm.label for arm in inputs.arms)
     ]
     return {
@@ -127,11 +131,13 @@ def time_to_threshold(
 
 
 def _arm_curves(
-    label: str, runs: Sequence[tuple[int, Mapping[int, float | None]]], steps: Sequence[int]
+    label: str, runs: Sequence[tuple[int, Mapping[int, float | None]]], steps: Sequence[int], banded: bool
 ) -> dict[str, Any]:
     lines = [{"replicate": r, "values": [number(c.get(step)) for step in steps]} for r, c in runs]
     bands = [_band([number(c.get(step)) for _, c in runs]) for step in steps]
     mean, low, high = (list(part) for part in zip(*bands, strict=True))
+    if not banded:
+        low = high = [None] * len(steps)
     return {"arm": label, "n": len(lines), "runs": lines, "mean": mean, "low": low, "high": high}
 
 

@@ -10,6 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
+from lockstep.report.clock import Clock, due_analyses
 from lockstep.report.inputs import ReportInputs, RunFacts
 from lockstep.spec.analysis import analysis_hash
 
@@ -28,8 +29,8 @@ class Gate:
     flag: str | None = None
 
 
-def check_gates(inputs: ReportInputs) -> tuple[Gate, ...]:
-    """Return every gate in a fixed order."""
+def check_gates(inputs: ReportInputs, clock: Clock | None = None) -> tuple[Gate, ...]:
+    """Return every gate in a fixed order; ``clock``: the analysis that stands, None before it is known."""
     succeeded = [run for run in inputs.runs if run.status == "ok"]
     return (
         _hash_gate(inputs),
@@ -43,7 +44,7 @@ def check_gates(inputs: ReportInputs) -> tuple[Gate, ...]:
         _hand_gate(inputs.runs),
         _balance_gate(inputs),
         _driver_gate(inputs.runs),
-        _complete_gate(inputs),
+        _complete_gate(inputs, clock),
         _lost_gate(inputs),
         _resumed_gate(inputs.runs),
         _deterministic_gate(inputs.runs),
@@ -120,15 +121,12 @@ def _driver_gate(runs: Sequence[RunFacts]) -> Gate:
     return _gate("one driver", "flag", holds, "driver or library versions differ between runs", "DRIVER_DIFFERS")
 
 
-def _complete_gate(inputs: ReportInputs) -> Gate:
-    metric, labels = inputs.analysis.primary.metric, [arm.label for arm in inputs.arms]
-    done = {(r.arm, r.replicate) for r in inputs.scores if r.metric == metric and r.status != "lost"}
-    complete = sum(1 for r in {rep for _, rep in done} if all((label, r) in done for label in labels))
+def _complete_gate(inputs: ReportInputs, clock: Clock | None) -> Gate:
+    clock = clock or due_analyses(inputs)[-1]
     # at a registered look only the blocks up to it are due
-    looks = inputs.analysis.looks
-    due = looks.at[inputs.look - 1] if looks.mode == "planned" and inputs.look else inputs.planned_blocks
-    detail = f"{complete} of {due} planned blocks are complete"
-    return _gate("all planned blocks complete", "flag", complete >= due, detail, "INCOMPLETE")
+    due = clock.due if clock.look is not None else inputs.planned_blocks
+    detail = f"{clock.complete} of {due} planned blocks are complete"
+    return _gate("all planned blocks complete", "flag", clock.complete >= due, detail, "INCOMPLETE")
 
 
 def _lost_gate(inputs: ReportInputs) -> Gate:

@@ -10,16 +10,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from lockstep.report.clock import Clock, cancelled_blocks, planned_blocks
+from lockstep.report.comparisons import early_stop_row
 from lockstep.report.gates import Gate
-from lockstep.report.inputs import Clock, MetricScores, ReportInputs
+from lockstep.report.inputs import MetricScores, ReportInputs
 from lockstep.report.numbers import number
-from lockstep.report.sections import nondeterminism
+from lockstep.report.sections import nondeterminism, pair_correlation
+from lockstep.report.staged import Judged
 from lockstep.report.words.sentences import WINNER_WITH_HARM, Doubt, VerdictFacts, verdict_sentence
 from lockstep.spec.metrics import is_reward_dependent
 from lockstep.stats.estimands import Contradiction, contradictions
 from lockstep.stats.failures import HARM, UNPROVEN
 from lockstep.stats.planning import ReplicatesNeeded
-from lockstep.stats.registered import Design, as_estimand, registered_test
+from lockstep.stats.registered import Design, as_estimand, registered_test, uses_unpaired_test
 from lockstep.stats.verdict import (
     IDENTICAL_RUNS,
     INCONCLUSIVE,
@@ -28,6 +31,7 @@ from lockstep.stats.verdict import (
     SUPERIOR_VERDICTS,
     TREATMENTS_BETTER,
     ExperimentResult,
+    is_answered,
 )
 
 #: A claim with any of these stands, but not by itself: a person decides.
@@ -53,13 +57,30 @@ class Finding:
     """What the headline is written from."""
 
     inputs: ReportInputs
-    clock: Clock
     gates: tuple[Gate, ...]
-    design: Design
-    scores: MetricScores
-    result: ExperimentResult
+    stand: Judged
     guardrails: Sequence[Mapping[str, Any]]
     more: ReplicatesNeeded | None
+
+    @property
+    def clock(self) -> Clock:
+        """Return when the analysis that stands was made."""
+        return self.stand.clock
+
+    @property
+    def design(self) -> Design:
+        """Return the registered design."""
+        return self.stand.design
+
+    @property
+    def scores(self) -> MetricScores:
+        """Return the outcomes that were analysed."""
+        return self.stand.scores
+
+    @property
+    def result(self) -> ExperimentResult:
+        """Return what was found."""
+        return self.stand.result
 
     @property
     def void(self) -> Gate | None:
@@ -91,6 +112,7 @@ def headline(finding: Finding) -> dict[str, Any]:
         "p_max": number(result.p_max) if code in (*_WINNERS, TREATMENTS_BETTER) else None,
         "flags": flags,
         "suffix": _suffix(finding, code),
+        "settled": is_answered(result) and not finding.clock.is_short,
         "promotable": claimed in SUPERIOR_VERDICTS[:2] and not NOT_PROMOTABLE & set(flags),
         "sentence": verdict_sentence(
             VerdictFacts(
@@ -106,6 +128,8 @@ def headline(finding: Finding) -> dict[str, Any]:
                 kind=inputs.kind,
                 spread=nondeterminism(result) if reason == "AA_DIFFERS" else None,
                 doubts=doubts(finding) if shown else (),
+                clock=finding.clock,
+                early=tuple(row for p in result.pairs if (row := early_stop_row(inputs, finding.clock, p)) is not None),
             )
         ),
     }
@@ -150,14 +174,26 @@ def _flags(finding: Finding, code: str) -> list[str]:
         "GUARDRAIL_UNPROVEN": UNPROVEN in states,
         "GUARDRAIL_HARM": HARM in states,
         "ALL_FAILED": all(arm.num_outcomes and arm.num_failures == arm.num_outcomes for arm in arms),
-        "CANCELLED_BY_USER": any(row.cause == "user" and row.status == "lost" for row in finding.inputs.scores),
+        "CANCELLED_BY_USER": bool(cancelled_blocks(finding.inputs)),
         "FEW_REPLICATES": code == NO_INFERENCE and any(arm.values.size < 2 for arm in finding.result.arms),
+        "STOPPED_EARLY": finding.stand.stopped,
+        "NEGATIVE_CORRELATION": _fallback_is_liberal(finding),
         "EXPLORATORY_EXTENSION": finding.inputs.extension is not None,
     }
     return sorted(flags | {flag for flag, is_set in holds.items() if is_set})
 
 
+def _fallback_is_liberal(finding: Finding) -> bool:
+    """Return whether paired arms were compared as unpaired although their scores run against each other."""
+    arms, design = finding.result.arms, finding.design
+    if not design.paired or not uses_unpaired_test(design, min(arm.values.size for arm in arms)):
+        return False
+    return (pair_correlation(arms) or 0.0) < 0
+
+
 def _suffix(finding: Finding, code: str) -> str | None:
+    if finding.stand.stopped and code not in (INVALID, NO_INFERENCE):
+        return f"@cancelled {finding.clock.complete} of {planned_blocks(finding.inputs)}"
     if finding.clock.look is not None and code not in (INVALID, NO_INFERENCE, INCONCLUSIVE):
         return f"@look {finding.clock.look}"
     if finding.design.mode == "anytime":

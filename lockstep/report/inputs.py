@@ -3,22 +3,19 @@
 One record per thing that was observed; nothing is aggregated over replicates here. Scores arrive
 in raw units of their metric. NaN and infinities are data (a diverged run), never an error.
 
-From records to outcomes: join scores by replicate index, orient them, choose the blocks.
-
-Nothing is averaged over replicates. Blocks decided after data were seen (an exploratory
-extension) and blocks beyond the current look stay out of the registered analysis.
+From records to outcomes: join scores by replicate index and orient them. Nothing is averaged over replicates.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from math import inf
 
-from lockstep.spec.analysis import AnalysisSpec
+from lockstep.spec.analysis import AnalysisSpec, reach_of
 from lockstep.spec.metrics import find_metric
 from lockstep.stats.registered import Design
 from lockstep.stats.scores import ArmScores, arm_scores
-from lockstep.stats.sequential import look_levels
 
 #: The note that says of each arm how many evaluation episodes were cut at their limit of steps.
 CUT_EPISODES = "Evaluation episodes cut"
@@ -192,6 +189,10 @@ class ReportInputs:
         training: training summaries.
         cross_scores: cross-evaluation under all reward modes.
         look: number (1-based) of the registered look this report is, under planned looks.
+        looks_taken: replicates that each earlier look analysed, in order; later data never change them.
+        ended: whether no planned block is still to come; None: under planned looks when the last one's blocks have
+            rows, else yes.
+        cancelled: replicates that a user cancelled; None: those lost to cause user.
         threshold: value for time to threshold, raw units; None: a descriptive midpoint.
         extension: exploratory blocks added after unblinding.
         stamp: A/A calibration stamp.
@@ -213,6 +214,9 @@ class ReportInputs:
     training: tuple[TrainingRow, ...] = ()
     cross_scores: tuple[CrossScore, ...] = ()
     look: int | None = None
+    looks_taken: tuple[tuple[int, ...], ...] = ()
+    ended: bool | None = None
+    cancelled: tuple[int, ...] | None = None
     threshold: float | None = None
     extension: Extension | None = None
     stamp: CalibrationStamp | None = None
@@ -222,18 +226,6 @@ class ReportInputs:
 
 #: (arm, replicate) -> score row of one metric
 Table = Mapping[tuple[str, int], ScoreRow]
-
-
-@dataclass(frozen=True)
-class Clock:
-    """Where the analysis stands: level in force, look k of K, and the blocks that may be seen."""
-
-    level: float
-    look: int | None
-    num_looks: int
-    levels: tuple[float, ...]
-    blocks: tuple[int, ...]
-    reached: bool
 
 
 @dataclass(frozen=True)
@@ -273,40 +265,16 @@ def direction_of(analysis: AnalysisSpec, metric: str) -> str:
     return known.direction if known else "max"
 
 
-def finished_blocks(inputs: ReportInputs, table: Table) -> list[int]:
-    """Return replicate indices in which every arm has a row, in order, without exploratory ones."""
-    labels = [arm.label for arm in inputs.arms]
-    replicates = sorted({replicate for _, replicate in table})
-    limit = None if inputs.extension is None else inputs.extension.first_block
-    return [r for r in replicates if all((a, r) in table for a in labels) and (limit is None or r < limit)]
+def metric_scores(inputs: ReportInputs, metric: str, blocks: Iterable[int], alone: bool = False) -> MetricScores:
+    """Return oriented outcomes of one metric over the given blocks.
 
-
-def clock(inputs: ReportInputs) -> Clock:
-    """Return level, look and visible blocks under the registered look mode."""
-    analysis = inputs.analysis
-    blocks = finished_blocks(inputs, score_table(inputs, analysis.primary.metric))
-    if analysis.looks.mode != "planned":
-        return Clock(analysis.alpha, None, 1, (analysis.alpha,), tuple(blocks), True)
-    at = analysis.looks.at
-    levels = look_levels(at, analysis.looks.boundary, analysis.alpha)
-    done = sum(1 for n in at if n <= len(blocks))
-    look = inputs.look if inputs.look is not None else max(1, done)
-    if not 1 <= look <= len(at):
-        raise ValueError(f"look must be 1..{len(at)}, got {look}")
-    return Clock(levels[look - 1], look, len(at), levels, tuple(blocks[: at[look - 1]]), done >= look)
-
-
-def metric_scores(inputs: ReportInputs, metric: str, blocks: Iterable[int]) -> MetricScores:
-    """Return oriented outcomes of one metric.
-
-    Paired designs keep the given blocks; unpaired designs keep every row of each arm among them
-    and any further replicate of that arm alone.
+    ``alone``: keep every further replicate of an arm too, as unpaired arms do not need each other's.
     """
     table, direction = score_table(inputs, metric), direction_of(inputs.analysis, metric)
     wanted = list(blocks)
     arms, indices = [], {}
     for arm in inputs.arms:
-        rows = _rows_of(arm.label, table, wanted, inputs)
+        rows = _rows_of(arm.label, table, wanted, inputs.extension if alone else None, alone)
         arms.append(_oriented(arm.label, rows, direction))
         indices[arm.label] = tuple(row.replicate for row in rows)
     return MetricScores(metric, direction, tuple(arms), indices)
@@ -329,19 +297,20 @@ def design_of(analysis: AnalysisSpec, level: float, kind: str = "ab") -> Design:
         fallback=analysis.small_n_fallback,
         mode=analysis.looks.mode,
         e_value=analysis.looks.e_value,
+        reach=reach_of(analysis),
         inference=analysis.inference,
         seed=analysis.analysis_seed,
         identity_check=kind == "aa",
     )
 
 
-def _rows_of(label: str, table: Table, blocks: Sequence[int], inputs: ReportInputs) -> list[ScoreRow]:
-    if inputs.analysis.paired:
+def _rows_of(
+    label: str, table: Table, blocks: Sequence[int], extension: Extension | None, alone: bool
+) -> list[ScoreRow]:
+    if not alone:
         return [table[label, r] for r in blocks if (label, r) in table]
-    limit = None if inputs.extension is None else inputs.extension.first_block
-    seen = sorted(r for arm, r in table if arm == label)
-    look_end = max(blocks) if blocks and inputs.analysis.looks.mode == "planned" else None
-    return [table[label, r] for r in seen if (limit is None or r < limit) and (look_end is None or r <= look_end)]
+    limit = inf if extension is None else extension.first_block
+    return [table[label, r] for r in sorted(r for arm, r in table if arm == label) if r < limit]
 
 
 def _oriented(label: str, rows: Sequence[ScoreRow], direction: str) -> ArmScores:

@@ -15,8 +15,10 @@ from typing import Any
 import numpy as np
 from scipy.special import ndtri
 
-from lockstep.report.inputs import Clock, CrossScore, MetricScores, ReportInputs, design_of, metric_scores
+from lockstep.report.clock import Clock
+from lockstep.report.inputs import CrossScore, MetricScores, ReportInputs, design_of
 from lockstep.report.numbers import ends, number
+from lockstep.report.staged import visible_scores
 from lockstep.stats.companions import (
     MIN_REPLICATES,
     best_arm,
@@ -32,10 +34,9 @@ from lockstep.stats.companions import paired_t as one_sample_t
 from lockstep.stats.failures import Margin, failure_guardrail, guardrail
 from lockstep.stats.multiplicity import benjamini_hochberg, dunnett_test, tukey
 from lockstep.stats.planning import Goal, ReplicatesNeeded, replicates_needed
-from lockstep.stats.registered import Design, paired_differences, registered_test
+from lockstep.stats.registered import Design, anytime_differences, paired_differences, registered_test, wager_of
 from lockstep.stats.results import pooled_sd, scaled, sd
 from lockstep.stats.scores import ArmScores, FlooredArm, resolve_floor, usable
-from lockstep.stats.sequential import evalue_path
 from lockstep.stats.shares import clopper_pearson, fisher
 from lockstep.stats.verdict import ExperimentResult, PairResult, location
 
@@ -63,7 +64,7 @@ def guardrail_rows(
     harm_level = analysis.alpha / max(1, len(analysis.guardrails) * len(guarded))
     rows = []
     for guard in analysis.guardrails:
-        own = {arm.label: arm for arm in metric_scores(inputs, guard.metric, clock.blocks).arms}
+        own = {arm.label: arm for arm in visible_scores(inputs, guard.metric, clock).arms}
         relative = guard.max_harm is None
         margin = guard.max_harm_rel if guard.max_harm is None else guard.max_harm
         for winner, rival in guarded:
@@ -79,7 +80,7 @@ def secondary_rows(inputs: ReportInputs, clock: Clock) -> list[dict[str, Any]]:
     """Return exploratory comparisons of every registered secondary metric, BH over all of them."""
     rows: list[dict[str, Any]] = []
     for choice in inputs.analysis.secondary:
-        scores = metric_scores(inputs, choice.metric, clock.blocks)
+        scores = visible_scores(inputs, choice.metric, clock)
         registered = design_of(inputs.analysis, inputs.analysis.alpha)
         design = replace(registered, mode="fixed", floor=None, equivalence=False)
         floor, _ = resolve_floor(scores.arms, None)
@@ -365,7 +366,7 @@ def sequential_panel(
         return None
     base = {"a": pair.a.label, "b": pair.b.label, "mode": design.mode}
     if design.mode == "anytime":
-        path = evalue_path(design.e_value, paired_differences(pair.a, pair.b))
+        path = wager_of(design).path(anytime_differences(pair.a, pair.b, design))
         blocks = list(range(1, path.size + 1))
         return base | {"n": blocks, "e": [number(float(e)) for e in path], "threshold": 1 / design.level}
     if design.mode != "planned":

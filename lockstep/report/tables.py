@@ -32,6 +32,8 @@ def all_tables(report: Report) -> list[TextTable]:
     makers = (
         arms_table,
         differences_table,
+        early_stops_table,
+        overrun_table,
         quantities_table,
         companions_table,
         guardrails_table,
@@ -108,9 +110,41 @@ def differences_table(report: Report) -> TextTable:
     note = (
         f"First arm minus second in {unit}, positive when the first is better. "
         f"Adjusted p: {report['adjustment']}. A12: share of pairs of runs that the first arm wins. "
-        "E: e-value of an anytime analysis."
+        "E: largest e-value so far of an anytime analysis."
     )
     return TextTable("Differences", header, rows, note)
+
+
+def early_stops_table(report: Report) -> TextTable:
+    """Return the estimates of comparisons won at an early look, plain and median-unbiased."""
+    rows = tuple(
+        (
+            f"{row['a']} - {row['b']}",
+            f"{row['look']} (n = {row['n']})",
+            signed(row["estimate"]),
+            signed(row["median_unbiased"]),
+            f"{span(row['ci'])} ({percent(1 - row['level'])} %)",
+        )
+        for row in report.get("early_stops", [])
+    )
+    note = (
+        "A difference that was large enough to stop is too large on average; the median-unbiased estimate and its "
+        "interval order outcomes by the look at which they stop."
+    )
+    header = ("comparison", "won at look", "plain", "median-unbiased", "its interval")
+    return TextTable("Early stop", header, rows, note)
+
+
+def overrun_table(report: Report) -> TextTable:
+    """Return the pooled estimates with blocks that finished after the question was answered."""
+    found = report.get("overrun")
+    if found is None:
+        return TextTable("Overrun", (), ())
+    rows = tuple((f"{c['a']} - {c['b']}", signed(c["estimate"]), signed(c["pooled"])) for c in found["comparisons"])
+    note = (
+        f"OVERRUN, not confirmatory: {len(found['blocks'])} blocks finished after the answer. The verdict above stands."
+    )
+    return TextTable("Overrun", ("comparison", "at the look", "all blocks pooled"), rows, note, muted=True)
 
 
 def quantities_table(report: Report) -> TextTable:

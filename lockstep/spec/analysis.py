@@ -61,7 +61,11 @@ class Looks(_Strict):
         description="planned: complete blocks at each look, increasing, last = replicates.max",
     )
     boundary: Literal["pocock", "obf"] = Field("pocock", description="planned: shape of the boundary")
-    e_value: Literal["sign", "t"] = Field("sign", description="anytime: which e-value")
+    e_value: Literal["sign", "t", "betting"] = Field(
+        "sign",
+        description="anytime: which e-value. betting: for metrics with two bounds, or estimand learned; it assumes "
+        "nothing but the bounds and needs differences that fill much of the range",
+    )
 
 
 class FailureRule(_Strict):
@@ -171,6 +175,17 @@ def default_analysis(*, kind: str, replicates: int, env_kind: str = "morphogenes
     """Return the analysis used when a spec gives none: a demonstration, whatever the numbers."""
     spec = AnalysisSpec(inference="none")
     return complete_analysis(spec, kind=kind, replicates=replicates, env_kind=env_kind)
+
+
+def reach_of(analysis: AnalysisSpec) -> float | None:
+    """Return the largest possible |difference| of two scores, failures included; None without two bounds."""
+    if analysis.estimand == "learned":
+        return 1.0
+    metric, floor = find_metric(analysis.primary.metric), analysis.failure.floor
+    if metric is None or metric.lower is None or metric.upper is None:
+        return None
+    ends = [metric.lower, metric.upper] + ([] if floor is None else [floor])
+    return max(ends) - min(ends)
 
 
 def estimand_reason(analysis: AnalysisSpec) -> str:

@@ -13,7 +13,7 @@ from math import isfinite
 
 from pydantic import ValidationError
 
-from lockstep.spec.analysis import AnalysisSpec, analysis_hash, complete_analysis, default_analysis
+from lockstep.spec.analysis import AnalysisSpec, analysis_hash, complete_analysis, default_analysis, reach_of
 from lockstep.spec.metrics import find_metric, is_reward_dependent, primary_candidates
 from lockstep.spec.problems import Problem, pointer
 from lockstep.stats.exact import min_p, smallest_n, smallest_n_anytime, within
@@ -194,6 +194,9 @@ def _pairing_problems(analysis: AnalysisSpec) -> Iterator[Problem]:
     if analysis.looks.mode == "anytime" and not analysis.paired:
         message = "looks.mode anytime uses e-values of paired differences"
         yield _found("E_ANYTIME_UNPAIRED", "/analysis/looks/mode", message, "set analysis.paired to true")
+    if analysis.looks.mode == "anytime" and analysis.looks.e_value == "betting" and reach_of(analysis) is None:
+        message = f"e_value betting needs scores with two bounds, and {analysis.primary.metric} has not two"
+        yield _found("E_BETTING_UNBOUNDED", "/analysis/looks/e_value", message, "use e_value sign")
 
 
 def _control_problems(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]:

@@ -18,7 +18,7 @@ from lockstep.stats.exact import min_p_paired, min_p_unpaired
 from lockstep.stats.paired import pseudo_median, sign_flip, signed_rank, walsh_interval
 from lockstep.stats.results import TIE, Floats, Interval, differences, sd
 from lockstep.stats.scores import FlooredArm
-from lockstep.stats.sequential import anytime_interval, anytime_p, evalue_path
+from lockstep.stats.sequential import Wager, anytime_p
 from lockstep.stats.shares import min_p_shares, paired_share_difference, share_difference
 from lockstep.stats.unpaired import (
     brunner_munzel,
@@ -52,7 +52,8 @@ class Design:
         adjust: auto, holm or max_t.
         fallback: none or unpaired_rank (4 or 5 complete blocks).
         mode: fixed, planned or anytime.
-        e_value: sign or t.
+        e_value: sign, t or betting.
+        reach: largest possible |difference| of two scores, for betting.
         inference: full or none.
         seed: analysis seed.
         equivalence: whether equivalence intervals are wanted (exploratory metrics go without).
@@ -71,6 +72,7 @@ class Design:
     fallback: str = "none"
     mode: str = "fixed"
     e_value: str = "sign"
+    reach: float | None = None
     inference: str = "full"
     seed: int = 0
     equivalence: bool = True
@@ -158,17 +160,34 @@ def _signed_rank(x: FlooredArm, y: FlooredArm, design: Design) -> PairTest:
 
 
 def _anytime(x: FlooredArm, y: FlooredArm, design: Design) -> PairTest:
-    d = paired_differences(x, y)
-    path = evalue_path(design.e_value, d)
+    d, wager = anytime_differences(x, y, design), wager_of(design)
+    path = wager.path(d)
 
     def at(level: float) -> tuple[Interval | None, Interval | None]:
-        interval = anytime_interval(design.e_value, d, level)
+        interval = wager.interval(d, level)
         return interval, interval if design.equivalence else None
 
-    estimate = float(d.mean()) if design.estimand == "mean" else pseudo_median(d)
-    name, p, e = f"{design.e_value} e-value", anytime_p(path), float(path[-1])
+    estimate = pseudo_median(d) if design.estimand == "shift" else float(d.mean())
+    standing = at(design.level)[0]
+    if standing is not None:
+        # what earlier blocks rejected stays rejected, though the estimate may wander back
+        estimate = min(max(estimate, standing.low), standing.high)
+    name, p, e = f"{design.e_value} e-value", anytime_p(path), float(path.max())
     floor_p, sign = min_p_paired(d.size), _sign(estimate)
     return PairTest(name, "anytime", estimate, _se(d), p, floor_p, sign, at, _constant(d), e)
+
+
+def wager_of(design: Design) -> Wager:
+    """Return the registered e-value; a share that learned is bounded by itself."""
+    return Wager(design.e_value, 1.0 if design.estimand == "learned" else design.reach)
+
+
+def anytime_differences(x: FlooredArm, y: FlooredArm, design: Design) -> Floats:
+    """Return the differences on which an anytime analysis bets: of scores, or of having learned."""
+    if design.estimand == "learned" and design.threshold is not None:
+        learned = [has_learned(arm, design.threshold).astype(np.float64) for arm in (x, y)]
+        return np.asarray(learned[0] - learned[1])
+    return paired_differences(x, y)
 
 
 def _rank_test(x: FlooredArm, y: FlooredArm, design: Design) -> PairTest:

@@ -4,25 +4,31 @@ Boundaries hold for the two-sided test of a statistic with independent increment
 per group of blocks). The rectangle probability is computed by recursive Gauss-Legendre
 integration (Armitage, McPherson & Rowe 1969), which is deterministic. Levels are cached.
 
-Anytime-valid e-values of paired differences: reject when E >= 1/alpha, at any block.
+Early stops: a z that was large enough to stop is too large on average. The median-unbiased estimate and its
+interval order outcomes by stage (Jennison & Turnbull 2000, ch. 8): the earlier a boundary is crossed, the more extreme.
+
+Anytime-valid e-values of paired differences: reject when max E >= 1/alpha, at any block. What was rejected once
+stays rejected, so that p takes the running maximum and the interval the running intersection.
 
 ``sign``: a mixture of products over the sequence of blocks, an exact martingale when differences
-are symmetric in sign. ``t``: the Gaussian-mixture t e-value (Wang & Ramdas 2023). Unit: the block,
+are symmetric in sign. ``t``: the Gaussian-mixture t e-value (Wang & Ramdas 2023). ``betting``: the hedged capital of
+bounded differences (Waudby-Smith & Ramdas 2023), exact for their mean whatever their shape. Unit: the block,
 in replicate order. E-values of re-used data are never multiplied.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import lru_cache
 from math import e, log, pi, sqrt
 
 import numpy as np
-from numpy.typing import ArrayLike
+from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
 
-from lockstep.stats.results import Floats, Interval, as_floats, scaled, sd, tolerance
+from lockstep.stats.results import TIE, Floats, Interval, as_floats, sd, tolerance
 
 MAX_LOOKS = 5
 _NODES, _WEIGHTS = np.polynomial.legendre.leggauss(160)
@@ -101,6 +107,46 @@ def crossing_probability(fractions: tuple[float, ...], z: tuple[float, ...]) -> 
     return crossed
 
 
+@dataclass(frozen=True)
+class EarlyStop:
+    """What is left of an estimate after a stop at a look, as shares of the plain estimate."""
+
+    median_unbiased: float
+    low: float
+    high: float
+
+
+def early_stop(at: Sequence[int], z: Sequence[float], look: int, observed: float, level: float) -> EarlyStop:
+    """Return the median-unbiased share of an estimate with statistic ``observed`` > 0 at a look (1-based).
+
+    ``z``: boundaries of the looks; ``level``: two-sided level of the interval. Null: independent normal increments.
+    """
+    times = tuple(n / at[-1] for n in at[:look])
+
+    def drift(probability: float) -> float:
+        def excess(theta: float) -> float:
+            return _as_extreme(times, tuple(z[: look - 1]), observed, theta) - probability
+
+        return float(brentq(excess, -40.0 - observed / sqrt(times[0]), 40.0 + observed / sqrt(times[0]), xtol=1e-9))
+
+    plain = observed / sqrt(times[-1])
+    return EarlyStop(*(drift(p) / plain for p in (0.5, level / 2, 1 - level / 2)))
+
+
+def _as_extreme(times: tuple[float, ...], z: tuple[float, ...], observed: float, drift: float) -> float:
+    """Return P(an upper boundary is crossed earlier, or none and Z is at least ``observed``) under a drift."""
+    crossed, start = 0.0, 0.0
+    grid, mass = np.zeros(1), np.ones(1)
+    for time, limit in zip(times, (*z, observed), strict=True):
+        step = time - start
+        bound = limit * sqrt(time)
+        crossed += float(mass @ ndtr((grid + drift * step - bound) / sqrt(step)))
+        target = bound * _NODES
+        mass = _step(mass, grid + drift * step, target, sqrt(step)) * bound * _WEIGHTS
+        grid, start = target, time
+    return crossed
+
+
 def is_equally_spaced(at: Sequence[int]) -> bool:
     """Return whether every look lies within one block of its equally spaced place."""
     return all(abs(n - at[-1] * (k + 1) / len(at)) < 1 for k, n in enumerate(at))
@@ -131,53 +177,71 @@ def _normal_density(x: Floats, sd: float) -> Floats:
 
 
 KAPPAS = (0.5, 1.0, 2.0)
+#: Bets on bounded differences are sized for this level; they are valid at every level.
+_BET_LEVEL = 0.05
+#: Share of its capital that a bet may lose in one block.
+_BET_LIMIT = 0.5
 _GRID = 400
 _BISECTIONS = 60
 
 
 def sign_path(d: ArrayLike, kappas: Sequence[float] = KAPPAS) -> Floats:
     """Return E_1..E_n of the sign e-value; E_n is at most 2^n / 2."""
-    differences = as_floats(d, "d")
-    differences = np.where(np.abs(differences) <= tolerance(differences), 0.0, differences)
-    differences, _ = scaled(differences)
-    steps = np.arange(1, differences.size + 1)
-    rms = np.sqrt(np.cumsum(differences**2) / steps)
-    # factor 1 +/- sign(d_i) tanh(kappa |d_i| / rms_i); d_i = 0 contributes 1
-    steps_taken = np.divide(differences, rms, out=np.zeros_like(differences), where=rms > 0)
-    moves = np.tanh(np.asarray(kappas)[:, None] * steps_taken[None, :])
-    paths = [np.cumprod(1 + sign * moves, axis=1) for sign in (1.0, -1.0)]
-    return np.asarray(np.concatenate(paths).mean(axis=0))
+    return np.asarray(_sign_paths(as_floats(d, "d"), np.zeros(1), kappas)[0])
 
 
 def t_evalue(n: int, t: float, g: float = 1.0) -> float:
     """Return the t e-value of a one-sample t statistic of n differences; E_1 = 1."""
-    if n < 2:
-        return 1.0
-    nu = n - 1
-    ratio = 1.0 + n * g if np.isinf(t) else (1 + t * t / nu) / (1 + t * t / (nu * (1 + n * g)))
-    # E = (1 + ng)^(-1/2) [(1 + t^2/nu) / (1 + t^2/(nu (1 + ng)))]^(n/2)
-    return float((1 + n * g) ** -0.5 * ratio ** (n / 2))
+    return float(_t_evalues(np.array([float(n)]), np.array([t]), g)[0])
 
 
-def t_path(d: ArrayLike, g: float = 1.0) -> Floats:
-    """Return E_1..E_n of the t e-value."""
-    differences = as_floats(d, "d")
-    return np.array([t_evalue(k, _t_statistic(differences[:k]), g) for k in range(1, differences.size + 1)])
+@dataclass(frozen=True)
+class Wager:
+    """A registered e-value: its kind, and for ``betting`` the largest possible |difference| of two scores."""
 
+    kind: str
+    reach: float | None = None
 
-def evalue_path(kind: str, d: ArrayLike) -> Floats:
-    """Return E_1..E_n of the registered e-value (``sign`` or ``t``)."""
-    if kind not in ("sign", "t"):
-        raise ValueError(f"e_value must be 'sign' or 't', got {kind!r}")
-    return sign_path(d) if kind == "sign" else t_path(d)
+    def paths(self, d: Floats, thetas: Floats) -> Floats:
+        """Return E_1..E_n of d - theta for every theta, shape (thetas, n)."""
+        if self.kind == "sign":
+            return _sign_paths(d, thetas, KAPPAS)
+        if self.kind == "t":
+            return _t_paths(d, thetas)
+        if self.kind != "betting":
+            raise ValueError(f"e_value must be 'sign', 't' or 'betting', got {self.kind!r}")
+        if self.reach is None:
+            raise ValueError("e_value betting needs a metric with two bounds, or estimand learned")
+        # a metric that broke its own bounds shows how far they really are
+        return _betting_paths(d, thetas, max(self.reach, float(np.abs(d).max(initial=0.0))))
 
+    def path(self, d: ArrayLike) -> Floats:
+        """Return E_1..E_n of the differences as they are."""
+        return np.asarray(self.paths(as_floats(d, "d"), np.zeros(1))[0])
 
-def final_evalue(kind: str, d: ArrayLike) -> float:
-    """Return E_n of the registered e-value."""
-    differences = as_floats(d, "d")
-    if kind == "t":
-        return t_evalue(differences.size, _t_statistic(differences))
-    return float(evalue_path(kind, differences)[-1])
+    def interval(self, d: ArrayLike, level: float) -> Interval | None:
+        """Return the smallest interval holding every theta that no block has rejected at 1/level, or None.
+
+        None when even a far-away theta is not rejected: then the set is unbounded.
+        """
+        differences = as_floats(d, "d")
+
+        def accepted(thetas: Floats) -> NDArray[np.bool_]:
+            return np.asarray(self.paths(differences, thetas).max(axis=1) < 1 / level)
+
+        centre = float(np.median(differences))
+        width = float(np.ptp(differences))
+        spread = width if width > tolerance(differences) else abs(centre) or 1.0
+        if accepted(centre + 1000 * spread * np.array([-1.0, 1.0])).any():
+            return None
+        offsets = np.concatenate([np.linspace(0, 4 * spread, _GRID), np.geomspace(4 * spread, 1000 * spread, 60)[1:]])
+        grid = centre + np.concatenate([-offsets[:0:-1], offsets])
+        inside = np.flatnonzero(accepted(grid))
+        if inside.size == 0:
+            # every theta was rejected at some block: the one that was least so
+            best = float(grid[np.argmin(self.paths(differences, grid).max(axis=1))])
+            return Interval(best, best)
+        return Interval(_edge(accepted, grid, int(inside[0]), -1), _edge(accepted, grid, int(inside[-1]), 1))
 
 
 def anytime_p(path: ArrayLike) -> float:
@@ -185,48 +249,65 @@ def anytime_p(path: ArrayLike) -> float:
     return min(1.0, 1.0 / float(np.max(path)))
 
 
-def anytime_interval(kind: str, d: ArrayLike, alpha: float) -> Interval | None:
-    """Return the smallest interval holding every theta with E_n(d - theta) < 1/alpha, or None.
-
-    None when even a far-away theta is not rejected: then the set is unbounded.
-    """
-    differences = as_floats(d, "d")
-
-    def accepted(theta: float) -> bool:
-        return final_evalue(kind, differences - theta) < 1 / alpha
-
-    centre = float(np.median(differences))
-    spread = max(float(np.ptp(differences)), tolerance(differences))
-    reach = 1000 * spread if spread > 0 else max(1.0, abs(centre))
-    if accepted(centre - reach) or accepted(centre + reach):
-        return None
-    ends = [_outer_end(accepted, centre, sign, spread or reach, reach) for sign in (-1.0, 1.0)]
-    return Interval(ends[0], ends[1])
-
-
-def _outer_end(accepted: Callable[[float], bool], centre: float, sign: float, spread: float, reach: float) -> float:
-    """Return the accepted theta farthest from the centre on one side, found on a grid and refined."""
-    offsets = np.concatenate([np.linspace(0, 4 * spread, _GRID), np.geomspace(4 * spread, reach, 60)[1:]])
-    inside = [i for i, offset in enumerate(offsets) if accepted(centre + sign * offset)]
-    if not inside:
-        return centre
-    if inside[-1] + 1 == offsets.size:
-        return centre + sign * float(offsets[-1])
-    inner, outer = float(offsets[inside[-1]]), float(offsets[inside[-1] + 1])
+def _edge(accepted: Callable[[Floats], NDArray[np.bool_]], grid: Floats, at: int, step: int) -> float:
+    """Return the end of the accepted set between a grid point inside and its neighbour outside."""
+    if not 0 <= at + step < grid.size:
+        return float(grid[at])
+    inner, outer = float(grid[at]), float(grid[at + step])
     for _ in range(_BISECTIONS):
         middle = (inner + outer) / 2
-        if accepted(centre + sign * middle):
+        if accepted(np.array([middle]))[0]:
             inner = middle
         else:
             outer = middle
-    return centre + sign * inner
+    return inner
 
 
-def _t_statistic(d: Floats) -> float:
-    if d.size < 2:
-        return 0.0
-    se = sd(d) / np.sqrt(d.size)
-    mean = float(d.mean())
-    if se == 0:
-        return 0.0 if mean == 0 else float("inf")
-    return float(mean / se)
+def _sign_paths(d: Floats, thetas: Floats, kappas: Sequence[float]) -> Floats:
+    moved = d[None, :] - thetas[:, None]
+    largest = np.abs(moved).max(axis=1, keepdims=True)
+    moved = np.where(np.abs(moved) <= TIE * largest, 0.0, moved)
+    # in units of the largest: squares of scores must not overflow
+    moved = np.divide(moved, largest, out=np.zeros_like(moved), where=largest > 0)
+    rms = np.sqrt(np.cumsum(moved**2, axis=1) / np.arange(1, d.size + 1))
+    # factor 1 +/- sign(d_i) tanh(kappa |d_i| / rms_i); d_i = 0 contributes 1
+    steps = np.divide(moved, rms, out=np.zeros_like(moved), where=rms > 0)
+    bets = np.tanh(np.asarray(kappas)[:, None, None] * steps[None])
+    paths = [np.cumprod(1 + sign * bets, axis=2) for sign in (1.0, -1.0)]
+    return np.asarray(np.concatenate(paths).mean(axis=0))
+
+
+def _t_paths(d: Floats, thetas: Floats) -> Floats:
+    sizes = np.arange(1.0, d.size + 1)
+    means = np.cumsum(d) / sizes
+    errors = np.array([sd(d[:k]) / sqrt(k) for k in range(1, d.size + 1)])
+    off = means[None, :] - thetas[:, None]
+    with np.errstate(divide="ignore", invalid="ignore"):
+        t = np.where(off == 0, 0.0, np.abs(off) / errors)
+    return _t_evalues(np.broadcast_to(sizes, t.shape), t)
+
+
+def _t_evalues(n: Floats, t: Floats, g: float = 1.0) -> Floats:
+    nu = np.maximum(n - 1, 1.0)
+    square = np.where(np.isinf(t), 0.0, t) ** 2
+    ratio = (1 + square / nu) / (1 + square / (nu * (1 + n * g)))
+    # E = (1 + ng)^(-1/2) [(1 + t^2/nu) / (1 + t^2/(nu (1 + ng)))]^(n/2)
+    found = (1 + n * g) ** -0.5 * np.where(np.isinf(t), 1 + n * g, ratio) ** (n / 2)
+    return np.asarray(np.where(n < 2, 1.0, found))
+
+
+def _betting_paths(d: Floats, thetas: Floats, reach: float) -> Floats:
+    """Return the hedged capital (K+ + K-)/2 of bets that the mean is above or below theta."""
+    x, m = (d / reach + 1) / 2, ((thetas / reach + 1) / 2)[:, None]
+    steps = np.arange(1.0, x.size + 1)
+    # predictable plug-in: bet i knows blocks 1..i-1 only, with a prior block of mean 1/2 and variance 1/4
+    mean = (0.5 + np.cumsum(x)) / (steps + 1)
+    variance = (0.25 + np.cumsum((x - mean) ** 2)) / (steps + 1)
+    known = np.concatenate([[0.25], variance[:-1]])
+    bets = np.sqrt(2 * log(2 / _BET_LEVEL) / (known * steps * np.log(steps + 1)))
+    inside = (m > 0) & (m < 1)
+    safe = np.where(inside, m, 0.5)
+    up = np.cumprod(1 + np.minimum(bets, _BET_LIMIT / safe) * (x - safe), axis=1)
+    down = np.cumprod(1 - np.minimum(bets, _BET_LIMIT / (1 - safe)) * (x - safe), axis=1)
+    # no difference lies beyond the reach, so no mean does
+    return np.asarray(np.where(inside, (up + down) / 2, np.inf))

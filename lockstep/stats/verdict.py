@@ -165,7 +165,8 @@ def _lower(interval: Interval | None, sign: int) -> float | None:
 class PairResult:
     """One comparison a - b: the registered test and its verdict.
 
-    ``in_family``: whether this comparison was asked for; ``p_adjusted`` is over those that were.
+    ``in_family``: whether this comparison was asked for; ``p_adjusted`` is over those that were. ``look``: the
+    registered look at which it was analysed (1-based), None where there are none.
     """
 
     a: FlooredArm
@@ -175,6 +176,12 @@ class PairResult:
     in_family: bool
     p_adjusted: float | None
     verdict: PairVerdict
+    look: int | None = None
+
+    @property
+    def is_settled(self) -> bool:
+        """Return whether the verdict says better, equal or identical, which later data may not take back."""
+        return self.verdict.code in (*SUPERIOR_VERDICTS, EQUIVALENT, IDENTICAL_RUNS)
 
     @property
     def superior(self) -> int:
@@ -279,6 +286,16 @@ def conclude(
         weakest=max(codes, key=SUPERIOR_VERDICTS.index) if codes else None,
         p_max=max((p for p in ps if p is not None), default=None),
     )
+
+
+def is_answered(result: ExperimentResult) -> bool:
+    """Return whether the registered question is answered, so that later data cannot change it.
+
+    A winner, or no meaningful difference anywhere; for a family of comparisons, every one of them settled.
+    """
+    if result.verdict == TREATMENTS_BETTER:
+        return all(pair.is_settled for pair in result.pairs if pair.in_family)
+    return result.verdict in (*SUPERIOR_VERDICTS, EQUIVALENT, IDENTICAL_RUNS)
 
 
 def adjustment_of(arms: Sequence[FlooredArm], design: Design) -> str:

@@ -10,11 +10,12 @@ import pytest
 from sqlalchemy import event
 
 from app import background
-from app.services import finishing, steering
+from app.services import finishing, reports, steering
 from app.services.context import Context
 from app.services.operations import readiness
-from app.store import experiments
-from lockstep.status import Desired
+from app.store import blocks, experiments
+from app.store.blocks import Why
+from lockstep.status import Cause, Desired
 from tests.conftest import wait_until
 from tests.factories import LOCAL, SimulatedWorker, submit, tiny_spec
 
@@ -92,3 +93,41 @@ def swept_after(ctx: Context, epoch: float) -> bool:
     age = readiness(ctx)["sweep_age_seconds"]
     with ctx.store.read() as session:
         return age is not None and ctx.store.now(session) - age > epoch + 2 * ctx.settings.sweep_seconds
+
+
+def claimed(worker: SimulatedWorker) -> None:
+    wait_until(lambda: worker.beat("idle") is not None and worker.claim() is not None, timeout=20, what="a claim")
+
+
+def test_the_first_crossing_stands_and_what_runs_on_is_shown_apart(ctx: Context) -> None:
+    analysis = {"inference": "full", "looks": {"mode": "planned", "at": [7, 14]}}
+    spec = tiny_spec(experiment={"replicates": 14}, budget={"rounds": 1}, analysis=analysis)
+    experiment_id = submit(ctx, spec)
+    worker, late = SimulatedWorker(ctx).register(), SimulatedWorker(ctx, "w1")
+    worker.accuracy = lambda arm, replicate: 60.0 + replicate + (5.0 if arm == "A" else 0.1 * replicate)
+    late.accuracy = lambda arm, _: 0.0 if arm == "A" else 100.0
+    with ctx.store.write() as session:
+        first = experiments.blocks(session, experiment_id)[0]
+        lost = Why("test", Cause.WORKER_LOST, "its worker is gone")
+        assert blocks.finish_unassigned(session, ctx.store.now(session), first, Desired.CANCEL, lost)
+    for _ in range(6):
+        claimed(worker)
+        worker.train(rounds=1)
+    # seven blocks have ended, and six are complete: nothing is analysed
+    assert finishing.finish_due(ctx) == 0
+    assert reports.versions(ctx, experiment_id) == []
+    claimed(worker)
+    claimed(late.register())
+    worker.train(rounds=1)
+    assert finishing.finish_due(ctx) == 1
+    look = reports.read(ctx, experiment_id).content
+    assert (look["verdict"]["winner"], look["verdict"]["suffix"]) == ("A", "@look 1")
+    late.train(rounds=1)
+    assert finishing.finish_due(ctx) == 1
+    final = reports.read(ctx, experiment_id).content
+    for name in ("code", "winner", "suffix", "level", "p_max", "promotable", "flags"):
+        assert final["verdict"][name] == look["verdict"][name]
+    kept = ("p", "estimate", "ci_superiority", "ci_equivalence", "pairs", "verdict", "look")
+    assert [final["comparisons"][0][k] for k in kept] == [look["comparisons"][0][k] for k in kept]
+    assert (look["overrun"], final["overrun"]["blocks"]) == (None, [8])
+    assert final["overrun"]["comparisons"][0]["pooled"] < 0 < final["overrun"]["comparisons"][0]["estimate"]

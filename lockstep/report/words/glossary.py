@@ -58,10 +58,13 @@ FLAGS = {
     "INCOMPLETE": "fewer blocks are complete than planned",
     "LOSS_SENSITIVE": "the verdict would differ if lost runs had gone against the winner",
     "MANY_LOST": "more than 10 % of blocks were lost to infrastructure",
+    "NEGATIVE_CORRELATION": "scores of a block run against each other: the unpaired test that stands in for the paired "
+    "one rejects too often (6-13 % at a correlation of -.3 to -.9)",
     "NONDETERMINISTIC": "nondeterministic kernels were on",
     "RESUMED_RUNS": "some runs were resumed from a checkpoint",
     "REWARD_SHARED": "the primary metric depends on the reward, which is the same for all arms",
     "SEPARATED": "the arms do not overlap at all; only the exact rank test applies",
+    "STOPPED_EARLY": "the experiment was ended before its planned blocks, which no plan foresaw: do not promote",
     "TEST_INTERVAL_DISAGREE": "test and interval of some comparison disagree because of ties; it claims nothing",
     "ZERO_VARIANCE": "differences or scores have no spread; t statistics are undefined",
 }

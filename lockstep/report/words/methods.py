@@ -7,10 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import scipy
 
+from lockstep.report.clock import planned_blocks
 from lockstep.report.inputs import ReportInputs
 from lockstep.report.numbers import difference_unit, exact
+from lockstep.report.staged import Judged
 from lockstep.spec.analysis import AnalysisSpec
-from lockstep.stats.registered import Design
 from lockstep.stats.verdict import ExperimentResult
 
 
@@ -47,9 +48,16 @@ _TESTS = {
 }
 
 
-def methods_sentences(inputs: ReportInputs, result: ExperimentResult, design: Design) -> list[str]:
+_BETS = {
+    "sign": " Null hypothesis: differences are symmetric about 0.",
+    "t": " Null hypothesis: differences are normal with mean 0.",
+    "betting": " Null hypothesis: differences within the bounds of the metric have mean 0, whatever their shape.",
+}
+
+
+def methods_sentences(inputs: ReportInputs, stand: Judged) -> list[str]:
     """Return the sentences: test, levels, multiplicity, looks, failures, seeds, hash."""
-    analysis = inputs.analysis
+    analysis, design, result = inputs.analysis, stand.design, stand.result
     if analysis.inference == "none":
         return ["Demonstration: no inference was registered.", _registered(inputs)]
     unit = difference_unit(analysis.primary.metric, analysis.estimand)
@@ -59,7 +67,7 @@ def methods_sentences(inputs: ReportInputs, result: ExperimentResult, design: De
         _registered_test(analysis),
         f"Two-sided level {exact(round(design.level, 5))}; smallest effect of interest {sesoi}.",
         _multiplicity(analysis, result, len(inputs.arms)),
-        _looks(analysis),
+        _looks(analysis) + (_stopped(inputs, stand) if stand.stopped else ""),
         f"A failed run scores {exact(analysis.failure.floor)} and is never omitted; "
         f"a block lost to infrastructure is dropped {scope}.",
         f"Resampling starts from analysis seed {analysis.analysis_seed}; lockstep {inputs.code_version}, "
@@ -72,7 +80,7 @@ def _registered_test(analysis: AnalysisSpec) -> str:
     if analysis.looks.mode == "anytime":
         return (
             f"Anytime-valid {analysis.looks.e_value} e-value of paired differences in replicate order; "
-            "p = 1/max E, intervals by inversion of E < 1/alpha."
+            f"p = 1/max E, intervals hold what no block has rejected at 1/alpha.{_BETS.get(analysis.looks.e_value, '')}"
         )
     return _TESTS[analysis.paired, analysis.estimand]
 
@@ -94,10 +102,20 @@ def _looks(analysis: AnalysisSpec) -> str:
     looks = analysis.looks
     if looks.mode == "planned":
         at = ", ".join(str(n) for n in looks.at)
-        return f"Planned looks after {at} complete blocks with {looks.boundary} levels."
+        return (
+            f"Planned looks after {at} complete blocks with {looks.boundary} levels; the first look that settles a "
+            "comparison stands."
+        )
     if looks.mode == "anytime":
         return "The data may be looked at after any block."
     return f"One analysis at {analysis.replicates.planned} planned blocks."
+
+
+def _stopped(inputs: ReportInputs, stand: Judged) -> str:
+    return (
+        f" The experiment was ended after {stand.clock.complete} complete of {planned_blocks(inputs)} planned blocks. "
+        "That was not planned, so the registered error level does not hold."
+    )
 
 
 def _registered(inputs: ReportInputs) -> str:

@@ -8,7 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
+from lockstep.report.clock import Clock
 from lockstep.report.numbers import difference_unit, exact, joined, p_text, percent, plain, signed
 from lockstep.spec.analysis import AnalysisSpec
 from lockstep.stats.estimands import Contradiction
@@ -56,6 +58,8 @@ class VerdictFacts:
     kind: str = "ab"
     spread: Mapping[str, float | None] | None = None
     doubts: tuple[Doubt, ...] = ()
+    clock: Clock | None = None
+    early: Sequence[Mapping[str, Any]] = ()
 
     @property
     def metric(self) -> str:
@@ -86,7 +90,8 @@ def verdict_sentence(facts: VerdictFacts) -> str:
         return f"Not analysed: {facts.void_detail}."
     if facts.code == NO_INFERENCE:
         return _no_inference(facts)
-    return _claim(facts) + "".join(f" {_doubt(facts, doubt)}" for doubt in facts.doubts)
+    early = "".join(f" {_early(facts, row)}" for row in facts.early)
+    return _claim(facts) + early + "".join(f" {_doubt(facts, doubt)}" for doubt in facts.doubts)
 
 
 def decisive_pair(result: ExperimentResult) -> PairResult | None:
@@ -162,7 +167,7 @@ def _test(pair: PairResult) -> str:
 
 
 def _sizes(facts: VerdictFacts) -> str:
-    sizes = sorted({arm.values.size for arm in facts.result.arms})
+    sizes = sorted({arm.values.size for pair in facts.result.pairs for arm in (pair.a, pair.b)})
     return range_text(sizes[0], sizes[-1])
 
 
@@ -342,6 +347,18 @@ def _doubt(facts: VerdictFacts, doubt: Doubt) -> str:
     return f"But the mean says otherwise: {means}."
 
 
+def _early(facts: VerdictFacts, row: Mapping[str, Any]) -> str:
+    """Return the estimate of a comparison that was won at an early look, freed of the look's optimism."""
+    looks = facts.clock.num_looks if facts.clock else 0
+    first, second, way = (row["a"], row["b"], 1.0) if row["estimate"] > 0 else (row["b"], row["a"], -1.0)
+    low, high = sorted(way * end for end in row["ci"])
+    return (
+        f"`{first}` against `{second}` was won at look {row['look']} of {looks} (n = {row['n']}): the median-unbiased "
+        f"estimate is {_amount(facts, way * row['median_unbiased'])} [{percent(1 - row['level'])} % CI "
+        f"{_bound(facts, low)}, {_bound(facts, high)}]."
+    )
+
+
 def _raw_bounds(interval: Interval, sign: float) -> str:
     low, high = (interval.low, interval.high) if sign > 0 else (-interval.high, -interval.low)
     return f"{signed(low)}, {signed(high)}"
@@ -367,5 +384,7 @@ def _no_inference(facts: VerdictFacts) -> str:
     if facts.reason == "DEMONSTRATION":
         return "Demonstration: no inference was registered, so no verdict is offered."
     if facts.reason == "LOOK_NOT_REACHED":
-        return "The first registered look has not been reached: no analysis yet."
+        clock = facts.clock
+        waits = "" if clock is None else f" It is due after {clock.due} complete blocks; {clock.complete} are complete."
+        return f"The registered analysis is not due yet.{waits}"
     return f"n = {_sizes(facts)} cannot reach alpha = {exact(round(facts.level, 4))} with this test."

@@ -94,6 +94,9 @@ def test_complete_gymnasium_default_metric_is_native_return() -> None:
     assert spec.primary.metric == "eval/native_return_mean"
 
 
+BETTING = {"mode": "anytime", "e_value": "betting"}
+
+
 @pytest.mark.parametrize(("kind", "replicates"), [("aa", 6), ("ab", 1)])
 def test_complete_demonstration_kinds_default_to_no_inference(kind: str, replicates: int) -> None:
     spec = complete_analysis(AnalysisSpec(), kind=kind, replicates=replicates, env_kind="morphogenesis")
@@ -204,6 +207,14 @@ def test_validate_look_remedy_names_the_earliest_block() -> None:
     [
         ({"looks": {"mode": "anytime"}, "paired": False}, 10, "E_ANYTIME_UNPAIRED"),
         ({"looks": {"mode": "anytime"}}, 5, "E_ALPHA_UNREACHABLE"),
+        (
+            {
+                "looks": {"mode": "anytime", "e_value": "betting"},
+                "primary": {"metric": "eval/loss", "direction": "min"},
+            },
+            20,
+            "E_BETTING_UNBOUNDED",
+        ),
         ({"sesoi": None}, 6, "E_SESOI"),
         ({"sesoi": 0.0}, 6, "E_SESOI"),
         ({"sesoi": -1.0}, 6, "E_SESOI"),

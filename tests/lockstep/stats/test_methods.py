@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import product
+
 import numpy as np
 import pytest
 from scipy import stats
@@ -28,7 +30,7 @@ from lockstep.stats.exact import rank_sum_null, signed_rank_null
 from lockstep.stats.paired import sign_flip
 from lockstep.stats.planning import Goal, replicates_needed, sample_size, t_power
 from lockstep.stats.results import doubled_midranks, tie_groups
-from lockstep.stats.sequential import anytime_interval, anytime_p, evalue_path, sign_path
+from lockstep.stats.sequential import Wager, anytime_p, early_stop, sign_path
 from lockstep.stats.unpaired import brunner_munzel, mann_whitney, permutation_mean
 
 RNG = np.random.default_rng(11)
@@ -132,19 +134,66 @@ def test_profile_is_the_share_strictly_above() -> None:
 
 def test_anytime_interval_agrees_with_rejection_and_is_missing_when_unbounded() -> None:
     d = np.random.default_rng(6).normal(size=12) + 2
-    interval = anytime_interval("sign", d, 0.05)
+    interval = Wager("sign").interval(d, 0.05)
     assert interval is not None
-    assert anytime_p(evalue_path("sign", d)) <= 0.05
+    assert anytime_p(Wager("sign").path(d)) <= 0.05
     assert interval.low > 0
     assert sign_path(d - (interval.low + 1e-6))[-1] < 20 <= sign_path(d - (interval.low - 0.2))[-1]
-    assert anytime_interval("sign", d[:4], 0.05) is None
+    assert Wager("sign").interval(d[:4], 0.05) is None
 
 
 def test_anytime_t_interval_contains_the_mean() -> None:
     d = np.random.default_rng(7).normal(size=15)
-    interval = anytime_interval("t", d, 0.05)
+    interval = Wager("t").interval(d, 0.05)
     assert interval is not None
     assert interval.low < d.mean() < interval.high
+
+
+def test_betting_is_fair_for_every_bounded_difference_of_mean_zero_whatever_its_shape() -> None:
+    values, chances = (-0.9, 0.3), (0.25, 0.75)
+    fair = 0.0
+    for outcome in product((0, 1), repeat=6):
+        path = Wager("betting", 1.0).path([values[i] for i in outcome])
+        fair += float(path[-1]) * float(np.prod([chances[i] for i in outcome]))
+    assert fair == pytest.approx(1.0, abs=1e-12)
+
+
+def test_betting_needs_bounds_and_widens_those_that_scores_break() -> None:
+    with pytest.raises(ValueError, match="two bounds"):
+        Wager("betting").path([0.1, 0.2])
+    d = [3.0, -1.0, 2.0]
+    assert Wager("betting", 1.0).path(d).tolist() == Wager("betting", 3.0).path(d).tolist()
+    interval = Wager("betting", 1.0).interval([0.9] * 30, 0.05)
+    assert interval is not None
+    assert 0 < interval.low < 0.9 < interval.high <= 1.0
+
+
+def test_what_a_block_rejected_stays_rejected() -> None:
+    d = np.concatenate([np.random.default_rng(6).normal(size=12) + 2, np.full(4, -9.0)])
+    early, late = Wager("sign").interval(d[:12], 0.05), Wager("sign").interval(d, 0.05)
+    assert early is not None
+    assert late is not None
+    assert early.low <= late.low
+    assert late.high <= early.high
+    assert late.low > 0 > d[12:].mean()
+
+
+@pytest.mark.parametrize(("look", "observed"), [(1, 2.6), (2, 2.4), (3, 3.0)])
+def test_the_estimate_of_an_early_stop_is_the_median_of_its_ordering(look: int, observed: float) -> None:
+    at, boundary = (7, 14, 20), (2.3, 2.3, 2.3)
+    found = early_stop(at, boundary, look, observed, 0.05)
+    assert found.low < found.median_unbiased < found.high
+    assert (found.median_unbiased == pytest.approx(1.0)) == (look == 1)
+    times = np.array(at) / 20
+    steps = np.random.default_rng(2).standard_normal((100_000, 3)) * np.sqrt(np.diff(times, prepend=0))
+    for share, expected in ((found.median_unbiased, 0.5), (found.low, 0.025), (found.high, 0.975)):
+        drift = share * observed / np.sqrt(times[look - 1])
+        z = (np.cumsum(steps, axis=1) + drift * times) / np.sqrt(times)
+        extreme, going_on = np.zeros(len(z), dtype=bool), np.ones(len(z), dtype=bool)
+        for k in range(look):
+            extreme |= going_on & (z[:, k] >= (observed if k == look - 1 else boundary[k]))
+            going_on &= np.abs(z[:, k]) < boundary[k]
+        assert extreme.mean() == pytest.approx(expected, abs=0.006)
 
 
 def test_power_is_monotone_and_defined_for_huge_effects() -> None:

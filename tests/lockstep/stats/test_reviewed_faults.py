@@ -5,17 +5,19 @@ Every case was seen to give the wrong answer before its mend.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from lockstep.report import build_report, render_html, render_markdown
+from lockstep.report import build_report, render_html, render_markdown, report_from_scores_csv, scores_csv
 from lockstep.stats.failures import analyse_with_sensitivity
 from lockstep.stats.registered import Design
 from lockstep.stats.scores import ArmScores, arm_scores
 from lockstep.stats.verdict import ExperimentResult
-from tests.lockstep.report.factories import Cell, make_analysis, make_inputs
+from tests.lockstep.report.factories import Cell, curve_points, make_analysis, make_inputs, score_rows
 
 Scores = dict[str, list[Cell]]
 
@@ -153,6 +155,148 @@ def test_row_6_few_distinct_scores_do_not_hide_what_the_exact_test_shows(estiman
     assert ("BOUND_AT_ZERO" in verdict["flags"]) == (estimand == "shift")
     if estimand == "shift":
         assert verdict["code"] == "WINNER"
+
+
+STEADY: list[Cell] = [60.0 + (i * 7) % 5 for i in range(20)]
+AHEAD: list[Cell] = [65.0 + (i * 7) % 5 + 0.1 * (i % 3) for i in range(20)]
+
+
+def cut_short(cancelled: bool) -> dict[str, Any]:
+    """Return the report of 7 of 20 blocks, the rest cancelled by a user or never run."""
+    scores: Scores = {"a": AHEAD[:7], "b": STEADY[:7]}
+    if cancelled:
+        scores = {label: [*values, *["lost"] * 13] for label, values in scores.items()}
+    inputs = make_inputs(scores, make_analysis(20), planned_blocks=20, ended=True)
+    rows = tuple(replace(row, cause="user") if row.status == "lost" else row for row in inputs.scores)
+    return build_report(replace(inputs, scores=rows))
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_row_9_an_experiment_cut_short_says_so_and_is_not_promoted(cancelled: bool) -> None:
+    report = cut_short(cancelled)
+    verdict = report["verdict"]
+    assert (verdict["winner"], verdict["suffix"], verdict["promotable"]) == ("a", "@cancelled 7 of 20", False)
+    assert "STOPPED_EARLY" in verdict["flags"]
+    assert "was ended after 7 complete of 20 planned blocks. That was not planned" in report["methods_sentence"]
+    again = report_from_scores_csv(scores_csv_of(cancelled), report["registration"])
+    assert (again["verdict"]["suffix"], again["verdict"]["flags"]) == (verdict["suffix"], verdict["flags"])
+
+
+def scores_csv_of(cancelled: bool) -> str:
+    scores: Scores = {"a": AHEAD[:7], "b": STEADY[:7]}
+    if cancelled:
+        scores = {label: [*values, *["lost"] * 13] for label, values in scores.items()}
+    return scores_csv(make_inputs(scores, make_analysis(20)))
+
+
+TWO_LOOKS = {"mode": "planned", "at": [9, 18]}
+EARLY: dict[str, Scores] = {
+    "8 blocks": {"a": AHEAD[:8], "b": STEADY[:8]},
+    "9 of which 2 lost": {"a": [*AHEAD[:7], "lost", 66.0], "b": [*STEADY[:8], "lost"]},
+}
+
+
+@pytest.mark.parametrize("name", EARLY)
+@pytest.mark.parametrize("paired", [True, False])
+def test_row_10_before_a_look_nothing_is_computed_from_the_scores(name: str, paired: bool) -> None:
+    analysis = make_analysis(
+        18, looks=TWO_LOOKS, paired=paired, bayes_panel=True, secondary=["eval/loss"], threshold=50.0
+    )
+    extra = score_rows(EARLY[name], "eval/loss")
+    curves = curve_points({arm: [[50.0, 60.0]] * 8 for arm in "ab"}, [1, 2])
+    report = build_report(make_inputs(EARLY[name], analysis, extra, planned_blocks=18, curves=curves))
+    verdict = report["verdict"]
+    assert (verdict["code"], verdict["reason"], verdict["leader"]) == ("NO_INFERENCE", "LOOK_NOT_REACHED", None)
+    complete = 8 if name == "8 blocks" else 7
+    assert verdict["sentence"].endswith(f"It is due after 9 complete blocks; {complete} are complete.")
+    shown = [report[section] for section in ("comparisons", "quantities", "secondary", "guardrails")]
+    shown += [report[section] for section in ("curve", "bayes", "sequential", "leave_one_out", "time_to_threshold")]
+    shown += [report["table"], report["scores"], report["more"], report["sensitivity"], report["omnibus"]]
+    assert {key for key, value in numbers_in(shown) if value is not None} <= QUIET
+    assert [arm["low"] for arm in report["curves"]["arms"]] == [[None, None]] * 2
+    for page in (render_html(report), render_markdown(report)):
+        assert "WINNER" not in page.replace("WINNER_", "")
+        assert "p = " not in page
+
+
+#: Numbers of a registered plan, which say nothing about the scores.
+QUIET = {"alpha_used", "n", "failed", "min_p", "failures", "fisher_p", "ci", "k", "look"}
+
+
+def numbers_in(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Yield every number with the name of the field that holds it."""
+    if isinstance(value, dict):
+        for name, item in value.items():
+            yield from numbers_in(item, name)
+    elif isinstance(value, list):
+        for item in value:
+            yield from numbers_in(item, key)
+    elif isinstance(value, int | float) and not isinstance(value, bool):
+        yield key, value
+
+
+def test_row_10_the_next_look_waits_too_and_a_lost_block_counts_for_nothing() -> None:
+    rng = np.random.default_rng(4)
+    a, b = ([float(v) for v in 60 + rng.normal(size=17)] for _ in range(2))
+    analysis = make_analysis(18, looks=TWO_LOOKS, sesoi=0.2)
+    first = build_report(make_inputs({"a": a[:9], "b": b[:9]}, analysis, planned_blocks=18))
+    between = build_report(make_inputs({"a": a, "b": b}, analysis, planned_blocks=18))
+    assert first["verdict"]["code"] == "INCONCLUSIVE"
+    assert between["comparisons"] == first["comparisons"]
+    lost: Scores = {"a": ["lost", *a[:9]], "b": [50.0, *b[:9]]}
+    later = build_report(make_inputs(lost, analysis, planned_blocks=18))
+    assert later["comparisons"][0]["p"] == first["comparisons"][0]["p"]
+
+
+def test_row_11_later_blocks_never_overwrite_a_winner() -> None:
+    analysis = make_analysis(18, looks=TWO_LOOKS)
+    look = build_report(make_inputs({"a": AHEAD[:9], "b": STEADY[:9]}, analysis, planned_blocks=18))
+    turned: Scores = {"a": [*AHEAD[:9], *[0.0] * 9], "b": [*STEADY[:9], *[99.0] * 9]}
+    later = build_report(make_inputs(turned, analysis))
+    assert later["verdict"]["sentence"] == look["verdict"]["sentence"]
+    assert later["comparisons"] == look["comparisons"]
+    assert (later["verdict"]["code"], later["verdict"]["suffix"]) == (look["verdict"]["code"], "@look 1")
+    assert later["overrun"]["blocks"] == list(range(9, 18))
+    assert later["overrun"]["comparisons"][0]["pooled"] < 0
+    assert "OVERRUN, not confirmatory: 9 blocks finished after the answer" in render_markdown(later)
+
+
+def test_row_11_a_block_repeated_after_the_look_does_not_enter_it() -> None:
+    analysis = make_analysis(18, looks=TWO_LOOKS)
+    scores: Scores = {"a": [0.0, *AHEAD[:9]], "b": [99.0, *STEADY[:9]]}
+    later = build_report(make_inputs(scores, analysis, looks_taken=(tuple(range(1, 10)),), planned_blocks=18))
+    assert later["verdict"]["winner"] == "a"
+    assert later["overrun"]["blocks"] == [0]
+
+
+def test_row_11_a_comparison_settled_at_the_first_look_stands_while_the_others_go_on() -> None:
+    rng = np.random.default_rng(8)
+    control = [float(v) for v in 60 + rng.normal(size=18)]
+    good = [v + 6 + 0.1 * i if i < 9 else v - 30 for i, v in enumerate(control)]
+    open_ = [float(v) for v in control + rng.normal(size=18) * 3]
+    analysis = make_analysis(18, looks=TWO_LOOKS, comparisons="vs_control", control="c", sesoi=0.5)
+    report = build_report(make_inputs({"c": control, "good": good, "open": open_}, analysis))
+    assert report["verdict"]["treatments_better"] == ["good"]
+    assert [c["look"] for c in report["comparisons"]] == [1, 2, 2]
+    assert "`good` against `c` was won at look 1 of 2 (n = 9): the median-unbiased" in report["verdict"]["sentence"]
+
+
+def test_row_12_an_anytime_crossing_is_not_taken_back() -> None:
+    a: list[Cell] = [61.0 + 0.1 * (i % 3) for i in range(8)]
+    b: list[Cell] = [60.0 + 0.01 * i for i in range(8)]
+    scores: Scores = {"a": [*a, *[40.0] * 4], "b": [*b, *[60.0] * 4]}
+    analysis = make_analysis(12, looks={"mode": "anytime"}, sesoi=0.1)
+    report = build_report(make_inputs(scores, analysis))
+    steps = report["sequential"]["e"]
+    assert steps[7] >= 20 > 1 > steps[-1]
+    comparison = report["comparisons"][0]
+    assert report["verdict"]["winner"] == "a"
+    assert comparison["p"] == pytest.approx(1 / max(steps))
+    assert comparison["ci_superiority"][0] > 0
+    assert "TEST_INTERVAL_DISAGREE" not in report["verdict"]["flags"]
+    before = build_report(make_inputs({"a": a, "b": b}, make_analysis(8, looks={"mode": "anytime"}, sesoi=0.1)))
+    standing, now = before["comparisons"][0]["ci_superiority"], comparison["ci_superiority"]
+    assert standing[0] <= now[0] <= comparison["estimate"] <= now[1] <= standing[1]
 
 
 @pytest.mark.parametrize("estimand", ["shift", "mean"])
