@@ -22,7 +22,7 @@ from app.store import blocks, experiment_cache, experiments, leases, results, wo
 from app.store.blocks import Why
 from app.store.engine import utc
 from app.store.events import NewEvent, add_events
-from app.store.tables import Record
+from app.store.rows import AssignmentRow, BlockRow, RunOfArm, WorkerRow
 from lockstep.protocol import BarrierReply, ReadyReply, ReadyRequest, ReleaseRequest, RoundReply, RoundRequest, RunRound
 from lockstep.spec.metrics import shown_of
 from lockstep.status import PERHAPS_OF_THE_DEVICE, AssignmentState, BlockStatus, Cause, RunStatus, WorkerStatus
@@ -56,7 +56,9 @@ def ready(ctx: Context, assignment_id: str, token: str, request: ReadyRequest) -
     return ReadyReply(start=started)
 
 
-def _mismatch(ctx: Context, session: Session, now: float, row: Record, block: Record, seen: str | None) -> None:
+def _mismatch(
+    ctx: Context, session: Session, now: float, row: AssignmentRow, block: BlockRow, seen: str | None
+) -> None:
     text = f"identity mismatch: assigned {row.device_uid}, the child sees {seen}"
     blocks.stop(
         session,
@@ -70,7 +72,7 @@ def _mismatch(ctx: Context, session: Session, now: float, row: Record, block: Re
     leases.move_worker(session, now, row.worker_id, WorkerStatus.QUARANTINED, text)
 
 
-def _mark_ready(session: Session, now: float, row: Record, block: Record, request: ReadyRequest) -> None:
+def _mark_ready(session: Session, now: float, row: AssignmentRow, block: BlockRow, request: ReadyRequest) -> None:
     record = request.warm_up.get("record")
     if isinstance(record, dict):
         for run_id in leases.run_ids(session, row.id):
@@ -91,7 +93,7 @@ def _mark_ready(session: Session, now: float, row: Record, block: Record, reques
     add_events(session, now, block.experiment_id, [event])
 
 
-def _start_if_all_ready(session: Session, now: float, block: Record) -> bool:
+def _start_if_all_ready(session: Session, now: float, block: BlockRow) -> bool:
     if block.status == BlockStatus.RUNNING:
         return True
     if block.status != BlockStatus.RESERVED:
@@ -130,8 +132,8 @@ def put_round(ctx: Context, assignment_id: str, token: str, index: int, request:
 
 
 def _of_share(
-    session: Session, row: Record, runs: Sequence[Record], request: RoundRequest
-) -> list[tuple[RunRound, Record]]:
+    session: Session, row: AssignmentRow, runs: Sequence[RunOfArm], request: RoundRequest
+) -> list[tuple[RunRound, RunOfArm]]:
     mine = set(leases.run_ids(session, row.id))
     by_id = {run.id: run for run in runs}
     for result in request.runs:
@@ -141,8 +143,8 @@ def _of_share(
 
 
 def _sort_out(
-    session: Session, row: Record, runs: Sequence[tuple[RunRound, Record]], index: int
-) -> tuple[list[tuple[RunRound, Record]], str | None]:
+    session: Session, row: AssignmentRow, runs: Sequence[tuple[RunRound, RunOfArm]], index: int
+) -> tuple[list[tuple[RunRound, RunOfArm]], str | None]:
     """Return (results not stored yet, id of a run whose stored digest differs)."""
     new = []
     stored = results.round_digests(session, row.block_id, row.attempt, index)
@@ -154,7 +156,7 @@ def _sort_out(
     return new, None
 
 
-def _check_open(session: Session, block: Record, index: int, runs: Sequence[Record]) -> None:
+def _check_open(session: Session, block: BlockRow, index: int, runs: Sequence[RunOfArm]) -> None:
     """A round is open when it is the block's next one; without a barrier, when it is the run's next one."""
     if not runs:
         return
@@ -167,7 +169,7 @@ def _check_open(session: Session, block: Record, index: int, runs: Sequence[Reco
         )
 
 
-def _apply_outcome(session: Session, now: float, block: Record, run: Record, index: int, result: RunRound) -> None:
+def _apply_outcome(session: Session, now: float, block: BlockRow, run: RunOfArm, index: int, result: RunRound) -> None:
     experiments.change_run(session, run.id, rounds_done=index + 1, env_steps=float(result.env_steps), stalled=False)
     if result.diverged is None:
         return
@@ -180,9 +182,9 @@ def _apply_outcome(session: Session, now: float, block: Record, run: Record, ind
 class _Share:
     """An assignment with its block and all runs of the block."""
 
-    assignment: Record
-    block: Record
-    runs: Sequence[Record]
+    assignment: AssignmentRow
+    block: BlockRow
+    runs: Sequence[RunOfArm]
 
 
 def _close_round(session: Session, now: float, share: _Share, index: int) -> RoundReply:
@@ -247,7 +249,7 @@ def release(ctx: Context, assignment_id: str, token: str, request: ReleaseReques
             leases.change(session, assignment_id, cleanup_status=request.cleanup)
             return
         now = ctx.store.now(session)
-        ending = _Ending(row, block, cast(Record, workers.get(session, row.worker_id)), request)
+        ending = _Ending(row, block, cast(WorkerRow, workers.get(session, row.worker_id)), request)
         _stop_for_release(ctx, session, now, ending)
         end_assignment(
             session,
@@ -277,9 +279,9 @@ def _released(session: Session, assignment_id: str, token: str) -> bool:
 class _Ending:
     """A share that its worker releases, as it was before."""
 
-    assignment: Record
-    block: Record
-    worker: Record
+    assignment: AssignmentRow
+    block: BlockRow
+    worker: WorkerRow
     request: ReleaseRequest
 
 
@@ -311,7 +313,7 @@ def _stop_for_release(ctx: Context, session: Session, now: float, ending: _Endin
     )
 
 
-def _oom_before(block: Record) -> bool:
+def _oom_before(block: BlockRow) -> bool:
     return int(block.budget_used.get(Cause.OOM.value, 0)) > 0
 
 
@@ -331,7 +333,7 @@ def _clean_worker(session: Session, now: float, ending: _Ending) -> None:
         leases.move_worker(session, now, row.worker_id, WorkerStatus.QUARANTINED, text)
 
 
-def _suspicious_experiments(session: Session, row: Record, count: int) -> set[str]:
+def _suspicious_experiments(session: Session, row: AssignmentRow, count: int) -> set[str]:
     """Return the experiments that failed fast on a worker since its last success, and on no other device.
 
     Args:
@@ -341,7 +343,7 @@ def _suspicious_experiments(session: Session, row: Record, count: int) -> set[st
     """
     failed: list[str] = []
     for past in leases.ended_lately(session, row.worker_id):
-        if past.outcome == "completed" or len(failed) == count:
+        if past.ended_at is None or past.outcome == "completed" or len(failed) == count:
             break
         fast = past.ended_at.timestamp() - past.offered_at.timestamp() < FAST_FAILURE_SECONDS
         if past.outcome == "error" and past.cause in PERHAPS_OF_THE_DEVICE and fast:

@@ -67,7 +67,7 @@ def begin_idempotent(ctx: Context, actor: Actor, key: str, digest: str) -> Repla
             return None
         if row.request_sha256 != digest:
             raise InvalidError("this Idempotency-Key was used for another request", code="idempotency_mismatch")
-        if row.status is None:
+        if row.status is None or row.body is None:
             raise ConflictError("the first request with this Idempotency-Key is still running", code="in_progress")
         return Replay(row.status, row.body)
 

@@ -9,7 +9,7 @@ from sqlalchemy.orm import Session
 from app.services.context import Context
 from app.store import blocks, experiment_cache, experiments, leases, scheduling
 from app.store.blocks import Why
-from app.store.tables import Record
+from app.store.rows import AssignmentRow, BlockRow
 from lockstep.status import (
     OF_THE_JOB,
     REQUEUE_BUDGET,
@@ -46,7 +46,7 @@ def settle(ctx: Context, session: Session, now: float, block_id: str) -> bool:
     return _by_cause(ctx, session, now, block, cause)
 
 
-def _by_cause(ctx: Context, session: Session, now: float, block: Record, cause: Cause | None) -> bool:
+def _by_cause(ctx: Context, session: Session, now: float, block: BlockRow, cause: Cause | None) -> bool:
     used: dict[str, Any] = dict(block.budget_used)
     count = int(used.get(str(cause), 0))
     budget = REQUEUE_BUDGET.get(cause, 0) if cause else 0
@@ -67,14 +67,14 @@ def _by_cause(ctx: Context, session: Session, now: float, block: Record, cause: 
     return blocks.requeue(session, now, block, Why("system", cause, text), budget_used=used, **values)
 
 
-def _end(session: Session, now: float, block: Record, target: BlockStatus, run_target: RunStatus, why: Why) -> bool:
+def _end(session: Session, now: float, block: BlockRow, target: BlockStatus, run_target: RunStatus, why: Why) -> bool:
     moved = blocks.move(session, now, block, target, why)
     if moved:
         blocks.move_runs(session, now, block, run_target, why)
     return moved
 
 
-def _fail_queued(session: Session, now: float, block: Record, why: Why) -> None:
+def _fail_queued(session: Session, now: float, block: BlockRow, why: Why) -> None:
     """The job is at fault, not its luck: what else of the experiment is queued would fail in the same way."""
     same = Why(why.actor, why.cause, f"same cause as replicate {block.replicate}: {why.sentence()}")
     for other in blocks.lock_queued(session, block.experiment_id):
@@ -86,7 +86,9 @@ def blame_device(session: Session, now: float, worker_id: str) -> None:
     for row in leases.failed_since(session, worker_id, now - 2 * FAST_FAILURE_SECONDS):
         block = blocks.get(session, row.block_id, lock=True)
         used = dict(block.budget_used) if block is not None else {}
-        if block is None or block.status not in (BlockStatus.QUEUED, BlockStatus.STOPPING) or not used.get(row.cause):
+        if block is None or block.status not in (BlockStatus.QUEUED, BlockStatus.STOPPING):
+            continue
+        if row.cause is None or not used.get(row.cause):
             continue
         spent = int(used.get(Cause.DEVICE.value, 0))
         if row.cause != Cause.DEVICE and spent < REQUEUE_BUDGET[Cause.DEVICE]:
@@ -108,7 +110,7 @@ def finish_if_complete(session: Session, now: float, block_id: str) -> bool:
 
 
 def end_assignment(
-    session: Session, now: float, block: Record, row: Record, target: AssignmentState, **values: Any
+    session: Session, now: float, block: BlockRow, row: AssignmentRow, target: AssignmentState, **values: Any
 ) -> bool:
     """End a live assignment of a block; its device time, by the database clock, counts for owner and runs, once."""
     if not leases.move(session, now, row.id, target, **values):

@@ -8,7 +8,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from app.store import results
-from app.store.tables import Record
+from app.store.rows import RunOfArm
 from lockstep.nonfinite import jsonable
 from lockstep.spec.family import Shown
 
@@ -24,7 +24,7 @@ _SCORES = {
 _FURTHER_SCORES = ("native_return", "grafts_fossilized")
 
 
-def compare_runs(session: Session, runs: Sequence[Record], round_index: int) -> dict[str, Any]:
+def compare_runs(session: Session, runs: Sequence[RunOfArm], round_index: int) -> dict[str, Any]:
     """Return means over each run's last 10 episodes up to a common round, and differences to the first.
 
     Accuracy is the validation accuracy at the end of an episode (percentage points), the native return is in the

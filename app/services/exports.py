@@ -24,7 +24,7 @@ from app.errors import InvalidError
 from app.services.context import Context
 from app.services.steering import existing
 from app.store import experiments, exports
-from app.store.tables import Record
+from app.store.rows import ArmRow, ExperimentRow
 from lockstep.nonfinite import jsonable
 
 MAX_COMPARED = 8
@@ -144,7 +144,7 @@ def compare(ctx: Context, experiment_ids: Sequence[str]) -> dict[str, Any]:
     return {"columns": columns, "rows": differing, "equal_keys": len(rows) - len(differing)}
 
 
-def _flat_arm(row: Record, arm: Record) -> dict[str, Any]:
+def _flat_arm(row: ExperimentRow, arm: ArmRow) -> dict[str, Any]:
     own = {"policy": arm.policy, "static_set": arm.static_set, "reward_mode": arm.reward_mode}
     shared = {key: value for key, value in row.spec.items() if key not in ("arms", *arm.config)}
     return {**_flatten(shared, ""), **_flatten(arm.config, ""), **own}

@@ -7,13 +7,13 @@ from sqlalchemy.orm import Session
 from app.errors import GoneError, LeaseLostError, NotFoundError
 from app.services.context import Context
 from app.store import blocks, experiment_cache, leases
-from app.store.tables import Record
+from app.store.rows import AssignmentRow, BlockRow, WorkerRow
 from lockstep.status import WorkerStatus
 
 _STOP_MARGIN_SECONDS = 10.0
 
 
-def fenced(session: Session, assignment_id: str, token: str) -> tuple[Record, Record]:
+def fenced(session: Session, assignment_id: str, token: str) -> tuple[AssignmentRow, BlockRow]:
     """Return (assignment, its block), both locked, if the lease holds.
 
     Raises:
@@ -30,7 +30,7 @@ def fenced(session: Session, assignment_id: str, token: str) -> tuple[Record, Re
     return row, block
 
 
-def refuse_gone(worker: Record, *gone: WorkerStatus) -> None:
+def refuse_gone(worker: WorkerRow, *gone: WorkerStatus) -> None:
     """Refuse a worker in one of the states ``gone``.
 
     Raises:
@@ -43,7 +43,7 @@ def refuse_gone(worker: Record, *gone: WorkerStatus) -> None:
     raise GoneError(f"worker {worker.id} is {worker.status}; register again", code="worker_gone")
 
 
-def grace(ctx: Context, session: Session, block: Record) -> float:
+def grace(ctx: Context, session: Session, block: BlockRow) -> float:
     """Return the seconds a child gets to stop: of the spec, capped by the operator, plus a margin."""
     wanted = experiment_cache.of(session, block.experiment_id).grace_seconds
     return min(wanted, ctx.settings.grace_seconds) + _STOP_MARGIN_SECONDS

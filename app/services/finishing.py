@@ -17,7 +17,7 @@ from app.services.steering import cancel_decided
 from app.store import blocks, experiments, reports
 from app.store.engine import utc
 from app.store.events import NewEvent, add_events
-from app.store.tables import Record
+from app.store.rows import ExperimentRow
 from lockstep.status import TERMINAL_BLOCK, BlockStatus, Cause
 
 
@@ -40,7 +40,7 @@ def _finish_one(ctx: Context, experiment_id: str) -> int:
     return done + (_end(ctx, experiment_id) if ended and not done else 0)
 
 
-def _due_look(session: Session, experiment: Record, rows: Any) -> tuple[int, int] | None:
+def _due_look(session: Session, experiment: ExperimentRow, rows: Any) -> tuple[int, int] | None:
     """Return (number, replicates that it may see) of the next registered look, when it is due."""
     looks = (experiment.analysis or {}).get("looks", {})
     if looks.get("mode") != "planned":
@@ -59,7 +59,7 @@ def _due_look(session: Session, experiment: Record, rows: Any) -> tuple[int, int
     return None
 
 
-def _look(ctx: Context, experiment: Record, look: tuple[int, int]) -> int:
+def _look(ctx: Context, experiment: ExperimentRow, look: tuple[int, int]) -> int:
     number, num_blocks = look
     content, scores = build(ctx, experiment.id, look=number, num_blocks=num_blocks)
     with ctx.store.write() as session:

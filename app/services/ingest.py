@@ -21,7 +21,7 @@ from app.store import experiments, leases, logs, points, results
 from app.store.blocks import Why, move_runs
 from app.store.events import NewEvent, add_events
 from app.store.points import PointRow
-from app.store.tables import Record
+from app.store.rows import AssignmentRow, BlockRow, RunOfArm
 from lockstep.nonfinite import decode_map, to_column
 from lockstep.protocol import (
     MAX_LOG_LINE_BYTES,
@@ -44,8 +44,8 @@ _EVENT_FIELDS = ("type", "text", "severity", "env_id")
 class RoundOf:
     """One run's result of one round, with what it belongs to."""
 
-    assignment: Record
-    run: Record
+    assignment: AssignmentRow
+    run: RunOfArm
     index: int
     request: RoundRequest
     result: RunRound
@@ -252,14 +252,14 @@ def commit(ctx: Context, assignment_id: str, token: str, request: CommitRequest)
                 f"round {request.next_round - 1} has not been handed in by this share", code="round_not_open"
             )
         results.commit_artifacts(session, [stored.id for stored in found])
-        removed = _after_commit(session, now, block, request, [stored.run_id for stored in found])
+        removed = _after_commit(session, now, block, request, [item.run_id for item in request.runs])
     for sha256 in removed:
         ctx.files.remove(sha256)
     ctx.bell.ring()
 
 
 def _after_commit(
-    session: Session, now: float, block: Record, request: CommitRequest, run_ids: Sequence[str]
+    session: Session, now: float, block: BlockRow, request: CommitRequest, run_ids: Sequence[str]
 ) -> list[str]:
     experiment = experiments.get(session, block.experiment_id)
     if experiment is None:

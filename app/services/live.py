@@ -18,7 +18,7 @@ from app.services.reading import run_document
 from app.services.series import SeriesRequest, read_series
 from app.services.steering import existing
 from app.store import events, experiments, points
-from app.store.tables import Record
+from app.store.rows import BlockRow, EventRow
 from lockstep.nonfinite import word
 
 CATCH_UP_ROWS = 20_000
@@ -74,7 +74,7 @@ class Interest:
         """Whether nothing is filtered."""
         return not self.metrics and not self.runs
 
-    def wants(self, row: Record) -> bool:
+    def wants(self, row: PointView) -> bool:
         """Return whether a point row (with run_id) is of interest."""
         return (not self.metrics or row.name in self.metrics) and (not self.runs or row.run_id in self.runs)
 
@@ -83,7 +83,7 @@ class Interest:
 class Batch:
     """What happened in an experiment between two positions."""
 
-    events: Sequence[Record]
+    events: Sequence[EventRow]
     points: Sequence[Any]
     more: bool = False
 
@@ -145,12 +145,12 @@ def read_batch(ctx: Context, experiment_id: str, position: Position) -> Batch:
     return Batch(ready, views, more)
 
 
-def _ready(rows: Sequence[Record], *, is_full: bool) -> Sequence[Record]:
+def _ready(rows: Sequence[EventRow], *, is_full: bool) -> Sequence[EventRow]:
     """Return the events that may go out with a batch: a truncation comes after all points that it may void.
 
     Two of one run need a batch each, and the end of the experiment one after the points of the new attempt.
     """
-    cut: set[str] = set()
+    cut: set[str | None] = set()
     for index, row in enumerate(rows):
         if (row.type == "truncate" and (is_full or row.run_id in cut)) or (row.type == "experiment_end" and cut):
             return rows[:index]
@@ -194,11 +194,11 @@ def frames_of(batch: Batch, position: Position, interest: Interest, *, live: boo
     return frames
 
 
-def _completed_round(row: Record) -> dict[str, Any]:
+def _completed_round(row: EventRow) -> dict[str, Any]:
     return {"block_id": row.block_id, "replicate": row.replicate, "round": row.round, "comparison": row.payload}
 
 
-def event_frame(row: Record, *, live: bool) -> dict[str, Any]:
+def event_frame(row: EventRow, *, live: bool) -> dict[str, Any]:
     """Return the frame of an event that does not travel in a delta."""
     if row.type == "truncate":
         return {"type": "truncate", **row.payload, "event": row.seq}
@@ -255,7 +255,7 @@ def snapshot(ctx: Context, experiment_id: str, interest: Interest) -> tuple[dict
     return frame, position
 
 
-def _block_state(block: Record) -> dict[str, Any]:
+def _block_state(block: BlockRow) -> dict[str, Any]:
     return {
         "id": block.id,
         "replicate": block.replicate,

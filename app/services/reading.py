@@ -14,7 +14,7 @@ from app.services.cursors import decode_cursor, encode_cursor
 from app.services.steering import existing
 from app.store import events, experiments, logs, points, results, workers
 from app.store.experiments import Listing
-from app.store.tables import Record
+from app.store.rows import ArmRow, ArtifactRow, BlockRow, BlockState, HoldingWorker, ListedExperiment, RunOfArm
 from lockstep.spec.metrics import primary_of, shown_of
 from lockstep.status import TERMINAL_BLOCK, BlockStatus, ExperimentStatus, WorkerStatus
 
@@ -67,7 +67,7 @@ def _after(before: tuple[datetime, str] | None) -> str | None:
     return encode_cursor(before[0].isoformat(), before[1]) if before else None
 
 
-def _list_item(row: Record, states: Sequence[Record]) -> dict[str, Any]:
+def _list_item(row: ListedExperiment, states: Sequence[BlockState]) -> dict[str, Any]:
     return {
         "id": row.id,
         "name": row.name,
@@ -84,7 +84,7 @@ def _list_item(row: Record, states: Sequence[Record]) -> dict[str, Any]:
     }
 
 
-def _progress(row: Record, states: Sequence[Record]) -> dict[str, Any]:
+def _progress(row: ListedExperiment, states: Sequence[BlockState]) -> dict[str, Any]:
     newest = experiments.newest_blocks(states)
     rounds = row.rounds * max(1, len(newest))
     done = sum(row.rounds if state.status == BlockStatus.SUCCEEDED else state.open_round for state in newest)
@@ -126,7 +126,7 @@ def show_experiment(ctx: Context, experiment_id: str) -> dict[str, Any]:
     }
 
 
-def arm_document(arm: Record) -> dict[str, Any]:
+def arm_document(arm: ArmRow) -> dict[str, Any]:
     """Return an arm as the API shows it."""
     return {
         "label": arm.label,
@@ -151,7 +151,7 @@ def list_blocks(ctx: Context, experiment_id: str) -> list[dict[str, Any]]:
         return [_block_document(row) for row in experiments.blocks(session, experiment_id)]
 
 
-def _block_document(row: Record) -> dict[str, Any]:
+def _block_document(row: BlockRow) -> dict[str, Any]:
     return {
         "id": row.id,
         "replicate": row.replicate,
@@ -177,7 +177,7 @@ def list_runs(ctx: Context, experiment_id: str) -> list[dict[str, Any]]:
         return [run_document(row) for row in experiments.runs(session, experiment_id)]
 
 
-def run_document(row: Record) -> dict[str, Any]:
+def run_document(row: RunOfArm) -> dict[str, Any]:
     """Return a run as the API shows it."""
     return {
         "id": row.id,
@@ -267,7 +267,7 @@ def list_artifacts(ctx: Context, experiment_id: str) -> list[dict[str, Any]]:
         return [artifact_document(row) for row in results.artifacts(session, experiment_id)]
 
 
-def artifact_document(row: Record) -> dict[str, Any]:
+def artifact_document(row: ArtifactRow) -> dict[str, Any]:
     """Return an artifact as the API shows it."""
     return {
         "id": row.id,
@@ -283,7 +283,7 @@ def artifact_document(row: Record) -> dict[str, Any]:
     }
 
 
-def show_artifact(ctx: Context, artifact_id: str) -> Record:
+def show_artifact(ctx: Context, artifact_id: str) -> ArtifactRow:
     """Return the row of a committed artifact."""
     with ctx.store.read() as session:
         row = results.artifact(session, artifact_id)
@@ -316,7 +316,7 @@ def show_worker(ctx: Context, worker_id: str) -> dict[str, Any]:
     }
 
 
-def worker_document(row: Record, now: float) -> dict[str, Any]:
+def worker_document(row: HoldingWorker, now: float) -> dict[str, Any]:
     """Return a worker as the API shows it; ages are computed by the server."""
     holding = None
     if row.block_id is not None:

@@ -18,7 +18,7 @@ from app.services.context import Context
 from app.services.steering import existing
 from app.store import events, experiments, points, reports, results, scheduling
 from app.store.engine import utc
-from app.store.tables import Record
+from app.store.rows import ArmRow, BlockRow, EpisodeSummary, EvalEpisodeRow, ExperimentRow, ReportRow, RunOfArm
 from lockstep.nonfinite import from_column
 from lockstep.report.build import build_report
 from lockstep.report.csv import scores_csv
@@ -48,16 +48,16 @@ STAMP_KEY = "calibration"
 class _Gathered:
     """Rows of the runs that count: the newest ended block of each replicate."""
 
-    experiment: Record
-    arms: Sequence[Record]
-    runs: Sequence[Record]
+    experiment: ExperimentRow
+    arms: Sequence[ArmRow]
+    runs: Sequence[RunOfArm]
     values: Mapping[tuple[str, str], Mapping[int, float]]
-    eval_rows: Sequence[Record]
-    training: Mapping[int, Record]
+    eval_rows: Sequence[EvalEpisodeRow]
+    training: Mapping[int, EpisodeSummary]
     resumes: Mapping[int, tuple[int, ...]]
 
 
-def has_analysis(experiment: Record) -> bool:
+def has_analysis(experiment: ExperimentRow) -> bool:
     """Return whether an experiment registered an analysis."""
     return experiment.analysis is not None
 
@@ -99,7 +99,7 @@ def gather(
         generated_utc=utc(ctx.store.now(session)).isoformat(),
         kind=experiment.kind,
         analysis=analysis,
-        registered_hash=experiment.analysis_hash,
+        registered_hash=experiment.analysis_hash or "",
         arms=tuple(_arm(arm) for arm in found.arms),
         planned_blocks=_planned(session, experiment),
         scores=tuple(_scores(found, analysis)),
@@ -117,9 +117,9 @@ def gather(
     )
 
 
-def _ended_blocks(rows: Sequence[Record], num_blocks: int | None) -> dict[int, str]:
+def _ended_blocks(rows: Sequence[BlockRow], num_blocks: int | None) -> dict[int, str]:
     """Return {replicate: block id}: the newest succeeded generation, else the newest that ended."""
-    chosen: dict[int, Record] = {}
+    chosen: dict[int, BlockRow] = {}
     for row in rows:
         if BlockStatus(row.status) not in TERMINAL_BLOCK or row.cause == Cause.DECIDED:
             continue
@@ -131,7 +131,7 @@ def _ended_blocks(rows: Sequence[Record], num_blocks: int | None) -> dict[int, s
     return {replicate: str(chosen[replicate].id) for replicate in replicates}
 
 
-def _gather(session: Session, experiment: Record, analysis: AnalysisSpec, ended: Mapping[int, str]) -> _Gathered:
+def _gather(session: Session, experiment: ExperimentRow, analysis: AnalysisSpec, ended: Mapping[int, str]) -> _Gathered:
     wanted = set(ended.values())
     runs = [run for run in experiments.runs(session, experiment.id) if run.block_id in wanted]
     values: dict[tuple[str, str], dict[int, float]] = {}
@@ -143,7 +143,7 @@ def _gather(session: Session, experiment: Record, analysis: AnalysisSpec, ended:
         arms=experiments.arms(session, experiment.id),
         runs=runs,
         values=values,
-        eval_rows=[row for row in results.episodes(session, experiment.id, evaluation=True) if row.run_no in ids],
+        eval_rows=[row for row in results.evaluation_episodes(session, experiment.id) if row.run_no in ids],
         training={row.run_no: row for row in results.episode_summaries(session, experiment.id)},
         resumes=results.resumes(session, experiment.id),
     )
@@ -157,16 +157,16 @@ def _metric_names(analysis: AnalysisSpec) -> list[str]:
     return sorted(names)
 
 
-def _arm(arm: Record) -> ArmFacts:
+def _arm(arm: ArmRow) -> ArmFacts:
     differences = tuple(ConfigDifference(item["path"], item["base"], item["value"]) for item in arm.diff)
     return ArmFacts(arm.label, arm.reward_mode, arm.policy, differences)
 
 
-def _planned(session: Session, experiment: Record) -> int:
+def _planned(session: Session, experiment: ExperimentRow) -> int:
     return len(experiments.newest_blocks(experiments.blocks(session, experiment.id)))
 
 
-def outcome_of(run: Record) -> str:
+def outcome_of(run: RunOfArm) -> str:
     """Return ok, failed (the arm's own outcome) or lost (infrastructure)."""
     if run.status == RunStatus.SUCCEEDED:
         return "ok"
@@ -199,7 +199,7 @@ def score_of(curve: Mapping[int, float], aggregate: str, rounds: int) -> float |
     return area / (steps[-1] - steps[0])
 
 
-def _run_facts(found: _Gathered, run: Record) -> RunFacts:
+def _run_facts(found: _Gathered, run: RunOfArm) -> RunFacts:
     record = run.record
     last = found.experiment.rounds - 1
     greedy = [row for row in found.eval_rows if row.run_no == run.no and row.round == last]
@@ -258,7 +258,7 @@ def _cross_scores(found: _Gathered) -> Iterable[CrossScore]:
             yield CrossScore(run.label, mode, run.replicate, mean, spread, len(finite))
 
 
-def _extension(session: Session, experiment: Record) -> Extension | None:
+def _extension(session: Session, experiment: ExperimentRow) -> Extension | None:
     if experiment.exploratory_from is None:
         return None
     decided = events.newest(session, experiment.id, "extended")
@@ -309,7 +309,7 @@ def store_report(
     return reports.insert_report(session, now, experiment_id, content, scores, trigger)
 
 
-def read(ctx: Context, experiment_id: str, version: int | None = None) -> Record:
+def read(ctx: Context, experiment_id: str, version: int | None = None) -> ReportRow:
     """Return a stored report and note that results were seen.
 
     Raises:

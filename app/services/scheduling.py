@@ -16,8 +16,8 @@ from app.settings import Settings
 from app.store import blocks, experiment_cache, experiments, leases, results, scheduling, workers
 from app.store.blocks import Why
 from app.store.events import NewEvent, add_events
+from app.store.rows import ArmRow, AssignmentRow, BlockRow, IdleWorker, RunOfArm, RunRow, WaitingBlock, WorkerRow
 from app.store.scheduling import Share
-from app.store.tables import Record
 from lockstep.protocol import AssignedRun, Assignment, CheckpointRef, RewardRef
 from lockstep.spec.arms import discount_of
 from lockstep.status import BlockStatus, RunStatus, WorkerStatus
@@ -87,12 +87,12 @@ class _Tick:
     held: frozenset[str] = frozenset()
     frozen: dict[str, str] = field(default_factory=dict)  # placements resolved in this pass, by experiment
 
-    def need(self, block: Record, num_live: int) -> Need:
+    def need(self, block: WaitingBlock, num_live: int) -> Need:
         """Return what a block needs, with the placement that its experiment has by now."""
         placement = block.placement_resolved or self.frozen.get(block.experiment_id) or block.placement
         return need_of(block, placement, num_live)
 
-    def choose(self, block: Record, need: Need) -> Fit | Wait:
+    def choose(self, block: WaitingBlock, need: Need) -> Fit | Wait:
         """Return the workers of a block and count them as given, or why it waits."""
         limit = self.settings.owner_device_limit
         if self.in_use.get(block.owner, 0) >= limit:
@@ -106,7 +106,7 @@ class _Tick:
             self.views[worker.id] = replace(self.views[worker.id], idle=False)
         return choice
 
-    def _hold(self, block: Record, need: Need) -> None:
+    def _hold(self, block: WaitingBlock, need: Need) -> None:
         """The first gang in order that has waited long enough keeps its class from later blocks."""
         if self.now - block.waiting_since_epoch >= self.settings.gang_patience_seconds:
             name = gang_class(need, list(self.views.values()))
@@ -115,7 +115,7 @@ class _Tick:
 
 def explain_in_order(
     ctx: Context, session: Session, now: float, views: Mapping[str, WorkerView], limit: int
-) -> list[tuple[Record, Fit | Wait]]:
+) -> list[tuple[WaitingBlock, Fit | Wait]]:
     """Return the eligible blocks in order with what the next tick would decide; writes nothing."""
     queue_pass = _Tick(ctx.settings, now, dict(views), scheduling.devices_in_use(session))
     rows = scheduling.eligible_blocks(
@@ -128,7 +128,7 @@ def explain_in_order(
     ]
 
 
-def worker_view(row: Record, *, idle: bool) -> WorkerView:
+def worker_view(row: WorkerRow, *, idle: bool) -> WorkerView:
     """Return a worker as the pure scheduler sees it."""
     status = WorkerStatus(row.status)
     return WorkerView(
@@ -146,7 +146,7 @@ def worker_view(row: Record, *, idle: bool) -> WorkerView:
     )
 
 
-def need_of(block: Record, placement: str, num_live: int) -> Need:
+def need_of(block: WaitingBlock, placement: str, num_live: int) -> Need:
     """Return what a block needs; a row of ``eligible_blocks``."""
     needs = block.needs
     return Need(
@@ -161,7 +161,9 @@ def need_of(block: Record, placement: str, num_live: int) -> Need:
     )
 
 
-def _assign(ctx: Context, session: Session, now: float, block: Record, choice: Fit, idle: Mapping[str, Record]) -> bool:
+def _assign(
+    ctx: Context, session: Session, now: float, block: WaitingBlock, choice: Fit, idle: Mapping[str, IdleWorker]
+) -> bool:
     settings = ctx.settings
     blocks.lock(session, block.id)
     live = blocks.live_runs(session, block.id)
@@ -199,7 +201,7 @@ def _assign(ctx: Context, session: Session, now: float, block: Record, choice: F
     return True
 
 
-def _freeze(session: Session, block: Record, choice: Fit) -> None:
+def _freeze(session: Session, block: WaitingBlock, choice: Fit) -> None:
     """The first assignment fixes placement and data fingerprint for all replicates."""
     needs = dict(block.needs)
     if needs.get("dataset"):
@@ -207,7 +209,7 @@ def _freeze(session: Session, block: Record, choice: Fit) -> None:
     experiments.freeze_placement(session, block.experiment_id, choice.placement, needs)
 
 
-def _shares(block: Record, choice: Fit, live: Sequence[Record], idle: Mapping[str, Record]) -> list[Share]:
+def _shares(block: BlockRow, choice: Fit, live: Sequence[RunRow], idle: Mapping[str, IdleWorker]) -> list[Share]:
     def share(index: int, run_ids: Sequence[str]) -> Share:
         token = leases.token_hash(secrets.token_hex(16))
         return Share(idle[choice.workers[index].id], index, tuple(run_ids), token)
@@ -221,10 +223,10 @@ def _shares(block: Record, choice: Fit, live: Sequence[Record], idle: Mapping[st
 def _open_attempts(
     session: Session,
     now: float,
-    block: Record,
+    block: BlockRow,
     attempt: int,
     resume: int,
-    live: Sequence[Record],
+    live: Sequence[RunRow],
     shares: Sequence[Share],
 ) -> None:
     """Open the new attempt of every run; what an older one has beyond the resume round is superseded."""
@@ -238,7 +240,7 @@ def _open_attempts(
     add_events(session, now, block.experiment_id, [_truncation(block, run, attempt, resume) for run in cut])
 
 
-def _truncation(block: Record, run: Record, attempt: int, resume: int) -> NewEvent:
+def _truncation(block: BlockRow, run: RunRow, attempt: int, resume: int) -> NewEvent:
     return NewEvent(
         type="truncate",
         text=f"rounds from {resume} on of earlier attempts are superseded",
@@ -287,7 +289,7 @@ def claim(ctx: Context, worker_id: str) -> Claimed:
     return Claimed(collected)
 
 
-def _collect(ctx: Context, session: Session, offered: Record) -> Assignment | None:
+def _collect(ctx: Context, session: Session, offered: AssignmentRow) -> Assignment | None:
     token = secrets.token_hex(16)
     expires = ctx.store.now(session) + ctx.settings.lease_ttl_seconds
     values = {"token": leases.token_hash(token), "collected": True, "expires_epoch": expires}
@@ -296,7 +298,7 @@ def _collect(ctx: Context, session: Session, offered: Record) -> Assignment | No
     return assignment_document(session, offered, token) if held else None
 
 
-def assignment_document(session: Session, row: Record, token: str) -> Assignment:
+def assignment_document(session: Session, row: AssignmentRow, token: str) -> Assignment:
     """Return all that a supervisor and its child need to train their share."""
     block = blocks.with_experiment(session, row.block_id)
     fixed = experiment_cache.of(session, block.experiment_id)
@@ -330,7 +332,7 @@ def assignment_document(session: Session, row: Record, token: str) -> Assignment
 
 
 def _assigned_runs(
-    session: Session, block: Record, arms: Mapping[int, Record], runs: Sequence[Record]
+    session: Session, block: BlockRow, arms: Mapping[int, ArmRow], runs: Sequence[RunOfArm]
 ) -> list[AssignedRun]:
     resumes = [run.id for run in runs] if block.resume_round else []
     checkpoints = results.committed_checkpoints(session, resumes) if resumes else {}

@@ -11,8 +11,8 @@ from app.services.context import Context
 from app.services.steering import existing
 from app.store import experiments, points
 from app.store import series as stored
+from app.store.rows import RunOfArm
 from app.store.series import SeriesQuery
-from app.store.tables import Record
 from lockstep.nonfinite import word
 
 MAX_SERIES = 200
@@ -60,12 +60,12 @@ def read_series(ctx: Context, experiment_id: str, request: SeriesRequest) -> dic
     return {"x": request.x, "series": series}
 
 
-def _query(run: Record, name_id: int, request: SeriesRequest) -> SeriesQuery:
+def _query(run: RunOfArm, name_id: int, request: SeriesRequest) -> SeriesQuery:
     low, high = request.low, request.high
     return SeriesQuery(run.no, name_id, request.x, request.max_points, low, high, request.all_attempts)
 
 
-def _document(run: Record, metric: str, columns: dict[str, Any] | None) -> dict[str, Any]:
+def _document(run: RunOfArm, metric: str, columns: dict[str, Any] | None) -> dict[str, Any]:
     head = {"run_id": run.id, "group_id": run.label, "replicate": run.replicate, "metric": metric}
     if columns is None:
         return {**head, "total": 0, "shown": 0, "bucketed": False, "x": [], "mean": [], "min": [], "max": []}

@@ -15,11 +15,11 @@ from app.store import blocks, experiments, scheduling
 from app.store.blocks import Why
 from app.store.engine import utc
 from app.store.events import NewEvent, add_events
-from app.store.tables import Record
+from app.store.rows import BlockRow, ExperimentRow
 from lockstep.status import TERMINAL_BLOCK, TERMINAL_EXPERIMENT, BlockStatus, Cause, Desired
 
 
-def existing(session: Session, experiment_id: str, *, lock: bool = False) -> Record:
+def existing(session: Session, experiment_id: str, *, lock: bool = False) -> ExperimentRow:
     """Return an experiment.
 
     Raises:
@@ -31,7 +31,7 @@ def existing(session: Session, experiment_id: str, *, lock: bool = False) -> Rec
     return row
 
 
-def owned(session: Session, experiment_id: str, actor: Actor) -> Record:
+def owned(session: Session, experiment_id: str, actor: Actor) -> ExperimentRow:
     """Return an experiment, locked, that the actor may change.
 
     Raises:
@@ -97,7 +97,7 @@ def _apply(ctx: Context, session: Session, now: float, rows: Any, desired: Desir
             blocks.stop(session, now, block, why, grace_seconds=grace(ctx, session, block), desired=desired)
 
 
-def _resume(session: Session, now: float, block: Record, why: Why) -> None:
+def _resume(session: Session, now: float, block: BlockRow, why: Why) -> None:
     if block.status == BlockStatus.PAUSED:
         blocks.requeue(session, now, block, Why(why.actor, None, "resumed"))
     elif block.status == BlockStatus.STOPPING:

@@ -19,7 +19,7 @@ from app.store import experiments, scheduling, workers
 from app.store.engine import utc
 from app.store.events import NewEvent, add_events
 from app.store.experiments import NewBlock
-from app.store.tables import Record
+from app.store.rows import ExperimentRow
 from lockstep.spec import rules
 from lockstep.spec.analysis import estimand_reason
 from lockstep.spec.analysis_rules import analysis_hash, power_table, seed_problems
@@ -315,7 +315,7 @@ def extend(ctx: Context, experiment_id: str, replicates: int, actor: Actor, *, e
     return ids
 
 
-def _extension_refused(experiment: Record, present: int, replicates: int) -> str | None:
+def _extension_refused(experiment: ExperimentRow, present: int, replicates: int) -> str | None:
     """Return why the plan forbids an extension, or None."""
     if experiment.mode == "smoke":
         return "a smoke run is never part of a comparison"

@@ -18,7 +18,7 @@ from app.services.fencing import grace
 from app.services.workers import stop_for_loss
 from app.store import blocks, experiment_cache, experiments, leases, results, scheduling, workers
 from app.store.blocks import Why
-from app.store.tables import Record
+from app.store.rows import AssignmentRow, BlockRow, LiveAssignment
 from lockstep.status import LIVE_ASSIGNMENT, AssignmentState, BlockStatus, Cause, WorkerStatus
 
 _Step = Callable[[Session, float], int]
@@ -65,7 +65,7 @@ def _due(ctx: Context) -> list[_Step]:
     ]
 
 
-def _may_be_due(session: Session, now: float, block: Record) -> bool:
+def _may_be_due(session: Session, now: float, block: BlockRow) -> bool:
     if block.status == BlockStatus.RUNNING:
         return _late_runs(session, now, block)[0] != [] or not blocks.live_runs(session, block.id)
     if block.status == BlockStatus.STOPPING:
@@ -87,7 +87,7 @@ def _settle(ctx: Context, session: Session, now: float, block_id: str) -> int:
     return int(block is not None and settle(ctx, session, now, block_id))
 
 
-def _expire(ctx: Context, session: Session, now: float, row: Record) -> int:
+def _expire(ctx: Context, session: Session, now: float, row: AssignmentRow) -> int:
     block = blocks.get(session, row.block_id, lock=True)
     if block is None or not leases.is_overdue(session, row.id, now - ctx.settings.heartbeat_seconds):
         return 0
@@ -121,7 +121,7 @@ def _deadline(ctx: Context, session: Session, now: float, block_id: str) -> int:
     return int(finish_if_complete(session, now, block.id)) or _late_round(ctx, session, now, block)
 
 
-def _reservation(ctx: Context, session: Session, now: float, block: Record) -> int:
+def _reservation(ctx: Context, session: Session, now: float, block: BlockRow) -> int:
     rows = leases.of_block(session, block.id, block.attempt)
     missing = [row.device_uid for row in rows if not row.collected]
     late = block.reserve_deadline_epoch is not None and block.reserve_deadline_epoch < now and bool(missing)
@@ -136,7 +136,7 @@ def _reservation(ctx: Context, session: Session, now: float, block: Record) -> i
     return int(blocks.stop(session, now, block, why, grace_seconds=grace(ctx, session, block), counts=counts))
 
 
-def _not_ready(ctx: Context, late: Sequence[Record]) -> Why:
+def _not_ready(ctx: Context, late: Sequence[AssignmentRow]) -> Why:
     """Return whose fault it is that these shares were not ready in time: of code of the user's that hangs, if any."""
     hung = next((row for row in late if _hangs(ctx, row)), None)
     if hung is not None:
@@ -145,12 +145,12 @@ def _not_ready(ctx: Context, late: Sequence[Record]) -> Why:
     return Why("system", Cause.WORKER_LOST, f"not ready in time: {', '.join(row.device_uid for row in late)}")
 
 
-def _revoke(ctx: Context, session: Session, now: float, block: Record) -> int:
+def _revoke(ctx: Context, session: Session, now: float, block: BlockRow) -> int:
     """Take the leases of workers that heard of the stop and do not obey; who is silent expires instead.
 
     A worker that has not been heard since may train until it fences itself, which its lease outlasts.
     """
-    asked = block.stop_deadline_epoch - grace(ctx, session, block)
+    asked = (block.stop_deadline_epoch or now) - grace(ctx, session, block)
     revoked = 0
     for row in leases.of_block(session, block.id, block.attempt):
         heard = row.expires_epoch - ctx.settings.lease_ttl_seconds > asked
@@ -162,7 +162,7 @@ def _revoke(ctx: Context, session: Session, now: float, block: Record) -> int:
     return revoked
 
 
-def _late_runs(session: Session, now: float, block: Record) -> tuple[list[str], float]:
+def _late_runs(session: Session, now: float, block: BlockRow) -> tuple[list[str], float]:
     """Return the runs that the barrier has waited for longer than the spec allows, and that limit."""
     if block.round_opened_epoch is None:
         return [], 0.0
@@ -175,7 +175,7 @@ def _late_runs(session: Session, now: float, block: Record) -> tuple[list[str], 
     return (late if have else []), limit
 
 
-def _late_round(ctx: Context, session: Session, now: float, block: Record) -> int:
+def _late_round(ctx: Context, session: Session, now: float, block: BlockRow) -> int:
     """A gang whose barrier waits too long stops; the sentence names the late runs."""
     late, limit = _late_runs(session, now, block)
     if not late:
@@ -190,19 +190,19 @@ def _late_round(ctx: Context, session: Session, now: float, block: Record) -> in
     return int(blocks.stop(session, now, block, why, grace_seconds=grace(ctx, session, block)))
 
 
-def _stall_matters(ctx: Context, session: Session, row: Record) -> bool:
+def _stall_matters(ctx: Context, session: Session, row: LiveAssignment) -> bool:
     if not _may_stall(row.block_status, row):
         return False
     stalled = row.frame_age_seconds >= ctx.settings.stall_after_seconds
     return stalled or experiments.any_stalled(session, leases.run_ids(session, row.id))
 
 
-def _may_stall(block_status: BlockStatus, row: Record) -> bool:
+def _may_stall(block_status: str, row: AssignmentRow) -> bool:
     """Whether silence counts as a stall: our own code has until the child must be ready, the user's has the limit."""
     return block_status == BlockStatus.RUNNING or (block_status == BlockStatus.RESERVED and bool(_inside(row)))
 
 
-def _stall(ctx: Context, session: Session, now: float, row: Record) -> int:
+def _stall(ctx: Context, session: Session, now: float, row: AssignmentRow) -> int:
     block = blocks.get(session, row.block_id, lock=True)
     newest = leases.get(session, row.id)  # a frame may have come since
     if block is None or newest is None or newest.state not in LIVE_ASSIGNMENT or block.attempt != newest.attempt:
@@ -217,7 +217,7 @@ def _stall(ctx: Context, session: Session, now: float, row: Record) -> int:
     return changed
 
 
-def _no_progress(ctx: Context, row: Record) -> Why:
+def _no_progress(ctx: Context, row: AssignmentRow) -> Why:
     limit = f"the limit is {ctx.settings.stall_kill_seconds:g} s"
     if _inside(row):
         return Why("system", Cause.ENVIRONMENT, f"{_hang(row)} {limit}; where it stands is in the log")
@@ -225,16 +225,16 @@ def _no_progress(ctx: Context, row: Record) -> Why:
     return Why("system", Cause.TIMEOUT, f"{told}, {limit}; where it stands is in the log")
 
 
-def _hangs(ctx: Context, row: Record) -> bool:
+def _hangs(ctx: Context, row: AssignmentRow) -> bool:
     """Whether a share has stood in code of the user's for so long that nothing else can be at fault."""
     limit = min(ctx.settings.stall_after_seconds, ctx.settings.warmup_seconds / 2)
     return bool(_inside(row)) and row.frame_age_seconds >= limit
 
 
-def _hang(row: Record) -> str:
+def _hang(row: AssignmentRow) -> str:
     return f"{_inside(row)} has not returned for {row.frame_age_seconds:.0f} s,"
 
 
-def _inside(row: Record) -> str:
+def _inside(row: AssignmentRow) -> str:
     """Return which code of the user's a share is in, in words; empty when it is in none."""
     return str(row.progress.get("inside", ""))

@@ -11,11 +11,13 @@ from app.services.context import Context
 from app.services.placement import Fit, Wait, WorkerView
 from app.services.scheduling import explain_in_order, worker_view
 from app.store import scheduling
-from app.store.tables import Record
+from app.store.rows import BlockRow, ExperimentRow
 from lockstep.status import BlockStatus, Desired, WorkerStatus
 
 
-def why_waiting(ctx: Context, session: Session, experiment: Record, states: Sequence[Record]) -> dict[str, Any] | None:
+def why_waiting(
+    ctx: Context, session: Session, experiment: ExperimentRow, states: Sequence[BlockRow]
+) -> dict[str, Any] | None:
     """Explain why the first queued block of an experiment is not running, or None."""
     queued = [row for row in states if row.status == BlockStatus.QUEUED]
     if not queued:

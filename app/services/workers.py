@@ -14,7 +14,7 @@ from app.services.context import Actor, Context
 from app.services.fencing import grace, refuse_gone
 from app.store import blocks, leases, scheduling, workers
 from app.store.blocks import Why
-from app.store.tables import Record
+from app.store.rows import AssignmentRow, BlockRow, WorkerRow
 from lockstep.protocol import (
     HeartbeatReply,
     HeartbeatRequest,
@@ -101,7 +101,7 @@ def _columns(request: RegisterRequest) -> dict[str, object]:
     }
 
 
-def _supersede(ctx: Context, session: Session, now: float, holder: Record) -> None:
+def _supersede(ctx: Context, session: Session, now: float, holder: WorkerRow) -> None:
     """The host lock of the device was free, so the older process is gone: its lease ends now."""
     text = "superseded by a new start of the same worker"
     for row in leases.live(session):
@@ -112,14 +112,14 @@ def _supersede(ctx: Context, session: Session, now: float, holder: Record) -> No
         raise _in_use(holder.device_uid, f"worker {holder.name}, which is {holder.status}")
 
 
-def lose_assignment(ctx: Context, session: Session, now: float, row: Record, text: str) -> None:
+def lose_assignment(ctx: Context, session: Session, now: float, row: AssignmentRow, text: str) -> None:
     """End a live assignment whose worker is gone and stop its block (cause worker_lost)."""
     block = blocks.get(session, row.block_id, lock=True)
     if block is not None and end_assignment(session, now, block, row, AssignmentState.EXPIRED):
         stop_for_loss(ctx, session, now, block, text)
 
 
-def stop_for_loss(ctx: Context, session: Session, now: float, block: Record, text: str) -> None:
+def stop_for_loss(ctx: Context, session: Session, now: float, block: BlockRow, text: str) -> None:
     """Stop a block that has lost a worker; a failed reservation costs no budget."""
     blocks.stop(
         session,
@@ -161,7 +161,7 @@ def heartbeat(ctx: Context, worker_id: str, request: HeartbeatRequest) -> Heartb
     return HeartbeatReply(leases=states, drain=worker.drain, status=status)
 
 
-def _leave(ctx: Context, session: Session, now: float, worker: Record) -> str:
+def _leave(ctx: Context, session: Session, now: float, worker: WorkerRow) -> str:
     """The supervisor ends: what it still holds goes back at once, and it is given nothing more; return its status.
 
     A worker in quarantine stays there, because a restart does not clear a quarantine.
@@ -179,7 +179,7 @@ def _leave(ctx: Context, session: Session, now: float, worker: Record) -> str:
     return workers.status(session, worker.id)
 
 
-def _renew(ctx: Context, session: Session, now: float, worker: Record, item: Progress) -> LeaseState:
+def _renew(ctx: Context, session: Session, now: float, worker: WorkerRow, item: Progress) -> LeaseState:
     if worker.drain_now:
         _lock_block_of(session, item.assignment_id)
     renewed = leases.renew(
@@ -211,7 +211,7 @@ def _lock_block_of(session: Session, assignment_id: str) -> None:
 
 
 def _follow(
-    session: Session, now: float, worker: Record, status: WorkerStatus, request: HeartbeatRequest
+    session: Session, now: float, worker: WorkerRow, status: WorkerStatus, request: HeartbeatRequest
 ) -> WorkerStatus:
     """Let the status, whose row is held, follow what the supervisor reports of its device; return it."""
     if status is WorkerStatus.LOST:
@@ -230,7 +230,7 @@ def _follow(
     return status
 
 
-def desired_of(block: Record) -> Literal["run", "pause", "cancel", "drain", "abort"]:
+def desired_of(block: BlockRow) -> Literal["run", "pause", "cancel", "drain", "abort"]:
     """Return what the heartbeat tells a worker about its block."""
     wanted = Desired(block.desired)
     if block.status != BlockStatus.STOPPING:
@@ -265,7 +265,7 @@ def clear(ctx: Context, worker_id: str, actor: Actor) -> None:
     ctx.bell.ring()
 
 
-def _steerable(session: Session, worker_id: str) -> Record:
+def _steerable(session: Session, worker_id: str) -> WorkerRow:
     worker = workers.get(session, worker_id)
     if worker is None:
         raise NotFoundError(f"no worker {worker_id}", code="unknown_worker")

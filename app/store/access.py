@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import delete, insert, select, update
@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from app.store import tables as t
 from app.store.engine import utc
-from app.store.tables import Record
+from app.store.rows import AuditRow, IdempotencyRow, TicketRow, TokenRow, columns, every, one
 
 
 def insert_token(session: Session, now: float, values: Mapping[str, Any]) -> None:
@@ -18,14 +18,15 @@ def insert_token(session: Session, now: float, values: Mapping[str, Any]) -> Non
     session.execute(insert(t.token).values(**values, created_at=utc(now)))
 
 
-def token_by_hash(session: Session, sha256: str) -> Record | None:
+def token_by_hash(session: Session, sha256: str) -> TokenRow | None:
     """Return a token by the hash of its secret."""
-    return session.execute(select(t.token).where(t.token.c.sha256 == sha256)).one_or_none()
+    return one(TokenRow, session.execute(select(*columns(TokenRow, t.token)).where(t.token.c.sha256 == sha256)))
 
 
-def tokens(session: Session) -> Sequence[Record]:
+def tokens(session: Session) -> list[TokenRow]:
     """Return all tokens, newest first."""
-    return session.execute(select(t.token).order_by(t.token.c.created_at.desc(), t.token.c.id)).all()
+    query = select(*columns(TokenRow, t.token)).order_by(t.token.c.created_at.desc(), t.token.c.id)
+    return every(TokenRow, session.execute(query))
 
 
 def touch_token(session: Session, now: float, token_id: str) -> None:
@@ -49,11 +50,10 @@ def insert_ticket(session: Session, values: Mapping[str, Any]) -> None:
     session.execute(insert(t.live_ticket).values(**values))
 
 
-def take_ticket(session: Session, sha256: str) -> Record | None:
+def take_ticket(session: Session, sha256: str) -> TicketRow | None:
     """Use a ticket up; None when there is none."""
-    return session.execute(
-        delete(t.live_ticket).where(t.live_ticket.c.sha256 == sha256).returning(t.live_ticket)
-    ).one_or_none()
+    taken = delete(t.live_ticket).where(t.live_ticket.c.sha256 == sha256)
+    return one(TicketRow, session.execute(taken.returning(*columns(TicketRow, t.live_ticket))))
 
 
 def drop_old_tickets(session: Session, before: float) -> None:
@@ -61,10 +61,11 @@ def drop_old_tickets(session: Session, before: float) -> None:
     session.execute(delete(t.live_ticket).where(t.live_ticket.c.expires_epoch < before))
 
 
-def idempotency_row(session: Session, principal: str, key: str) -> Record | None:
+def idempotency_row(session: Session, principal: str, key: str) -> IdempotencyRow | None:
     """Return what is known of a key."""
-    query = select(t.idempotency).where(t.idempotency.c.principal == principal, t.idempotency.c.key == key)
-    return session.execute(query.with_for_update()).one_or_none()
+    query = select(*columns(IdempotencyRow, t.idempotency))
+    query = query.where(t.idempotency.c.principal == principal, t.idempotency.c.key == key)
+    return one(IdempotencyRow, session.execute(query.with_for_update()))
 
 
 def reserve_key(session: Session, now: float, principal: str, key: str, digest: str) -> None:
@@ -100,13 +101,13 @@ def insert_audit(session: Session, now: float, values: Mapping[str, Any]) -> Non
 
 def audit_page(
     session: Session, *, actor: str | None, target: str | None, before: int | None, limit: int
-) -> Sequence[Record]:
+) -> list[AuditRow]:
     """Return audit rows, newest first."""
-    query = select(t.audit).order_by(t.audit.c.id.desc()).limit(limit)
+    query = select(*columns(AuditRow, t.audit)).order_by(t.audit.c.id.desc()).limit(limit)
     if actor is not None:
         query = query.where(t.audit.c.actor == actor)
     if target is not None:
         query = query.where(t.audit.c.target == target)
     if before is not None:
         query = query.where(t.audit.c.id < before)
-    return session.execute(query).all()
+    return every(AuditRow, session.execute(query))

@@ -20,7 +20,7 @@ from app.store import tables as t
 from app.store.engine import utc
 from app.store.events import NewEvent, add_events
 from app.store.prepared import update_one
-from app.store.tables import Record
+from app.store.rows import BlockOfExperiment, BlockRow, RunRow, StoppedBlock, columns, every, one
 from lockstep.status import (
     CAUSE_SENTENCES,
     TERMINAL_BLOCK,
@@ -46,15 +46,16 @@ class Why:
         return self.text or (CAUSE_SENTENCES[self.cause] if self.cause else "")
 
 
-def get(session: Session, block_id: str, *, lock: bool = False) -> Record | None:
+def get(session: Session, block_id: str, *, lock: bool = False) -> BlockRow | None:
     """Return a block; ``lock`` holds its row to the end of the transaction."""
-    return session.execute(_ONE_LOCKED if lock else _ONE, {"block_id": block_id}).one_or_none()
+    return one(BlockRow, session.execute(_ONE_LOCKED if lock else _ONE, {"block_id": block_id}))
 
 
-_ONE = select(t.block).where(t.block.c.id == bindparam("block_id"))
+_BLOCK = columns(BlockRow, t.block)
+_ONE = select(*_BLOCK).where(t.block.c.id == bindparam("block_id"))
 _ONE_LOCKED = _ONE.with_for_update()
 _OF_ASSIGNMENT = (
-    select(t.block)
+    select(*_BLOCK)
     .where(
         t.block.c.id
         == select(t.assignment.c.block_id).where(t.assignment.c.id == bindparam("assignment_id")).scalar_subquery()
@@ -63,18 +64,18 @@ _OF_ASSIGNMENT = (
 )
 
 
-def of_assignment(session: Session, assignment_id: str) -> Record | None:
+def of_assignment(session: Session, assignment_id: str) -> BlockRow | None:
     """Return the block of an assignment and hold its row to the end of the transaction."""
-    return session.execute(_OF_ASSIGNMENT, {"assignment_id": assignment_id}).one_or_none()
+    return one(BlockRow, session.execute(_OF_ASSIGNMENT, {"assignment_id": assignment_id}))
 
 
-def with_experiment(session: Session, block_id: str) -> Record:
+def with_experiment(session: Session, block_id: str) -> BlockOfExperiment:
     """Return a block that exists, with name and ``placement_resolved`` of its experiment."""
-    return session.execute(_WITH_EXPERIMENT, {"block_id": block_id}).one()
+    return BlockOfExperiment(*tuple(session.execute(_WITH_EXPERIMENT, {"block_id": block_id}).one()))
 
 
 _WITH_EXPERIMENT = (
-    select(t.block, t.experiment.c.name, t.experiment.c.placement_resolved)
+    select(*_BLOCK, t.experiment.c.name, t.experiment.c.placement_resolved)
     .join(t.experiment, t.experiment.c.id == t.block.c.experiment_id)
     .where(t.block.c.id == bindparam("block_id"))
 )
@@ -88,7 +89,7 @@ def lock(session: Session, block_id: str) -> None:
 _LOCK = select(t.block.c.id).where(t.block.c.id == bindparam("block_id")).with_for_update()
 
 
-def move(session: Session, now: float, block: Record, target: BlockStatus, why: Why, **values: Any) -> bool:
+def move(session: Session, now: float, block: BlockRow, target: BlockStatus, why: Why, **values: Any) -> bool:
     """Move a block to ``target`` if the transition table allows it; record the event.
 
     Returns:
@@ -112,7 +113,7 @@ def move(session: Session, now: float, block: Record, target: BlockStatus, why: 
         replicate=block.replicate,
         status=target,
         cause=why.cause,
-        payload={"attempt": moved.attempt},
+        payload={"attempt": moved},
     )
     add_events(session, now, block.experiment_id, [event])
     return True
@@ -121,13 +122,13 @@ def move(session: Session, now: float, block: Record, target: BlockStatus, why: 
 def move_runs(
     session: Session,
     now: float,
-    block: Record,
+    block: BlockRow,
     target: RunStatus,
     why: Why,
     *,
     run_ids: Sequence[str] | None = None,
-) -> list[Record]:
-    """Move those runs of a block that may go to ``target``; record one event each."""
+) -> list[str]:
+    """Move those runs of a block that may go to ``target``; record one event each; return their ids."""
     values: dict[str, Any] = {"status": target}
     if why.cause is not None:
         values |= {"cause": why.cause, "cause_text": why.sentence()}
@@ -158,7 +159,7 @@ def move_runs(
             for row in sorted(moved, key=lambda row: row.arm_index)
         ],
     )
-    return list(moved)
+    return [row.id for row in moved]
 
 
 @cache
@@ -173,7 +174,7 @@ def _move_runs(target: RunStatus, names: tuple[str, ...], every: bool) -> Return
 def stop(
     session: Session,
     now: float,
-    block: Record,
+    block: BlockRow,
     why: Why,
     *,
     grace_seconds: float,
@@ -200,7 +201,7 @@ def stop(
     return False
 
 
-def finish_unassigned(session: Session, now: float, block: Record, desired: Desired, why: Why) -> bool:
+def finish_unassigned(session: Session, now: float, block: BlockRow, desired: Desired, why: Why) -> bool:
     """Pause or cancel a block that holds no device (queued or paused)."""
     target = BlockStatus.CANCELLED if desired is Desired.CANCEL else BlockStatus.PAUSED
     if not move(session, now, block, target, why, desired=desired):
@@ -210,7 +211,7 @@ def finish_unassigned(session: Session, now: float, block: Record, desired: Desi
     return True
 
 
-def requeue(session: Session, now: float, block: Record, why: Why, **values: Any) -> bool:
+def requeue(session: Session, now: float, block: BlockRow, why: Why, **values: Any) -> bool:
     """Put a stopped or paused block back into the queue, its live runs pending."""
     fields = {
         "desired": Desired.RUN,
@@ -227,13 +228,17 @@ def requeue(session: Session, now: float, block: Record, why: Why, **values: Any
     return moved
 
 
-def live_runs(session: Session, block_id: str) -> list[Record]:
+def live_runs(session: Session, block_id: str) -> list[RunRow]:
     """Return the runs of a block that still train (not diverged, not ended), by arm."""
-    return list(session.execute(_LIVE_RUNS, {"block_id": block_id}).all())
+    return every(RunRow, session.execute(_LIVE_RUNS, {"block_id": block_id}))
 
 
 _TRAINS = t.run.c.status.in_((RunStatus.PENDING, RunStatus.RUNNING, RunStatus.PAUSED))
-_LIVE_RUNS = select(t.run).where(t.run.c.block_id == bindparam("block_id"), _TRAINS).order_by(t.run.c.arm_index)
+_LIVE_RUNS = (
+    select(*columns(RunRow, t.run))
+    .where(t.run.c.block_id == bindparam("block_id"), _TRAINS)
+    .order_by(t.run.c.arm_index)
+)
 
 
 def share_trains(session: Session, assignment_id: str) -> bool:
@@ -249,13 +254,13 @@ _SHARE_TRAINS = select(
 )
 
 
-def stopped(session: Session, block_id: str) -> Record | None:
+def stopped(session: Session, block_id: str) -> StoppedBlock | None:
     """Return a stopping block that holds no device any more; ``trains`` says whether any of its runs still does."""
-    return session.execute(_STOPPED, {"block_id": block_id}).one_or_none()
+    return one(StoppedBlock, session.execute(_STOPPED, {"block_id": block_id}))
 
 
 _STOPPED = select(
-    t.block, select(t.run.c.id).where(t.run.c.block_id == t.block.c.id, _TRAINS).exists().label("trains")
+    *_BLOCK, select(t.run.c.id).where(t.run.c.block_id == t.block.c.id, _TRAINS).exists().label("trains")
 ).where(
     t.block.c.id == bindparam("block_id"),
     t.block.c.status == BlockStatus.STOPPING,
@@ -269,13 +274,13 @@ def lock_all(session: Session, experiment_id: str) -> None:
     session.execute(query.order_by(t.block.c.id).with_for_update()).all()
 
 
-def lock_queued(session: Session, experiment_id: str) -> Sequence[Record]:
+def lock_queued(session: Session, experiment_id: str) -> list[BlockRow]:
     """Lock and return the queued blocks of an experiment, without those that another transaction holds.
 
     Its caller holds another block already, so it must wait for none; what others hold is being assigned or steered.
     """
-    query = select(t.block).where(t.block.c.experiment_id == experiment_id, t.block.c.status == BlockStatus.QUEUED)
-    return session.execute(query.order_by(t.block.c.id).with_for_update(skip_locked=True)).all()
+    query = select(*_BLOCK).where(t.block.c.experiment_id == experiment_id, t.block.c.status == BlockStatus.QUEUED)
+    return every(BlockRow, session.execute(query.order_by(t.block.c.id).with_for_update(skip_locked=True)))
 
 
 def count_live_runs(session: Session, block_ids: Sequence[str]) -> dict[str, int]:
@@ -287,10 +292,10 @@ def count_live_runs(session: Session, block_ids: Sequence[str]) -> dict[str, int
     return {row.block_id: int(row.number) for row in session.execute(query.group_by(t.run.c.block_id))}
 
 
-def in_states(session: Session, states: Sequence[BlockStatus]) -> Sequence[Record]:
+def in_states(session: Session, states: Sequence[BlockStatus]) -> list[BlockRow]:
     """Return the blocks in some states, by id."""
-    query = select(t.block).where(t.block.c.status.in_(states)).order_by(t.block.c.id)
-    return session.execute(query).all()
+    query = select(*_BLOCK).where(t.block.c.status.in_(states)).order_by(t.block.c.id)
+    return every(BlockRow, session.execute(query))
 
 
 def change(session: Session, block_id: str, **values: Any) -> None:

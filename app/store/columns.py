@@ -7,7 +7,7 @@ drop them.
 from __future__ import annotations
 
 from datetime import UTC, datetime
-from typing import Any, TypeAlias
+from typing import Any
 
 from sqlalchemy import (
     JSON,
@@ -15,13 +15,9 @@ from sqlalchemy import (
     DateTime,
     Dialect,
     MetaData,
-    Row,
     TypeDecorator,
 )
 from sqlalchemy.dialects.postgresql import JSONB
-
-#: A row of any query; its columns are attributes.
-Record: TypeAlias = Row[*tuple[Any, ...]]
 
 metadata = MetaData(
     naming_convention={

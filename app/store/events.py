@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from app.store import tables as t
 from app.store.engine import AT_THE_END, END_EVENTS, utc
-from app.store.tables import Record
+from app.store.rows import EventRow, WorkerEventRow, columns, every, one
 from lockstep.nonfinite import jsonable
 
 
@@ -94,12 +94,15 @@ def _row(experiment_id: str, seq: int, event: NewEvent, at: datetime) -> dict[st
 
 def list_events(
     session: Session, experiment_id: str, *, after: int, limit: int, types: Sequence[str] = ()
-) -> Sequence[Record]:
+) -> list[EventRow]:
     """Return events with a number above ``after``, ascending."""
-    query = select(t.event).where(t.event.c.experiment_id == experiment_id, t.event.c.seq > after)
+    query = select(*_EVENT).where(t.event.c.experiment_id == experiment_id, t.event.c.seq > after)
     if types:
         query = query.where(t.event.c.type.in_(types))
-    return session.execute(query.order_by(t.event.c.seq).limit(limit)).all()
+    return every(EventRow, session.execute(query.order_by(t.event.c.seq).limit(limit)))
+
+
+_EVENT = columns(EventRow, t.event)
 
 
 def next_truncations(session: Session, experiment_id: str, *, after: int) -> dict[str, int]:
@@ -113,22 +116,23 @@ def next_truncations(session: Session, experiment_id: str, *, after: int) -> dic
     return found
 
 
-def newest(session: Session, experiment_id: str, kind: str) -> Record | None:
+def newest(session: Session, experiment_id: str, kind: str) -> EventRow | None:
     """Return the newest event of a type, or None."""
-    query = select(t.event).where(t.event.c.experiment_id == experiment_id, t.event.c.type == kind)
-    return session.execute(query.order_by(t.event.c.seq.desc()).limit(1)).one_or_none()
+    query = select(*_EVENT).where(t.event.c.experiment_id == experiment_id, t.event.c.type == kind)
+    return one(EventRow, session.execute(query.order_by(t.event.c.seq.desc()).limit(1)))
 
 
-def newest_by_block(session: Session, experiment_id: str, kind: str) -> Sequence[Record]:
+def newest_by_block(session: Session, experiment_id: str, kind: str) -> list[EventRow]:
     """Return the newest event of a type of each block, in order."""
     mine = t.event.c.experiment_id == experiment_id
     last = select(func.max(t.event.c.seq)).where(mine, t.event.c.type == kind).group_by(t.event.c.block_id)
     # two statements: in one, both databases may go through all events again for each event
     numbers = session.execute(last).scalars().all()
-    return session.execute(select(t.event).where(mine, t.event.c.seq.in_(numbers)).order_by(t.event.c.seq)).all()
+    query = select(*_EVENT).where(mine, t.event.c.seq.in_(numbers)).order_by(t.event.c.seq)
+    return every(EventRow, session.execute(query))
 
 
-def event_document(row: Record) -> dict[str, Any]:
+def event_document(row: EventRow) -> dict[str, Any]:
     """Return an event as the API shows it."""
     return {
         "event_id": row.id,
@@ -163,7 +167,7 @@ def add_worker_event(session: Session, now: float, worker_id: str, status: str, 
 _ADD_WORKER_EVENT = insert(t.worker_event)
 
 
-def worker_events(session: Session, worker_id: str, limit: int = 50) -> Sequence[Record]:
+def worker_events(session: Session, worker_id: str, limit: int = 50) -> list[WorkerEventRow]:
     """Return the newest events of a worker, newest first."""
-    query = select(t.worker_event).where(t.worker_event.c.worker_id == worker_id)
-    return session.execute(query.order_by(t.worker_event.c.id.desc()).limit(limit)).all()
+    query = select(*columns(WorkerEventRow, t.worker_event)).where(t.worker_event.c.worker_id == worker_id)
+    return every(WorkerEventRow, session.execute(query.order_by(t.worker_event.c.id.desc()).limit(limit)))

@@ -17,7 +17,7 @@ from sqlalchemy.orm import Session
 
 from app.store import tables as t
 from app.store.engine import KEPT
-from app.store.tables import Record
+from app.store.rows import ArmRow, columns, every
 from lockstep.spec.metrics import primary_of
 
 _KEPT_EXPERIMENTS = 256
@@ -35,7 +35,7 @@ class Facts:
     lockstep: Mapping[str, Any]
     checkpoint: Mapping[str, Any]
     primary: str
-    arms: tuple[Record, ...]
+    arms: tuple[ArmRow, ...]
 
     @property
     def grace_seconds(self) -> float:
@@ -75,7 +75,7 @@ def of(session: Session, experiment_id: str) -> Facts:
 
 def _read(session: Session, experiment_id: str) -> Facts:
     row = session.execute(_EXPERIMENT, {"experiment_id": experiment_id}).one()
-    arms = tuple(session.execute(_ARMS, {"experiment_id": experiment_id}))
+    arms = tuple(every(ArmRow, session.execute(_ARMS, {"experiment_id": experiment_id})))
     return Facts(
         owner=row.owner,
         seed=int(row.seed),
@@ -100,4 +100,8 @@ _EXPERIMENT = select(
     t.experiment.c.spec["analysis"].label("analysis"),
     t.experiment.c.spec["env"].label("env"),
 ).where(t.experiment.c.id == bindparam("experiment_id"))
-_ARMS = select(t.arm).where(t.arm.c.experiment_id == bindparam("experiment_id")).order_by(t.arm.c.arm_index)
+_ARMS = (
+    select(*columns(ArmRow, t.arm))
+    .where(t.arm.c.experiment_id == bindparam("experiment_id"))
+    .order_by(t.arm.c.arm_index)
+)

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Any
+from typing import Any, TypeVar
 
 from sqlalchemy import Float, Integer, Select, Text, and_, bindparam, cast, func, insert, or_, select, update
 from sqlalchemy.orm import Session
@@ -14,7 +14,18 @@ from sqlalchemy.orm import Session
 from app.store import tables as t
 from app.store.engine import Store, utc
 from app.store.prepared import update_one
-from app.store.tables import Record
+from app.store.rows import (
+    ArmRow,
+    BlockRow,
+    BlockState,
+    ExperimentRow,
+    ListedExperiment,
+    RunOfArm,
+    RunRow,
+    columns,
+    every,
+    one,
+)
 from lockstep.status import OPEN_BLOCK, BlockStatus, Cause, Desired, ExperimentStatus, RunStatus, experiment_status
 
 
@@ -93,56 +104,60 @@ def _run_row(run_id: str, block_id: str, experiment_id: str, block: NewBlock, in
     }
 
 
-def get(session: Session, experiment_id: str, *, lock: bool = False) -> Record | None:
+def get(session: Session, experiment_id: str, *, lock: bool = False) -> ExperimentRow | None:
     """Return an experiment that is not deleted; ``lock`` holds its row to the end of the transaction."""
-    query = select(t.experiment).where(t.experiment.c.id == experiment_id, t.experiment.c.deleted_at.is_(None))
-    return session.execute(query.with_for_update() if lock else query).one_or_none()
+    query = select(*columns(ExperimentRow, t.experiment))
+    query = query.where(t.experiment.c.id == experiment_id, t.experiment.c.deleted_at.is_(None))
+    return one(ExperimentRow, session.execute(query.with_for_update() if lock else query))
 
 
-def arms(session: Session, experiment_id: str) -> Sequence[Record]:
+def arms(session: Session, experiment_id: str) -> list[ArmRow]:
     """Return the arms in the order of the spec."""
-    return session.execute(_ARMS, {"experiment_id": experiment_id}).all()
+    return every(ArmRow, session.execute(_ARMS, {"experiment_id": experiment_id}))
 
 
-_ARMS = select(t.arm).where(t.arm.c.experiment_id == bindparam("experiment_id")).order_by(t.arm.c.arm_index)
+_ARMS = (
+    select(*columns(ArmRow, t.arm))
+    .where(t.arm.c.experiment_id == bindparam("experiment_id"))
+    .order_by(t.arm.c.arm_index)
+)
 
 
-def blocks(session: Session, experiment_id: str) -> Sequence[Record]:
+def blocks(session: Session, experiment_id: str) -> list[BlockRow]:
     """Return all blocks, by replicate and generation."""
-    query = select(t.block).where(t.block.c.experiment_id == experiment_id)
-    return session.execute(query.order_by(t.block.c.replicate, t.block.c.generation)).all()
+    query = select(*columns(BlockRow, t.block)).where(t.block.c.experiment_id == experiment_id)
+    return every(BlockRow, session.execute(query.order_by(t.block.c.replicate, t.block.c.generation)))
 
 
-def newest_blocks(rows: Sequence[Record]) -> list[Record]:
+State = TypeVar("State", bound=BlockState)
+
+
+def newest_blocks(rows: Sequence[State]) -> list[State]:
     """Return the newest generation of each replicate."""
-    newest: dict[int, Record] = {}
+    newest: dict[int, State] = {}
     for row in rows:
         if row.replicate not in newest or newest[row.replicate].generation < row.generation:
             newest[row.replicate] = row
     return [newest[replicate] for replicate in sorted(newest)]
 
 
-def runs(session: Session, experiment_id: str, *, block_id: str | None = None) -> Sequence[Record]:
+def runs(session: Session, experiment_id: str, *, block_id: str | None = None) -> list[RunOfArm]:
     """Return runs by replicate, generation and arm, with the arm's label."""
     if block_id is not None:  # not the experiment too: its index would be taken, with every run in it
-        return session.execute(_RUNS_OF_BLOCK, {"block_id": block_id}).all()
-    return session.execute(_RUNS.where(t.run.c.experiment_id == experiment_id)).all()
+        return every(RunOfArm, session.execute(_RUNS_OF_BLOCK, {"block_id": block_id}))
+    return every(RunOfArm, session.execute(_RUNS.where(t.run.c.experiment_id == experiment_id)))
 
 
-_RUNS = (
-    select(t.run, t.arm.c.label, t.arm.c.reward_mode, t.arm.c.policy)
-    .join(
-        t.arm,
-        and_(t.arm.c.experiment_id == t.run.c.experiment_id, t.arm.c.arm_index == t.run.c.arm_index),
-    )
-    .order_by(t.run.c.replicate, t.run.c.generation, t.run.c.arm_index)
+_RUN = select(*columns(RunRow, t.run), t.arm.c.label, t.arm.c.reward_mode, t.arm.c.policy).join(
+    t.arm, and_(t.arm.c.experiment_id == t.run.c.experiment_id, t.arm.c.arm_index == t.run.c.arm_index)
 )
+_RUNS = _RUN.order_by(t.run.c.replicate, t.run.c.generation, t.run.c.arm_index)
 _RUNS_OF_BLOCK = _RUNS.where(t.run.c.block_id == bindparam("block_id"))
 
 
-def runs_of_share(session: Session, assignment_id: str) -> Sequence[Record]:
+def runs_of_share(session: Session, assignment_id: str) -> list[RunOfArm]:
     """Return the runs of an assignment by arm, with the arm's label."""
-    return session.execute(_RUNS_OF_SHARE, {"assignment_id": assignment_id}).all()
+    return every(RunOfArm, session.execute(_RUNS_OF_SHARE, {"assignment_id": assignment_id}))
 
 
 _RUNS_OF_SHARE = _RUNS.join(t.assignment_run, t.assignment_run.c.run_id == t.run.c.id).where(
@@ -150,20 +165,12 @@ _RUNS_OF_SHARE = _RUNS.join(t.assignment_run, t.assignment_run.c.run_id == t.run
 )
 
 
-def run(session: Session, run_id: str) -> Record | None:
+def run(session: Session, run_id: str) -> RunOfArm | None:
     """Return a run with its arm's label."""
-    query = (
-        select(t.run, t.arm.c.label, t.arm.c.reward_mode, t.arm.c.policy)
-        .join(
-            t.arm,
-            and_(t.arm.c.experiment_id == t.run.c.experiment_id, t.arm.c.arm_index == t.run.c.arm_index),
-        )
-        .where(t.run.c.id == run_id)
-    )
-    return session.execute(query).one_or_none()
+    return one(RunOfArm, session.execute(_RUN.where(t.run.c.id == run_id)))
 
 
-def derived_status(experiment: Record, block_rows: Sequence[Record]) -> ExperimentStatus:
+def derived_status(experiment: ListedExperiment, block_rows: Sequence[BlockState]) -> ExperimentStatus:
     """Derive the status from the newest blocks."""
     return experiment_status(
         [(BlockStatus(row.status), Cause(row.cause) if row.cause else None) for row in newest_blocks(block_rows)],
@@ -183,13 +190,12 @@ class Listing:
     limit: int = 50
 
 
-def list_page(session: Session, listing: Listing) -> Sequence[Record]:
+def list_page(session: Session, listing: Listing) -> list[ListedExperiment]:
     """Return a page of experiments, newest first, without their specs."""
-    columns = [column for column in t.experiment.c if column.name not in ("spec", "submitted", "analysis")]
-    query = select(*columns).where(t.experiment.c.deleted_at.is_(None))
+    query = select(*columns(ListedExperiment, t.experiment)).where(t.experiment.c.deleted_at.is_(None))
     query = _filtered(query, listing)
     query = query.order_by(t.experiment.c.created_at.desc(), t.experiment.c.id.desc())
-    return session.execute(query.limit(listing.limit)).all()
+    return every(ListedExperiment, session.execute(query.limit(listing.limit)))
 
 
 def _filtered(query: Select[Any], listing: Listing) -> Select[Any]:
@@ -223,19 +229,11 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
 
 
-def block_states(session: Session, experiment_ids: Sequence[str]) -> dict[str, list[Record]]:
+def block_states(session: Session, experiment_ids: Sequence[str]) -> dict[str, list[BlockState]]:
     """Return the state columns of the blocks of several experiments."""
-    query = select(
-        t.block.c.experiment_id,
-        t.block.c.replicate,
-        t.block.c.generation,
-        t.block.c.status,
-        t.block.c.cause,
-        t.block.c.attempt,
-        t.block.c.open_round,
-    ).where(t.block.c.experiment_id.in_(experiment_ids))
-    found: dict[str, list[Record]] = {experiment_id: [] for experiment_id in experiment_ids}
-    for row in session.execute(query):
+    query = select(*columns(BlockState, t.block)).where(t.block.c.experiment_id.in_(experiment_ids))
+    found: dict[str, list[BlockState]] = {experiment_id: [] for experiment_id in experiment_ids}
+    for row in every(BlockState, session.execute(query)):
         found[row.experiment_id].append(row)
     return found
 

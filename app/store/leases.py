@@ -7,7 +7,7 @@ lease is lost and nothing is stored.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Mapping
 from typing import Any
 
 from sqlalchemy import and_, bindparam, literal, select, update
@@ -17,7 +17,17 @@ from app.store import tables as t
 from app.store.engine import utc
 from app.store.events import add_worker_event
 from app.store.prepared import update_one
-from app.store.tables import Record
+from app.store.rows import (
+    AssignmentOfExperiment,
+    AssignmentRow,
+    BlockRow,
+    LiveAssignment,
+    Renewed,
+    WorkerRow,
+    columns,
+    every,
+    one,
+)
 from lockstep.status import (
     ACTIVE_BLOCK,
     LIVE_ASSIGNMENT,
@@ -38,38 +48,40 @@ def token_hash(token: str) -> str:
     return hashlib.sha256(token.encode()).hexdigest()
 
 
-def fence(session: Session, assignment_id: str, token: str) -> Record | None:
+def fence(session: Session, assignment_id: str, token: str) -> AssignmentRow | None:
     """Return the assignment if its lease holds, and lock it to the end of the transaction."""
-    return session.execute(_FENCE, {"assignment_id": assignment_id, "hashed": token_hash(token)}).one_or_none()
+    given = {"assignment_id": assignment_id, "hashed": token_hash(token)}
+    return one(AssignmentRow, session.execute(_FENCE, given))
 
 
 _HELD = and_(t.assignment.c.id == bindparam("assignment_id"), t.assignment.c.token == bindparam("hashed"), t.IS_LIVE)
-_FENCE = select(t.assignment).where(_HELD).with_for_update()
+_ASSIGNMENT = columns(AssignmentRow, t.assignment)
+_FENCE = select(*_ASSIGNMENT).where(_HELD).with_for_update()
 
 
-def failed_since(session: Session, worker_id: str, since: float) -> Sequence[Record]:
+def failed_since(session: Session, worker_id: str, since: float) -> list[AssignmentRow]:
     """Return the assignments of a worker that ended with an error after ``since``."""
-    query = select(t.assignment).where(
+    query = select(*_ASSIGNMENT).where(
         t.assignment.c.worker_id == worker_id, t.assignment.c.outcome == "error", t.assignment.c.ended_at >= utc(since)
     )
-    return session.execute(query.order_by(t.assignment.c.block_id)).all()
+    return every(AssignmentRow, session.execute(query.order_by(t.assignment.c.block_id)))
 
 
-def get(session: Session, assignment_id: str) -> Record | None:
+def get(session: Session, assignment_id: str) -> AssignmentRow | None:
     """Return an assignment in any state."""
-    return session.execute(_ONE, {"assignment_id": assignment_id}).one_or_none()
+    return one(AssignmentRow, session.execute(_ONE, {"assignment_id": assignment_id}))
 
 
-_ONE = select(t.assignment).where(t.assignment.c.id == bindparam("assignment_id"))
+_ONE = select(*_ASSIGNMENT).where(t.assignment.c.id == bindparam("assignment_id"))
 
 
-def of_block(session: Session, block_id: str, attempt: int) -> Sequence[Record]:
+def of_block(session: Session, block_id: str, attempt: int) -> list[AssignmentRow]:
     """Return the assignments of one attempt, by device index."""
-    return session.execute(_OF_BLOCK, {"block_id": block_id, "attempt": attempt}).all()
+    return every(AssignmentRow, session.execute(_OF_BLOCK, {"block_id": block_id, "attempt": attempt}))
 
 
 _OF_BLOCK = (
-    select(t.assignment)
+    select(*_ASSIGNMENT)
     .where(t.assignment.c.block_id == bindparam("block_id"), t.assignment.c.attempt == bindparam("attempt"))
     .order_by(t.assignment.c.device_index)
 )
@@ -83,12 +95,12 @@ def run_ids(session: Session, assignment_id: str) -> list[str]:
 _RUN_IDS = select(t.assignment_run.c.run_id).where(t.assignment_run.c.assignment_id == bindparam("assignment_id"))
 
 
-def offered_to(session: Session, worker: Record) -> Record | None:
+def offered_to(session: Session, worker: WorkerRow) -> AssignmentRow | None:
     """Return the assignment that waits for a worker to collect it or to become ready.
 
     Found by its device: a device has one live assignment, a worker any number of ended ones.
     """
-    return session.execute(_OFFERED, _offer_to(worker)).one_or_none()
+    return one(AssignmentRow, session.execute(_OFFERED, _offer_to(worker)))
 
 
 _OFFER = and_(
@@ -98,10 +110,10 @@ _OFFER = and_(
     t.assignment.c.incarnation == bindparam("of_incarnation"),
     t.assignment.c.state == AssignmentState.OFFERED,
 )
-_OFFERED = select(t.assignment).where(_OFFER)
+_OFFERED = select(*_ASSIGNMENT).where(_OFFER)
 
 
-def _offer_to(worker: Record) -> dict[str, str]:
+def _offer_to(worker: WorkerRow) -> dict[str, str]:
     return {"of_device": worker.device_uid, "of_worker": worker.id, "of_incarnation": worker.incarnation}
 
 
@@ -126,10 +138,10 @@ def move(session: Session, now: float, assignment_id: str, target: AssignmentSta
 
 def renew(
     session: Session, assignment_id: str, token: str, until: float, progress: Mapping[str, Any], frame_age: float
-) -> Record | None:
-    """Extend a lease that still holds, with what its worker told; return (block_id, attempt), None when it is lost."""
+) -> Renewed | None:
+    """Extend a lease that still holds, with what its worker told; None when it is lost."""
     given = {"assignment_id": assignment_id, "hashed": token_hash(token), "until": until}
-    return session.execute(_RENEW, {**given, "told": progress, "frame_age": frame_age}).one_or_none()
+    return one(Renewed, session.execute(_RENEW, {**given, "told": progress, "frame_age": frame_age}))
 
 
 _RENEW = (
@@ -140,7 +152,7 @@ _RENEW = (
 )
 
 
-def keep_uncollected(session: Session, worker: Record, until: float) -> None:
+def keep_uncollected(session: Session, worker: WorkerRow, until: float) -> None:
     """A worker that beats keeps what it has been offered; the reservation's deadline limits that."""
     session.execute(_KEEP, {"until": until, **_offer_to(worker)})
 
@@ -148,10 +160,10 @@ def keep_uncollected(session: Session, worker: Record, until: float) -> None:
 _KEEP = update(t.assignment).where(_OFFER, t.assignment.c.collected.is_(False)).values(expires_epoch=bindparam("until"))
 
 
-def overdue(session: Session, before: float) -> Sequence[Record]:
+def overdue(session: Session, before: float) -> list[AssignmentRow]:
     """Return every live lease whose expiry lies before ``before``, by block."""
-    query = select(t.assignment).where(t.IS_LIVE, t.assignment.c.expires_epoch < before)
-    return session.execute(query.order_by(t.assignment.c.block_id, t.assignment.c.id)).all()
+    query = select(*_ASSIGNMENT).where(t.IS_LIVE, t.assignment.c.expires_epoch < before)
+    return every(AssignmentRow, session.execute(query.order_by(t.assignment.c.block_id, t.assignment.c.id)))
 
 
 def is_overdue(session: Session, assignment_id: str, before: float) -> bool:
@@ -190,16 +202,16 @@ def shift_clocks(session: Session, now: float, gap: float, ttl: float) -> None:
         )
 
 
-def ended_lately(session: Session, worker_id: str) -> Sequence[Record]:
+def ended_lately(session: Session, worker_id: str) -> list[AssignmentOfExperiment]:
     """Return the last assignments of a worker that have ended, newest first, each with its experiment."""
     query = (
-        select(t.assignment, t.block.c.experiment_id)
+        select(*_ASSIGNMENT, t.block.c.experiment_id)
         .join(t.block, t.block.c.id == t.assignment.c.block_id)
         .where(t.assignment.c.worker_id == worker_id, t.assignment.c.ended_at.is_not(None))
         .order_by(t.assignment.c.ended_at.desc(), t.assignment.c.id.desc())
         .limit(_LATELY)
     )
-    return session.execute(query).all()
+    return every(AssignmentOfExperiment, session.execute(query))
 
 
 def failed_elsewhere(session: Session, experiment_ids: Collection[str], device_uid: str) -> set[str]:
@@ -216,11 +228,11 @@ def failed_elsewhere(session: Session, experiment_ids: Collection[str], device_u
     return set(session.execute(query.distinct()).scalars())
 
 
-def live(session: Session) -> Sequence[Record]:
+def live(session: Session) -> list[LiveAssignment]:
     """Return every live assignment with the state of its block."""
     query = (
         select(
-            t.assignment,
+            *_ASSIGNMENT,
             t.block.c.status.label("block_status"),
             t.block.c.stop_deadline_epoch,
             t.block.c.experiment_id,
@@ -229,7 +241,7 @@ def live(session: Session) -> Sequence[Record]:
         .where(t.IS_LIVE)
         .order_by(t.assignment.c.id)
     )
-    return session.execute(query).all()
+    return every(LiveAssignment, session.execute(query))
 
 
 def move_worker(
@@ -249,7 +261,7 @@ def move_worker(
     return True
 
 
-def silent_workers(session: Session, before: float) -> Sequence[Record]:
+def silent_workers(session: Session, before: float) -> list[WorkerRow]:
     """Return workers that should beat and have not since ``before``."""
     alive = (
         WorkerStatus.STARTING,
@@ -258,12 +270,12 @@ def silent_workers(session: Session, before: float) -> Sequence[Record]:
         WorkerStatus.BUSY,
         WorkerStatus.CLEANING,
     )
-    query = select(t.worker).where(t.worker.c.status.in_(alive), t.worker.c.seen_epoch < before)
-    return session.execute(query.order_by(t.worker.c.id)).all()
+    query = select(*columns(WorkerRow, t.worker)).where(t.worker.c.status.in_(alive), t.worker.c.seen_epoch < before)
+    return every(WorkerRow, session.execute(query.order_by(t.worker.c.id)))
 
 
-def stopping_blocks_without_lease(session: Session) -> Sequence[Record]:
+def stopping_blocks_without_lease(session: Session) -> list[BlockRow]:
     """Return stopping blocks that hold no device any more, in id order."""
     live_of_block = select(t.assignment.c.id).where(t.assignment.c.block_id == t.block.c.id, t.IS_LIVE).exists()
-    query = select(t.block).where(t.block.c.status == BlockStatus.STOPPING, ~live_of_block)
-    return session.execute(query.order_by(t.block.c.id)).all()
+    query = select(*columns(BlockRow, t.block)).where(t.block.c.status == BlockStatus.STOPPING, ~live_of_block)
+    return every(BlockRow, session.execute(query.order_by(t.block.c.id)))

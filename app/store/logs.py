@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 
 from app.store import tables as t
 from app.store.engine import utc
-from app.store.tables import Record
+from app.store.rows import AssignmentRow, LogLine, columns, every
 
 LEVELS = ("debug", "info", "warning", "error")
 
@@ -23,7 +23,9 @@ def ignore_duplicates(session: Session, table: Any) -> Any:
     return (pg_insert if dialect == "postgresql" else sqlite_insert)(table).on_conflict_do_nothing()
 
 
-def insert_lines(session: Session, now: float, assignment: Record, lines: Sequence[tuple[int, str, str]]) -> None:
+def insert_lines(
+    session: Session, now: float, assignment: AssignmentRow, lines: Sequence[tuple[int, str, str]]
+) -> None:
     """Insert (seq, level, text) lines of an assignment."""
     if lines:
         session.execute(
@@ -51,17 +53,19 @@ def read(
     after: tuple[int, int] | None,
     before: tuple[int, int] | None = None,
     limit: int,
-) -> Sequence[Record]:
+) -> list[LogLine]:
     """Return lines after (attempt, seq) ascending, or else the newest ones (before a place), ascending."""
-    query = select(t.log_line).where(t.log_line.c.block_id == block_id, t.log_line.c.level.in_(levels))
+    query = select(*columns(LogLine, t.log_line)).where(
+        t.log_line.c.block_id == block_id, t.log_line.c.level.in_(levels)
+    )
     order = (t.log_line.c.attempt, t.log_line.c.seq, t.log_line.c.assignment_id)
     if before is not None:
         attempt, seq = before
         earlier = (t.log_line.c.attempt < attempt) | ((t.log_line.c.attempt == attempt) & (t.log_line.c.seq < seq))
         query = query.where(earlier)
     if after is None:
-        newest = session.execute(query.order_by(*(column.desc() for column in order)).limit(limit)).all()
-        return list(reversed(newest))
+        newest = session.execute(query.order_by(*(column.desc() for column in order)).limit(limit))
+        return every(LogLine, newest)[::-1]
     attempt, seq = after
     later = (t.log_line.c.attempt > attempt) | ((t.log_line.c.attempt == attempt) & (t.log_line.c.seq > seq))
-    return session.execute(query.where(later).order_by(*order).limit(limit)).all()
+    return every(LogLine, session.execute(query.where(later).order_by(*order).limit(limit)))

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from app.store import tables as t
 from app.store.logs import ignore_duplicates
 from app.store.results import current_rounds
-from app.store.tables import Record
+from app.store.rows import PointOfMetric, PointOfRun, RunPosition, every
 
 
 class PointRow(NamedTuple):
@@ -139,16 +139,16 @@ class Span(NamedTuple):
 _TAILED_AT_ONCE = 300
 
 
-def tail(session: Session, spans: Sequence[Span], limit: int) -> list[Record]:
+def tail(session: Session, spans: Sequence[Span], limit: int) -> list[PointOfMetric]:
     """Return the points of some spans with their names, run by run, attempt by attempt and in order."""
-    found: list[Record] = []
+    found: list[PointOfMetric] = []
     for first in range(0, len(spans), _TAILED_AT_ONCE):
         if len(found) < limit:
             found += _tail(session, spans[first : first + _TAILED_AT_ONCE], limit - len(found))
     return found
 
 
-def _tail(session: Session, spans: Sequence[Span], limit: int) -> Sequence[Record]:
+def _tail(session: Session, spans: Sequence[Span], limit: int) -> list[PointOfMetric]:
     query = (
         # the columns t and count would be hidden by attributes that every Row has
         select(*_POINT_COLUMNS, t.metric_name.c.name)
@@ -157,7 +157,7 @@ def _tail(session: Session, spans: Sequence[Span], limit: int) -> Sequence[Recor
         .order_by(t.point.c.run_no, t.point.c.attempt, t.point.c.seq)
         .limit(limit)
     )
-    return session.execute(query).all()
+    return every(PointOfMetric, session.execute(query))
 
 
 def _within(span: Span) -> Any:
@@ -166,7 +166,7 @@ def _within(span: Span) -> Any:
     return condition if span.end is None else and_(condition, t.point.c.attempt < span.end)
 
 
-def positions(session: Session, experiment_ids: Sequence[str]) -> Sequence[Record]:
+def positions(session: Session, experiment_ids: Sequence[str]) -> list[RunPosition]:
     """Return the newest attempt of each run of some experiments and its highest seq."""
     newest = (
         select(t.run_attempt.c.run_no, func.max(t.run_attempt.c.attempt).label("attempt"))
@@ -190,13 +190,13 @@ def positions(session: Session, experiment_ids: Sequence[str]) -> Sequence[Recor
             and_(t.run_attempt.c.run_no == newest.c.run_no, t.run_attempt.c.attempt == newest.c.attempt),
         )
     )
-    return session.execute(query).all()
+    return every(RunPosition, session.execute(query))
 
 
-def last_values(session: Session, experiment_id: str, names: Sequence[str]) -> Sequence[Record]:
+def last_values(session: Session, experiment_id: str, names: Sequence[str]) -> list[PointOfRun]:
     """Return every point that counts of some metrics of an experiment, by run, name and round."""
     query = (
-        select(t.run.c.id.label("run_id"), t.metric_name.c.name, *_POINT_COLUMNS)
+        select(*_POINT_COLUMNS, t.metric_name.c.name, t.run.c.id)
         .select_from(t.point)
         .join(t.run, t.run.c.no == t.point.c.run_no)
         .join(t.metric_name, t.metric_name.c.id == t.point.c.name_id)
@@ -204,7 +204,7 @@ def last_values(session: Session, experiment_id: str, names: Sequence[str]) -> S
         .where(t.run.c.experiment_id == experiment_id, t.metric_name.c.name.in_(names))
         .order_by(t.point.c.run_no, t.metric_name.c.name, t.point.c.attempt, t.point.c.seq)
     )
-    return session.execute(query).all()
+    return every(PointOfRun, session.execute(query))
 
 
 def known_names(session: Session, names: Sequence[str]) -> dict[str, int]:

@@ -12,8 +12,6 @@ from typing import Any
 from sqlalchemy import Table, Update, bindparam, update
 from sqlalchemy.orm import Session
 
-from app.store.tables import Record
-
 
 def update_one(
     session: Session,
@@ -23,7 +21,7 @@ def update_one(
     *,
     guard: tuple[str, frozenset[Any]] | None = None,
     returning: str = "id",
-) -> Record | None:
+) -> Any:
     """Set columns of the row with an id, if its state allows it.
 
     Args:
@@ -35,12 +33,12 @@ def update_one(
         returning: the column to return.
 
     Returns:
-        The row with the column ``returning``; None when nothing was changed.
+        The value of the column ``returning``, which is never null; None when nothing was changed.
     """
     column, states = guard if guard is not None else (None, frozenset())
     statement = _statement(table, tuple(values), column, states, returning)
     given = {f"new_{name}": value for name, value in values.items()}
-    return session.execute(statement, {**given, "row_id": row_id}).one_or_none()
+    return session.execute(statement, {**given, "row_id": row_id}).scalar_one_or_none()
 
 
 @cache

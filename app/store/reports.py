@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, func, insert, select
@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from app.store import tables as t
 from app.store.engine import utc
-from app.store.tables import Record
+from app.store.rows import ReportRow, ReportVersion, columns, every, one
 
 #: How the trigger of a report made at a registered look begins.
 _LOOK = "look "
@@ -36,19 +36,18 @@ def insert_report(
     return version
 
 
-def get(session: Session, experiment_id: str, version: int | None = None) -> Record | None:
+def get(session: Session, experiment_id: str, version: int | None = None) -> ReportRow | None:
     """Return a report: the version asked for, or the newest."""
-    query = select(t.report).where(t.report.c.experiment_id == experiment_id)
+    query = select(*columns(ReportRow, t.report)).where(t.report.c.experiment_id == experiment_id)
     if version is not None:
         query = query.where(t.report.c.version == version)
-    return session.execute(query.order_by(t.report.c.version.desc()).limit(1)).one_or_none()
+    return one(ReportRow, session.execute(query.order_by(t.report.c.version.desc()).limit(1)))
 
 
-def versions(session: Session, experiment_id: str) -> Sequence[Record]:
-    """Return (version, trigger, created_at) of all reports of an experiment."""
-    query = select(t.report.c.version, t.report.c.trigger, t.report.c.created_at)
-    query = query.where(t.report.c.experiment_id == experiment_id)
-    return session.execute(query.order_by(t.report.c.version)).all()
+def versions(session: Session, experiment_id: str) -> list[ReportVersion]:
+    """Return when and why each report was made, of all reports of an experiment."""
+    query = select(*columns(ReportVersion, t.report)).where(t.report.c.experiment_id == experiment_id)
+    return every(ReportVersion, session.execute(query.order_by(t.report.c.version)))
 
 
 def looks_taken(session: Session, experiment_id: str) -> set[int]:

@@ -15,7 +15,16 @@ from sqlalchemy.orm import Session
 
 from app.store import tables as t
 from app.store.engine import Store, utc
-from app.store.tables import Record
+from app.store.rows import (
+    ArtifactRow,
+    EpisodeSummary,
+    EvalEpisodeRow,
+    RunOfArm,
+    TrainingEpisode,
+    columns,
+    every,
+    one,
+)
 from lockstep.nonfinite import jsonable
 
 
@@ -51,18 +60,6 @@ def insert_rounds(session: Session, now: float, rows: Sequence[Mapping[str, Any]
     session.execute(insert(t.round_result), [{**row, "received_at": utc(now)} for row in rows])
 
 
-def rounds(session: Session, experiment_id: str) -> Sequence[Record]:
-    """Return the rounds that count, by run and round."""
-    query = (
-        select(t.round_result, t.run.c.id.label("run_id"))
-        .join(t.run, t.run.c.no == t.round_result.c.run_no)
-        .join(t.run_attempt, current_rounds(t.round_result))
-        .where(t.run.c.experiment_id == experiment_id)
-        .order_by(t.round_result.c.run_no, t.round_result.c.round)
-    )
-    return session.execute(query).all()
-
-
 def resumes(session: Session, experiment_id: str) -> dict[int, tuple[int, ...]]:
     """Return {run number: rounds at which a later attempt took it up from a checkpoint}, where any of it counts."""
     of = t.run_attempt.c
@@ -80,7 +77,7 @@ def resumes(session: Session, experiment_id: str) -> dict[int, tuple[int, ...]]:
 
 
 def insert_episodes(
-    session: Session, now: float, run: Record, attempt: int, device: str, rows: Iterable[Mapping[str, Any]]
+    session: Session, now: float, run: RunOfArm, attempt: int, device: str, rows: Iterable[Mapping[str, Any]]
 ) -> None:
     """Insert training episodes of one run."""
     values = [_episode_row(row, run, attempt, device, utc(now)) for row in rows]
@@ -89,7 +86,7 @@ def insert_episodes(
 
 
 def insert_eval_episodes(
-    session: Session, now: float, run: Record, attempt: int, device: str, rows: Iterable[Mapping[str, Any]]
+    session: Session, now: float, run: RunOfArm, attempt: int, device: str, rows: Iterable[Mapping[str, Any]]
 ) -> None:
     """Insert evaluation episodes of one run."""
     values = []
@@ -105,7 +102,7 @@ def insert_eval_episodes(
         session.execute(insert(t.eval_episode), values)
 
 
-def _episode_row(row: Mapping[str, Any], run: Record, attempt: int, device: str, at: datetime) -> dict[str, Any]:
+def _episode_row(row: Mapping[str, Any], run: RunOfArm, attempt: int, device: str, at: datetime) -> dict[str, Any]:
     columns = {name: _finite(row.get(name)) for name in t.EPISODE_FIELDS}
     known = {*t.EPISODE_FIELDS, "mode", "split", "test_accuracy"}
     rest = {key: value for key, value in row.items() if key not in known}
@@ -135,20 +132,16 @@ def _finite(value: Any) -> Any:
     return value
 
 
-def episodes(
-    session: Session, experiment_id: str, *, evaluation: bool = False, last_rounds_from: int | None = None
-) -> Sequence[Record]:
-    """Return the episodes that count, by run, round and environment."""
-    table: Table = t.eval_episode if evaluation else t.episode
+def evaluation_episodes(session: Session, experiment_id: str) -> list[EvalEpisodeRow]:
+    """Return the evaluation episodes that count, by run, round and environment."""
+    table: Table = t.eval_episode
     query = (
-        select(table)
+        select(*columns(EvalEpisodeRow, table))
         .join(t.run_attempt, current_rounds(table))
         .where(table.c.experiment_id == experiment_id)
         .order_by(table.c.run_no, table.c.round, table.c.env_id, table.c.id)
     )
-    if last_rounds_from is not None:
-        query = query.where(table.c.round >= last_rounds_from)
-    return session.execute(query).all()
+    return every(EvalEpisodeRow, session.execute(query))
 
 
 def last_evaluation(session: Session, run_no: int, episode_idx: int) -> Mapping[str, Any] | None:
@@ -171,29 +164,32 @@ def insert_artifact(store: Store, session: Session, now: float, values: Mapping[
     return artifact_id
 
 
-def artifacts(session: Session, experiment_id: str, *, kind: str | None = None) -> Sequence[Record]:
+def artifacts(session: Session, experiment_id: str, *, kind: str | None = None) -> list[ArtifactRow]:
     """Return committed artifacts of an experiment, oldest first."""
-    query = select(t.artifact).where(t.artifact.c.experiment_id == experiment_id, t.artifact.c.committed)
+    query = select(*_ARTIFACT).where(t.artifact.c.experiment_id == experiment_id, t.artifact.c.committed)
     if kind is not None:
         query = query.where(t.artifact.c.kind == kind)
-    return session.execute(query.order_by(t.artifact.c.created_at, t.artifact.c.id)).all()
+    return every(ArtifactRow, session.execute(query.order_by(t.artifact.c.created_at, t.artifact.c.id)))
 
 
-def artifact(session: Session, artifact_id: str) -> Record | None:
+_ARTIFACT = columns(ArtifactRow, t.artifact)
+
+
+def artifact(session: Session, artifact_id: str) -> ArtifactRow | None:
     """Return an artifact by id."""
-    return session.execute(select(t.artifact).where(t.artifact.c.id == artifact_id)).one_or_none()
+    return one(ArtifactRow, session.execute(select(*_ARTIFACT).where(t.artifact.c.id == artifact_id)))
 
 
-def uploaded(session: Session, run_id: str, attempt: int, next_round: int, sha256: str) -> Record | None:
+def uploaded(session: Session, run_id: str, attempt: int, next_round: int, sha256: str) -> ArtifactRow | None:
     """Return the uploaded checkpoint of a run that a commit names."""
-    query = select(t.artifact).where(
+    query = select(*_ARTIFACT).where(
         t.artifact.c.run_id == run_id,
         t.artifact.c.kind == "checkpoint",
         t.artifact.c.attempt == attempt,
         t.artifact.c.next_round == next_round,
         t.artifact.c.sha256 == sha256,
     )
-    return session.execute(query.limit(1)).one_or_none()
+    return one(ArtifactRow, session.execute(query.limit(1)))
 
 
 def commit_artifacts(session: Session, artifact_ids: Sequence[str]) -> None:
@@ -201,26 +197,28 @@ def commit_artifacts(session: Session, artifact_ids: Sequence[str]) -> None:
     session.execute(update(t.artifact).where(t.artifact.c.id.in_(artifact_ids)).values(committed=True))
 
 
-def committed_checkpoints(session: Session, run_ids: Sequence[str]) -> dict[str, dict[int, Record]]:
+def committed_checkpoints(session: Session, run_ids: Sequence[str]) -> dict[str, dict[int, ArtifactRow]]:
     """Return {run: {next_round: newest committed checkpoint}}."""
     query = (
-        select(t.artifact)
+        select(*_ARTIFACT)
         .where(t.artifact.c.run_id.in_(run_ids), t.artifact.c.kind == "checkpoint", t.artifact.c.committed)
         .order_by(t.artifact.c.created_at, t.artifact.c.id)
     )
-    found: dict[str, dict[int, Record]] = {run_id: {} for run_id in run_ids}
-    for row in session.execute(query):
-        found[row.run_id][row.next_round] = row
+    found: dict[str, dict[int, ArtifactRow]] = {run_id: {} for run_id in run_ids}
+    for row in every(ArtifactRow, session.execute(query)):
+        if row.run_id is not None and row.next_round is not None:
+            found[row.run_id][row.next_round] = row
     return found
 
 
-def superseded_checkpoints(session: Session, run_id: str, keep: int, final_round: int) -> list[Record]:
+def superseded_checkpoints(session: Session, run_id: str, keep: int, final_round: int) -> list[ArtifactRow]:
     """Delete the rows of checkpoints older than the last ``keep`` and not final; return them."""
-    query = select(t.artifact).where(
+    query = select(*_ARTIFACT).where(
         t.artifact.c.run_id == run_id, t.artifact.c.kind == "checkpoint", t.artifact.c.committed
     )
-    rows = session.execute(query.order_by(t.artifact.c.next_round.desc(), t.artifact.c.created_at.desc())).all()
-    rounds_kept = sorted({row.next_round for row in rows}, reverse=True)[:keep]
+    newest_first = query.order_by(t.artifact.c.next_round.desc(), t.artifact.c.created_at.desc())
+    rows = every(ArtifactRow, session.execute(newest_first))
+    rounds_kept = sorted({row.next_round for row in rows if row.next_round is not None}, reverse=True)[:keep]
     old = [row for row in rows if row.next_round not in rounds_kept and row.next_round != final_round]
     if old:
         session.execute(t.artifact.delete().where(t.artifact.c.id.in_([row.id for row in old])))
@@ -233,10 +231,10 @@ def sha_in_use(session: Session, sha256: str) -> bool:
     return bool(session.execute(query).scalar_one())
 
 
-def last_episodes(session: Session, run_no: int, up_to_round: int, count: int) -> Sequence[Record]:
+def last_episodes(session: Session, run_no: int, up_to_round: int, count: int) -> list[TrainingEpisode]:
     """Return scores and reward of the newest episodes that count of a run, up to a round, newest first."""
     given = {"run_no": run_no, "up_to": up_to_round, "count": count}
-    return session.execute(_LAST_EPISODES, given).all()
+    return every(TrainingEpisode, session.execute(_LAST_EPISODES, given))
 
 
 # read from the end of the index: a round is closed in the same time however many came before it
@@ -273,7 +271,7 @@ def withdraw_file(session: Session, sha256: str) -> None:
     )
 
 
-def episode_summaries(session: Session, experiment_id: str) -> Sequence[Record]:
+def episode_summaries(session: Session, experiment_id: str) -> list[EpisodeSummary]:
     """Return per run: episodes, mean accuracy of its last round, best accuracy, mean reward."""
     rows = (
         select(t.episode)
@@ -294,4 +292,4 @@ def episode_summaries(session: Session, experiment_id: str) -> Sequence[Record]:
         .join(last, last.c.run_no == rows.c.run_no)
         .group_by(rows.c.run_no)
     )
-    return session.execute(query).all()
+    return every(EpisodeSummary, session.execute(query))

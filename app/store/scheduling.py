@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from typing import Any
 
@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 from app.store import tables as t
 from app.store.engine import AT_THE_END, END_USAGE, Store, utc
 from app.store.logs import ignore_duplicates
-from app.store.tables import Record
+from app.store.rows import BlockRow, IdleWorker, WaitingBlock, WorkerRow, columns, every
 from lockstep.status import AssignmentState, BlockStatus, Desired, WorkerStatus
 
 _TICK_LOCK = 727_480_001
@@ -122,16 +122,16 @@ def eligible_blocks(
     limit: int,
     skip: int = 0,
     without: Sequence[str] = (),
-) -> Sequence[Record]:
+) -> list[WaitingBlock]:
     """Return queued blocks, but for some owners', in the order in which they are served (control-plane.md 4.1)."""
     given: dict[str, Any] = {"now": now, "without": list(without)}
     for index, (owner, share) in enumerate(shares.items()):
         given |= {f"owner_{index}": owner, f"share_{index}": share}
     if not skip and (first := _first_experiment(session, len(shares), given)) is not None:
-        page = session.execute(_OF_EXPERIMENT, {"experiment_id": first, "now": now, "size": limit}).all()
+        page = every(WaitingBlock, session.execute(_OF_EXPERIMENT, {"experiment_id": first, "now": now, "size": limit}))
         if len(page) == limit:
             return page
-    return session.execute(_in_order(len(shares)), {**given, "size": limit, "skip": skip}).all()
+    return every(WaitingBlock, session.execute(_in_order(len(shares)), {**given, "size": limit, "skip": skip}))
 
 
 def _first_experiment(session: Session, num_owners: int, given: Mapping[str, Any]) -> str | None:
@@ -149,7 +149,7 @@ def _with_experiment(block: Any) -> Select[Any]:
     """Return a query of blocks, given by their columns, with what the scheduler asks of their experiment."""
     asked = ("owner", "priority", "rank", "placement", "placement_resolved", "needs", "num_arms")
     return (
-        select(*block, *(t.experiment.c[name] for name in asked))
+        select(*(block[field.name] for field in fields(BlockRow)), *(t.experiment.c[name] for name in asked))
         .join(t.experiment, t.experiment.c.id == block.experiment_id)
         .where(t.experiment.c.desired == Desired.RUN, t.experiment.c.deleted_at.is_(None))
     )
@@ -192,16 +192,16 @@ def _order(num_owners: int) -> tuple[Any, ...]:
     return -t.experiment.c.priority, share, t.experiment.c.rank
 
 
-def idle_workers(session: Session, now: float, ttl: float) -> Sequence[Record]:
-    """Return (id, incarnation, device_uid) of the workers that may be given work, in id order, locked.
+def idle_workers(session: Session, now: float, ttl: float) -> list[IdleWorker]:
+    """Return the workers that may be given work, in id order, locked.
 
     A worker that was lost and reports idle again may still hold an offer: its device is not free before that ends.
     """
-    return session.execute(_IDLE, {"since": now - ttl}).all()
+    return every(IdleWorker, session.execute(_IDLE, {"since": now - ttl}))
 
 
 _IDLE = (
-    select(t.worker.c.id, t.worker.c.incarnation, t.worker.c.device_uid)
+    select(*columns(IdleWorker, t.worker))
     .where(
         t.worker.c.status == WorkerStatus.IDLE,
         t.worker.c.drain.is_(False),
@@ -213,20 +213,20 @@ _IDLE = (
 )
 
 
-def registered_workers(session: Session) -> Sequence[Record]:
+def registered_workers(session: Session) -> list[WorkerRow]:
     """Return every worker that is not retired."""
-    return session.execute(_REGISTERED).all()
+    return every(WorkerRow, session.execute(_REGISTERED))
 
 
 _PRESENT = [status for status in WorkerStatus if status is not WorkerStatus.RETIRED]
-_REGISTERED = select(t.worker).where(t.worker.c.status.in_(_PRESENT)).order_by(t.worker.c.id)
+_REGISTERED = select(*columns(WorkerRow, t.worker)).where(t.worker.c.status.in_(_PRESENT)).order_by(t.worker.c.id)
 
 
 @dataclass(frozen=True)
 class Share:
     """What one worker of a gang gets: its device index and its runs."""
 
-    worker: Record
+    worker: IdleWorker
     device_index: int
     run_ids: tuple[str, ...]
     token: str

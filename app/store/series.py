@@ -22,7 +22,7 @@ from sqlalchemy.orm import Session
 
 from app.store import tables as t
 from app.store.results import current_rounds
-from app.store.tables import Record
+from app.store.rows import AttemptRow, every
 
 FloatArray: TypeAlias = npt.NDArray[np.float64]
 _IN_MEMORY_ROWS = 250_000
@@ -123,17 +123,18 @@ def _long(session: Session, query: SeriesQuery) -> dict[str, Any]:
 
 def _columns(session: Session, query: SeriesQuery) -> tuple[FloatArray, FloatArray]:
     """Return x and value (infinity where it is not finite) in order; at most one row more than fit in memory."""
-    attempts = select(t.run_attempt).where(t.run_attempt.c.run_no == query.run_no).order_by(t.run_attempt.c.attempt)
+    attempts = select(t.run_attempt.c.attempt, t.run_attempt.c.from_round, t.run_attempt.c.until_round)
+    mine = attempts.where(t.run_attempt.c.run_no == query.run_no).order_by(t.run_attempt.c.attempt)
     parts = [np.empty((2, 0))]
     left = _IN_MEMORY_ROWS + 1
-    for attempt in session.execute(attempts).all():
+    for attempt in every(AttemptRow, session.execute(mine)):
         parts.append(_read(session, _of_attempt(session, query, attempt).limit(left)))
         left -= parts[-1].shape[1]
     x, values = np.concatenate(parts, axis=1)
     return x, values
 
 
-def _of_attempt(session: Session, query: SeriesQuery, attempt: Record) -> Select[Any]:
+def _of_attempt(session: Session, query: SeriesQuery, attempt: AttemptRow) -> Select[Any]:
     source = (
         select(cast(_X[query.x], Float).label("x"), func.coalesce(t.point.c.value, math.inf).label("value"))
         .where(*_wanted(session, query), t.point.c.attempt == attempt.attempt)

@@ -27,7 +27,6 @@ from app.store.access_tables import meta as meta
 from app.store.access_tables import token as token
 from app.store.access_tables import usage as usage
 from app.store.columns import Json, UtcDateTime, one_of
-from app.store.columns import Record as Record
 from app.store.columns import metadata as metadata
 from app.store.record_tables import EPISODE_FIELDS as EPISODE_FIELDS
 from app.store.record_tables import EPISODES_VIEW as EPISODES_VIEW

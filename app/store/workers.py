@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 from sqlalchemy import and_, bindparam, insert, select, update
@@ -11,16 +11,17 @@ from sqlalchemy.orm import Session
 from app.store import tables as t
 from app.store.engine import utc
 from app.store.prepared import update_one
-from app.store.tables import Record
+from app.store.rows import HoldingWorker, WorkerRow, columns, every, one
 from lockstep.status import WorkerStatus
 
 
-def get(session: Session, worker_id: str) -> Record | None:
+def get(session: Session, worker_id: str) -> WorkerRow | None:
     """Return a worker."""
-    return session.execute(_ONE, {"worker_id": worker_id}).one_or_none()
+    return one(WorkerRow, session.execute(_ONE, {"worker_id": worker_id}))
 
 
-_ONE = select(t.worker).where(t.worker.c.id == bindparam("worker_id"))
+_WORKER = columns(WorkerRow, t.worker)
+_ONE = select(*_WORKER).where(t.worker.c.id == bindparam("worker_id"))
 
 
 def status(session: Session, worker_id: str) -> str:
@@ -37,32 +38,32 @@ def note_beat(session: Session, now: float, worker_id: str, health: Mapping[str,
     beaten = update_one(session, t.worker, worker_id, values, returning="status")
     if beaten is None:
         raise LookupError(worker_id)
-    return str(beaten.status)
+    return str(beaten)
 
 
-def live_on_device(session: Session, device_uid: str) -> Record | None:
+def live_on_device(session: Session, device_uid: str) -> WorkerRow | None:
     """Return the worker that is live (not lost, not retired) on a device."""
-    query = select(t.worker).where(
+    query = select(*_WORKER).where(
         t.worker.c.device_uid == device_uid,
         t.worker.c.status.not_in((WorkerStatus.LOST, WorkerStatus.RETIRED)),
     )
-    return session.execute(query.with_for_update()).one_or_none()
+    return one(WorkerRow, session.execute(query.with_for_update()))
 
 
-def same_incarnation(session: Session, device_uid: str, incarnation: str) -> Record | None:
+def same_incarnation(session: Session, device_uid: str, incarnation: str) -> WorkerRow | None:
     """Return the live worker of one start of a supervisor, if it registered before."""
-    query = select(t.worker).where(
+    query = select(*_WORKER).where(
         t.worker.c.device_uid == device_uid,
         t.worker.c.incarnation == incarnation,
         t.worker.c.status.not_in((WorkerStatus.LOST, WorkerStatus.RETIRED)),
     )
-    return session.execute(query).one_or_none()
+    return one(WorkerRow, session.execute(query))
 
 
-def lost_on_device(session: Session, device_uid: str) -> Sequence[Record]:
+def lost_on_device(session: Session, device_uid: str) -> list[WorkerRow]:
     """Return the lost workers of a device."""
-    query = select(t.worker).where(t.worker.c.device_uid == device_uid, t.worker.c.status == WorkerStatus.LOST)
-    return session.execute(query).all()
+    query = select(*_WORKER).where(t.worker.c.device_uid == device_uid, t.worker.c.status == WorkerStatus.LOST)
+    return every(WorkerRow, session.execute(query))
 
 
 def insert_worker(session: Session, now: float, values: Mapping[str, Any]) -> None:
@@ -99,11 +100,11 @@ _COUNT_FAST = (
 )
 
 
-def listing(session: Session) -> Sequence[Record]:
+def listing(session: Session) -> list[HoldingWorker]:
     """Return workers with the block each one holds, newest registration first; retired ones too."""
     query = (
         select(
-            t.worker,
+            *_WORKER,
             t.assignment.c.id.label("assignment_id"),
             t.assignment.c.block_id,
             t.assignment.c.progress,
@@ -118,7 +119,7 @@ def listing(session: Session) -> Sequence[Record]:
         .outerjoin(t.block, t.block.c.id == t.assignment.c.block_id)
         .order_by(t.worker.c.registered_at.desc(), t.worker.c.id)
     )
-    return session.execute(query).all()
+    return every(HoldingWorker, session.execute(query))
 
 
 def registered_names(session: Session) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -34,7 +34,7 @@ from app.services.artifacts import FileStore
 from app.services.context import Bell, Context
 from app.services.operations import ensure_epoch
 from app.settings import Settings
-from app.store import points, results
+from app.store import points
 from app.store import tables as t
 from app.store.engine import Store
 from app.store.points import MetricNames
@@ -49,6 +49,7 @@ from lockstep.status import (
 )
 from tests.conftest import empty_postgres
 from tests.factories import LOCAL, submit, tiny_spec
+from tests.rounds import counted_rounds
 from tests.services.simulation import FlakyWorker, Wall, ideal_chain
 
 NUM_WORKERS = st.integers(2, 5)
@@ -242,7 +243,7 @@ class QueueMachine(RuleBasedStateMachine):
             runs = {row["id"]: row for row in reading.list_runs(self.ctx, experiment_id)}
             self.check_timeline(experiment_id)
             with self.ctx.store.read() as session:
-                rounds = results.rounds(session, experiment_id)
+                rounds = counted_rounds(session, experiment_id)
                 values = points.last_values(session, experiment_id, ["eval/accuracy", "train/return_mean"])
                 episodes = session.execute(
                     text("SELECT run_id, round FROM episodes WHERE experiment_id = :id"), {"id": experiment_id}
