@@ -29,11 +29,11 @@ class ApiError(Exception):
     def __init__(self, status: int, document: Mapping[str, Any]) -> None:
         self.status = status
         self.document = dict(document)
-        lines = [str(document.get("detail", f"HTTP {status}"))]
-        for item in document.get("errors", []):
-            remedy = f" ({item['remedy']})" if item.get("remedy") else ""
-            lines.append(f"  {item['pointer'] or '/'}: {item['message']}{remedy}")
-        super().__init__("\n".join(lines))
+        lines = [
+            f"{item['pointer'] or '/'}: {item['message']}" + (f" ({item['remedy']})" if item.get("remedy") else "")
+            for item in document.get("errors", [])
+        ]
+        super().__init__("\n".join(lines) or str(document.get("detail", f"HTTP {status}")))
 
 
 class Client:

@@ -17,7 +17,7 @@ import typer
 import yaml
 
 from app.cli.ends import fail, run
-from app.cli.text import Board, plan_text
+from app.cli.text import Board, cause_lines, plan_text, show_text
 from lockstep.client import Client
 from lockstep.report import render_markdown, report_from_scores_csv, report_json
 from lockstep.spec.problems import InvalidSpecError
@@ -154,20 +154,41 @@ def list_experiments(
 
 
 @app.command()
-def show(experiment_id: Id) -> None:
-    """Show an experiment as JSON."""
+def show(
+    experiment_id: Id,
+    as_json: Annotated[bool, typer.Option("--json", help="Everything that is known, as JSON")] = False,
+) -> None:
+    """Show an experiment: its state, its arms, why it waits, and why replicates gave no result."""
     with Client() as client:
-        typer.echo(json.dumps(client.show(experiment_id), indent=2))
+        found = client.show(experiment_id)
+    typer.echo(json.dumps(found, indent=2) if as_json else show_text(found))
 
 
 @app.command()
 def watch(experiment_id: Id) -> None:
-    """Follow the comparison of every round until the end."""
+    """Follow the comparison of every round until the end; code 1 unless the experiment succeeded."""
     with Client() as client:
         board = Board(client.show(experiment_id))
         for frame in client.watch(experiment_id):
             for line in board.lines(frame):
                 typer.echo(line)
+        ended = client.show(experiment_id)
+    for line in cause_lines(ended):
+        typer.echo(line)
+    if ended["status"] != "succeeded":
+        raise typer.Exit(1)
+
+
+@app.command()
+def logs(
+    run_id: Annotated[str, typer.Argument(help="Run id, as `lockstep show` names it")],
+    level: Annotated[str, typer.Option(help="debug, info, warning or error")] = "debug",
+) -> None:
+    """Print what the training process of a run wrote, the newest 1,000 lines."""
+    with Client() as client:
+        found = client.call("GET", f"runs/{run_id}/logs", params={"level": level, "limit": 1000})
+    for line in found["items"]:
+        typer.echo(line["text"])
 
 
 def _steer(experiment_id: str, action: str, reason: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 
@@ -33,6 +33,42 @@ def plan_text(plan: Mapping[str, Any]) -> str:
     lines += [f"warning: {warning}" for warning in plan["warnings"]]
     lines.append(f"hash {plan['spec_hash']}")
     return "\n".join(lines)
+
+
+def show_text(experiment: Mapping[str, Any]) -> str:
+    """Return an experiment in lines for people."""
+    progress = experiment["progress"]
+    states = ", ".join(f"{number} {status}" for status, number in progress["blocks_by_status"].items())
+    lines = [
+        f"{experiment['id']}  {experiment['status']}  {experiment['name']}",
+        f"replicates: {states}; {progress['rounds_done']} of {progress['rounds_total']} rounds",
+    ]
+    for arm in experiment["arms"]:
+        changes = ", ".join(f"{item['path']} = {item['value']}" for item in arm["diff"]) or "the base"
+        lines.append(f"arm {arm['label']}: {changes}")
+    if experiment["why_waiting"]:
+        lines.append(f"waits: {experiment['why_waiting']['text']}")
+    return "\n".join([*lines, *cause_lines(experiment)])
+
+
+def cause_lines(experiment: Mapping[str, Any], most: int = 5) -> Iterator[str]:
+    """Yield why replicates gave no result, each reason once, and where to read the rest."""
+    causes = experiment["causes"]
+    for item in causes[:most]:
+        yield f"{item['status']}: {replicates_text(item['replicates'])}, cause {item['cause']}: {item['text']}"
+        if item["run_id"]:
+            yield f"  its log has the rest: lockstep logs {item['run_id']}"
+    if len(causes) > most:
+        yield f"and {len(causes) - most} more reasons: lockstep show {experiment['id']} --json"
+
+
+def replicates_text(replicates: Sequence[int]) -> str:
+    """Return the numbers of replicates in words: ``replicate 0``, ``replicates 0 to 5``, ``replicates 0, 3, 4``."""
+    if len(replicates) == 1:
+        return f"replicate {replicates[0]}"
+    if len(replicates) > 2 and replicates[-1] - replicates[0] == len(replicates) - 1:
+        return f"replicates {replicates[0]} to {replicates[-1]}"
+    return f"replicates {', '.join(map(str, replicates))}"
 
 
 class Board:

@@ -61,6 +61,16 @@ class ExperimentPage(Document):
     next: str | None
 
 
+class CauseItem(Document):
+    """Why some replicates gave no result; the log of ``run_id`` has the rest."""
+
+    cause: str
+    status: str
+    text: str
+    replicates: list[int]
+    run_id: str | None
+
+
 class ExperimentDocument(Document):
     """An experiment."""
 
@@ -72,6 +82,7 @@ class ExperimentDocument(Document):
     shown: dict[str, str]
     progress: dict[str, Any]
     why_waiting: dict[str, Any] | None
+    causes: list[CauseItem]
     version: int
     cursor: str
 

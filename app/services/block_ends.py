@@ -6,6 +6,7 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
+from app.services.causes import same_as
 from app.services.context import Context
 from app.store import blocks, experiment_cache, experiments, leases, scheduling
 from app.store.blocks import Why
@@ -56,7 +57,7 @@ def _by_cause(ctx: Context, session: Session, now: float, block: BlockRow, cause
             text = f"{text} (already requeued {count} times for this cause)"
         ended = _end(session, now, block, BlockStatus.FAILED, RunStatus.FAILED, Why("system", cause, text))
         if ended and (cause is Cause.CONFIG or (cause in OF_THE_JOB and block.open_round == 0)):
-            _fail_queued(session, now, block, Why("system", cause, block.cause_text or ""))
+            _fail_queued(session, now, block, Why("system", cause, text))
         return ended
     values: dict[str, Any] = {}
     if block.counts_against_budget:
@@ -76,7 +77,7 @@ def _end(session: Session, now: float, block: BlockRow, target: BlockStatus, run
 
 def _fail_queued(session: Session, now: float, block: BlockRow, why: Why) -> None:
     """The job is at fault, not its luck: what else of the experiment is queued would fail in the same way."""
-    same = Why(why.actor, why.cause, f"same cause as replicate {block.replicate}: {why.sentence()}")
+    same = Why(why.actor, why.cause, same_as(block, why.sentence()))
     for other in blocks.lock_queued(session, block.experiment_id):
         _end(session, now, other, BlockStatus.FAILED, RunStatus.FAILED, same)
 

@@ -8,6 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from app.errors import InvalidError, NotFoundError
+from app.services import causes
 from app.services import waiting as explaining
 from app.services.context import Context
 from app.services.cursors import decode_cursor, encode_cursor
@@ -99,12 +100,15 @@ def _progress(row: ListedExperiment, states: Sequence[BlockState]) -> dict[str, 
 
 
 def show_experiment(ctx: Context, experiment_id: str) -> dict[str, Any]:
-    """Return an experiment with its spec, arms, progress and why it waits."""
+    """Return an experiment with its spec, arms, progress, why it waits, and why blocks gave no result."""
     with ctx.store.read() as session:
         row = existing(session, experiment_id)
         states = experiments.blocks(session, experiment_id)
         arms = experiments.arms(session, experiment_id)
         waiting = explaining.why_waiting(ctx, session, row, states)
+        told = causes.told(experiments.newest_blocks(states), ())
+        if told:  # else the runs, which may be thousands, need not be read
+            told = causes.told(experiments.newest_blocks(states), experiments.runs(session, experiment_id))
     document = _list_item(row, states)
     return {
         **document,
@@ -121,6 +125,7 @@ def show_experiment(ctx: Context, experiment_id: str) -> dict[str, Any]:
         "arms": [arm_document(arm) for arm in arms],
         "shown": asdict(shown_of(primary_of(row.spec))),
         "why_waiting": waiting,
+        "causes": told,
         "version": row.version,
         "cursor": encode_cursor(row.event_seq, {}),
     }

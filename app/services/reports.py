@@ -14,6 +14,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from app.errors import ConflictError, NotFoundError
+from app.services import causes
 from app.services.context import Context
 from app.services.steering import existing
 from app.store import events, experiments, points, reports, results, scheduling
@@ -30,6 +31,7 @@ from lockstep.report.inputs import (
     CrossScore,
     CurvePoint,
     Extension,
+    LostBlocks,
     ReportInputs,
     RunFacts,
     ScoreRow,
@@ -110,6 +112,7 @@ def gather(
         look=look,
         looks_taken=tuple(tuple(blocks) for blocks in reports.looks_seen(session, experiment_id)),
         ended=look is None and all(BlockStatus(row.status) in TERMINAL_BLOCK for row in rows),
+        lost_blocks=_lost([row for row in rows if row.id in set(ended.values())], found.runs),
         extension=_extension(session, experiment),
         stamp=stamp_of(scheduling.get_meta(session, STAMP_KEY)),
         code_version=package_version("lockstep"),
@@ -129,6 +132,13 @@ def _ended_blocks(rows: Sequence[BlockRow], num_blocks: int | None) -> dict[int,
             chosen[row.replicate] = row
     replicates = sorted(chosen) if num_blocks is None else [r for r in sorted(chosen) if r < num_blocks]
     return {replicate: str(chosen[replicate].id) for replicate in replicates}
+
+
+def _lost(blocks: Sequence[BlockRow], runs: Sequence[RunOfArm]) -> tuple[LostBlocks, ...]:
+    return tuple(
+        LostBlocks(item["cause"], item["text"], tuple(item["replicates"]), item["run_id"])
+        for item in causes.told(blocks, runs)
+    )
 
 
 def _gather(session: Session, experiment: ExperimentRow, analysis: AnalysisSpec, ended: Mapping[int, str]) -> _Gathered:
@@ -167,7 +177,7 @@ def _planned(session: Session, experiment: ExperimentRow) -> int:
 
 
 def outcome_of(run: RunOfArm) -> str:
-    """Return ok, failed (the arm's own outcome) or lost (infrastructure)."""
+    """Return ok, failed (the arm's own outcome) or lost (for any other reason)."""
     if run.status == RunStatus.SUCCEEDED:
         return "ok"
     return "failed" if run.status == RunStatus.FAILED and run.cause == Cause.DIVERGED else "lost"

@@ -112,6 +112,7 @@ def build_report(inputs: ReportInputs) -> dict[str, Any]:
         "profile": profile_panel(result, found.sign),
         "sequential": sequential_panel(found.decisive, found.clock, design, inputs.analysis.looks.at),
         "failures": failure_rows(found.scores.arms),
+        "lost_blocks": [asdict(item) | {"replicates": list(item.replicates)} for item in inputs.lost_blocks],
         "sensitivity": asdict(found.sensitivity),
         "leave_one_out": leave_one_out_row(found.decisive, design),
         "integrity": _integrity(found.gates),

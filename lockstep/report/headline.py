@@ -124,6 +124,7 @@ def headline(finding: Finding) -> dict[str, Any]:
                 more=finding.more,
                 hours_per_block=_hours_per_block(inputs),
                 void_detail=finding.void.detail if finding.void else "",
+                lost=_lost(inputs),
                 harmed=harmed,
                 kind=inputs.kind,
                 spread=nondeterminism(result) if reason == "AA_DIFFERS" else None,
@@ -133,6 +134,16 @@ def headline(finding: Finding) -> dict[str, Any]:
             )
         ),
     }
+
+
+def _lost(inputs: ReportInputs) -> str:
+    """Return why most of the blocks without a result have none, in a sentence."""
+    if not inputs.lost_blocks:
+        return ""
+    most = max(inputs.lost_blocks, key=lambda item: len(item.replicates))
+    blocks = "block" if inputs.planned_blocks == 1 else "blocks"
+    told = f"{len(most.replicates)} of {inputs.planned_blocks} {blocks} failed with cause {most.cause}"
+    return f"{told}: {most.text.rstrip('.')}."
 
 
 def doubts(finding: Finding) -> tuple[Doubt, ...]:

@@ -19,7 +19,7 @@ from lockstep.stats.scores import ArmScores, arm_scores
 
 #: The note that says of each arm how many evaluation episodes were cut at their limit of steps.
 CUT_EPISODES = "Evaluation episodes cut"
-#: The outcome of one run: a score, an algorithmic failure, or an infrastructure loss.
+#: The outcome of one run: a score, a failure of its own, or a loss that says nothing of its arm.
 STATUSES = ("ok", "failed", "lost")
 
 
@@ -33,7 +33,7 @@ class ScoreRow:
         run_id: identity of the run.
         metric: registered metric name.
         raw: value in the metric's unit; None when the run has none.
-        status: ok, failed (diverged: an outcome) or lost (infrastructure).
+        status: ok, failed (diverged: an outcome) or lost (for a reason outside of the arm: the cause).
         cause: why it failed or was lost.
         device: identity of the device.
     """
@@ -104,6 +104,23 @@ class RunFacts:
     resumed_at: tuple[int, ...] = ()
     deterministic: bool | None = None
     repeated_by_hand: bool = False
+
+
+@dataclass(frozen=True)
+class LostBlocks:
+    """Blocks that gave no result for one reason.
+
+    Attributes:
+        cause: its name.
+        text: in a sentence, with the last line of the traceback of whoever's code it was.
+        replicates: their numbers.
+        run_id: whose log has the rest.
+    """
+
+    cause: str
+    text: str
+    replicates: tuple[int, ...]
+    run_id: str | None = None
 
 
 @dataclass(frozen=True)
@@ -193,6 +210,7 @@ class ReportInputs:
         ended: whether no planned block is still to come; None: under planned looks when the last one's blocks have
             rows, else yes.
         cancelled: replicates that a user cancelled; None: those lost to cause user.
+        lost_blocks: why blocks gave no result, each reason once.
         threshold: value for time to threshold, raw units; None: a descriptive midpoint.
         extension: exploratory blocks added after unblinding.
         stamp: A/A calibration stamp.
@@ -217,6 +235,7 @@ class ReportInputs:
     looks_taken: tuple[tuple[int, ...], ...] = ()
     ended: bool | None = None
     cancelled: tuple[int, ...] | None = None
+    lost_blocks: tuple[LostBlocks, ...] = ()
     threshold: float | None = None
     extension: Extension | None = None
     stamp: CalibrationStamp | None = None

@@ -38,6 +38,7 @@ def all_tables(report: Report) -> list[TextTable]:
         companions_table,
         guardrails_table,
         failures_table,
+        lost_table,
         curve_table,
     )
     later = (
@@ -227,6 +228,16 @@ def failures_table(report: Report) -> TextTable:
     )
     note = "Failed (diverged) runs of all runs with an outcome, with the exact 95 % interval of the rate."
     return TextTable("Failures", ("arm", "failed", "95 % CI of rate", "Fisher against"), rows, note)
+
+
+def lost_table(report: Report) -> TextTable:
+    """Return why blocks gave no result; reports of earlier versions do not say."""
+    rows = tuple(
+        (", ".join(map(str, item["replicates"])), item["cause"], item["text"], item["run_id"] or "")
+        for item in report.get("lost_blocks", [])
+    )
+    note = "No outcome of an arm: these blocks are left out for all arms. `lockstep logs RUN` prints the rest of a log."
+    return TextTable("Blocks without a result", ("replicates", "cause", "why", "log of run"), rows, note)
 
 
 def curve_table(report: Report) -> TextTable:

@@ -84,6 +84,22 @@ def test_cartpole_opens_on_a_curve_and_watch_tells_the_return(
     wait_for_points(page, 2)
 
 
+def test_a_failed_experiment_says_why_and_shows_the_log(
+    sqlite_server: LiveServer, start_worker: Callable[..., WorkerProcess], page: Page
+) -> None:
+    with Client(sqlite_server.url) as client:
+        experiment_id = client.submit(cartpole_spec(env={"kwargs": {"max_episode_steps": -3}}))["id"]
+    page.goto(f"{sqlite_server.url}/experiments/{experiment_id}")
+    expect(page.locator("#connection")).to_have_text("live")
+    expect(page.locator("#causes")).to_be_hidden()
+    start_worker(sqlite_server.url)
+    told = page.locator("#cause-list li")
+    expect(told).to_contain_text("replicate 0, cause config: env: env.id='CartPole-v1' with env.kwargs", timeout=60_000)
+    expect(told).to_contain_text("ValueError: Expect the `max_episode_steps` to be positive")
+    told.locator("button").click()
+    expect(page.locator("#log")).to_contain_text("Traceback (most recent call last)")
+
+
 def test_queue_page_lists_experiments_and_says_why_they_wait(sqlite_server: LiveServer, page: Page) -> None:
     with Client(sqlite_server.url) as client:
         client.submit(tiny_spec(experiment={"name": "<b>mine</b>", "tags": ["blue"]}))

@@ -5,8 +5,11 @@ A real server and worker.
 
 from __future__ import annotations
 
+import html
 import os
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -38,6 +41,9 @@ CODE = """
 import time
 
 import gymnasium
+
+def picky(**kwargs):
+    return gymnasium.make("CartPole-v1", **kwargs)
 
 def moody(**kwargs):
     env = gymnasium.make("CartPole-v1").unwrapped
@@ -94,8 +100,8 @@ def install(site: Path) -> None:
     (site / "moody_env.py").write_text(CODE)
     (site / "broken_package.py").write_text("raise SystemExit('no licence')\n")
     packages = {
-        "moody": "[lockstep.environments]\nmoody = moody_env:moody\nhanging = moody_env:Hanging\n"
-        "slow = moody_env:Slow\n[lockstep.rewards]\nhangs = moody_env:hangs\n",
+        "moody": "[lockstep.environments]\nmoody = moody_env:moody\npicky = moody_env:picky\n"
+        "hanging = moody_env:Hanging\nslow = moody_env:Slow\n[lockstep.rewards]\nhangs = moody_env:hangs\n",
         "broken": "[lockstep.rewards]\nbroken = broken_package:none\n",
     }
     for name, points in packages.items():
@@ -132,13 +138,13 @@ def test_l52_two_bad_experiments_fail_with_their_cause_and_a_good_one_succeeds(
 ) -> None:
     worker = start_with_packages(sqlite_server.url)
     with Client(sqlite_server.url) as client:
-        wait_until(lambda: client.call("GET", "workers")["items"], what=f"a worker ({worker.log})")
-        misspelt = client.submit(spec("misspelt", env={"kwargs": {"lenght": 3}}))["id"]
+        wait_until(lambda: client.call("GET", "workers")["items"], timeout=180, what=f"a worker ({worker.log})")
+        misspelt = client.submit(spec("misspelt", env={"id": "picky", "kwargs": {"lenght": 3}}))["id"]
         raising = client.submit(spec("raising", env={"id": "moody"}))["id"]
         good = client.submit(spec("good"))["id"]
         ids = (misspelt, raising, good)
         ends = ("succeeded", "failed", "partial", "cancelled")
-        wait_until(lambda: all(client.show(i)["status"] in ends for i in ids), timeout=120, what="three ends")
+        wait_until(lambda: all(client.show(i)["status"] in ends for i in ids), timeout=300, what="three ends")
         assert [client.show(i)["status"] for i in ids] == ["failed", "failed", "succeeded"], worker.log.read_text()
         causes = []
         for experiment_id in (misspelt, raising):
@@ -155,6 +161,41 @@ def test_l52_two_bad_experiments_fail_with_their_cause_and_a_good_one_succeeds(
         assert "moody" in told
         [shown] = client.call("GET", "workers")["items"]
         assert shown["status"] in ("idle", "cleaning")
+        wait_until(lambda: report_of(client, misspelt) and report_of(client, raising), what="two reports")
+        _says_why(client, misspelt, "config", "TypeError: ")
+        told = _says_why(client, raising, "environment", "KeyError: 'velocity'")
+        line = f"failed: replicates 0, 1, cause environment: {told['text']}"
+        for command, code in (("watch", 1), ("show", 0)):
+            ended = lockstep(sqlite_server.url, command, raising)
+            assert ended.returncode == code
+            assert line in ended.stdout
+            assert f"lockstep logs {told['run_id']}" in ended.stdout
+        assert "KeyError: 'velocity'" in lockstep(sqlite_server.url, "logs", told["run_id"]).stdout
+
+
+def _says_why(client: Client, experiment_id: str, cause: str, last_line: str) -> dict[str, Any]:
+    """Experiment and report tell the cause, the user's own error, and where the rest is; return the account."""
+    told: dict[str, Any]
+    [told] = client.show(experiment_id)["causes"]
+    assert (told["cause"], told["status"], told["replicates"]) == (cause, "failed", [0, 1])
+    assert last_line in told["text"]
+    report = report_of(client, experiment_id)
+    assert report["lost_blocks"] == [
+        {"cause": cause, "text": told["text"], "replicates": [0, 1], "run_id": told["run_id"]}
+    ]
+    assert f"2 of 2 blocks failed with cause {cause}: {told['text']}" in report["verdict"]["sentence"]
+    for form in ("md", "html"):
+        document = html.unescape(client.report(experiment_id, form))
+        assert "Blocks without a result" in document
+        assert last_line in document
+        assert "infrastructure" not in document
+    return told
+
+
+def lockstep(url: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "app.cli", *arguments]
+    environment = {**os.environ, "LOCKSTEP_URL": url}
+    return subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=60, check=False)
 
 
 #: Where code of the user's hangs, the changes that make it hang there, and how the cause names the place.

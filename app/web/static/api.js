@@ -23,7 +23,7 @@ export async function call(method, path, body, headers = {}) {
 export class ApiError extends Error {
   constructor(problem) {
     const lines = (problem.errors || []).map((e) => `${e.pointer || "/"}: ${e.message}${e.remedy ? ` (${e.remedy})` : ""}`);
-    super([problem.detail, ...lines].join("\n"));
+    super(lines.join("\n") || problem.detail);
     this.problem = problem;
   }
 }

@@ -35,10 +35,26 @@ async function load() {
 function showStatus(experiment) {
   node("status").replaceWith(Object.assign(badge(experiment.status), { id: "status" }));
   node("waiting").textContent = experiment.why_waiting ? experiment.why_waiting.text : "";
+  showCauses(experiment.causes);
   const over = ["succeeded", "failed", "cancelled", "partial"].includes(experiment.status);
   node("pause").disabled = over || experiment.desired !== "run";
   node("resume").disabled = over || experiment.desired !== "pause";
   node("cancel").disabled = over;
+}
+
+function showCauses(causes) {
+  node("causes").hidden = causes.length === 0;
+  node("cause-list").replaceChildren(...causes.slice(0, 20).map((item) => element("li", {},
+    badge(item.status), ` ${item.replicates.length > 1 ? "replicates" : "replicate"} ${item.replicates.join(", ")}, cause ${item.cause}: `,
+    element("span", { class: "cause-text" }, item.text), " ",
+    item.run_id ? element("button", { onclick: () => showLog(item.run_id) }, "Its log") : null)));
+}
+
+async function showLog(runId) {
+  node("log-section").open = true;
+  node("log-run").value = runId;
+  await loadLog();
+  node("log-section").scrollIntoView();
 }
 
 function showArms(arms) {
@@ -212,6 +228,13 @@ async function steer(action) {
   try { await call("POST", `experiments/${id}/${action}`, { reason: `${action} on the page` }); refreshSoon(); } catch (error) { say(error); }
 }
 
+async function loadLog() {
+  try {
+    const { items } = await call("GET", `runs/${node("log-run").value}/logs?level=debug`);
+    node("log").textContent = items.map((line) => `${line.at} ${line.text}`).join("\n") || "no lines";
+  } catch (error) { say(error); }
+}
+
 function showCalls() {
   const api = `${location.origin}${base}/api/v1/experiments/${id}`;
   node("calls").textContent = [`curl ${api}`, `curl '${api}/series?metrics=${state.shown.primary}'`, `curl '${api}/report?format=md'`, `lockstep watch ${id}`, `lockstep clone ${id}`].join("\n");
@@ -223,12 +246,7 @@ node("replicates").addEventListener("change", (event) => { curves.showReplicates
 node("smoothing").addEventListener("input", (event) => { curves.smoothing = Number(event.target.value); curves.schedule(); });
 for (const action of ["pause", "resume", "cancel"]) node(action).addEventListener("click", () => steer(action));
 node("clone").addEventListener("click", () => { sessionStorage.setItem("lockstep-spec", node("spec").textContent); location.href = `${base}/#submit`; });
-node("log-load").addEventListener("click", async () => {
-  try {
-    const { items } = await call("GET", `runs/${node("log-run").value}/logs?level=debug`);
-    node("log").textContent = items.map((line) => `${line.at} ${line.text}`).join("\n") || "no lines";
-  } catch (error) { say(error); }
-});
+node("log-load").addEventListener("click", loadLog);
 
 load().then(() => choose(firstMetric())).catch((error) => {
   if (error instanceof ApiError) onState("stale", error.message);

@@ -57,7 +57,7 @@ FLAGS = {
     "HARDWARE_CONFOUNDED": "arms were not spread evenly over devices",
     "INCOMPLETE": "fewer blocks are complete than planned",
     "LOSS_SENSITIVE": "the verdict would differ if lost runs had gone against the winner",
-    "MANY_LOST": "more than 10 % of blocks were lost to infrastructure",
+    "MANY_LOST": "more than 10 % of blocks gave no result for reasons outside of their arms",
     "NEGATIVE_CORRELATION": "scores of a block run against each other: the unpaired test that stands in for the paired "
     "one rejects too often (6-13 % at a correlation of -.3 to -.9)",
     "NONDETERMINISTIC": "nondeterministic kernels were on",
@@ -97,5 +97,9 @@ GLOSSARY = (
         "Failure",
         "a run that diverged. It counts, with a score fixed beforehand; leaving it out would reward fragile arms.",
     ),
-    ("Lost", "a run that ended for reasons of infrastructure. Its block is left out for all arms."),
+    (
+        "Lost",
+        "a run that ended for a reason outside of its arm: worker, device, the environment's code, the configuration, "
+        "a user. Its block is left out for all arms.",
+    ),
 )

@@ -69,7 +69,7 @@ def methods_sentences(inputs: ReportInputs, stand: Judged) -> list[str]:
         _multiplicity(analysis, result, len(inputs.arms)),
         _looks(analysis) + (_stopped(inputs, stand) if stand.stopped else ""),
         f"A failed run scores {exact(analysis.failure.floor)} and is never omitted; "
-        f"a block lost to infrastructure is dropped {scope}.",
+        f"a block that was lost for another reason is dropped {scope}.",
         f"Resampling starts from analysis seed {analysis.analysis_seed}; lockstep {inputs.code_version}, "
         f"scipy {scipy.__version__}, numpy {np.__version__}.",
         _registered(inputs),

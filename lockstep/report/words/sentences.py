@@ -54,6 +54,7 @@ class VerdictFacts:
     more: ReplicatesNeeded | None
     hours_per_block: float | None
     void_detail: str
+    lost: str = ""
     harmed: tuple[str, ...] = ()
     kind: str = "ab"
     spread: Mapping[str, float | None] | None = None
@@ -374,7 +375,7 @@ def _no_inference(facts: VerdictFacts) -> str:
     if facts.reason == "ALL_FAILED":
         return "Every run that was compared failed: there is no score to compare."
     if facts.reason == "NO_COMPLETE_BLOCKS":
-        return "No complete block: there is nothing to compare."
+        return f"No complete block: there is nothing to compare. {facts.lost}".rstrip()
     if facts.reason == "AA_DIFFERS":
         spread = facts.spread or {}
         return (
