@@ -13,7 +13,7 @@ from pydantic import BaseModel, ConfigDict, Field
 
 #: 2: an assignment tells each arm's differences. 3: and the discount of each reward of cross-evaluation.
 #: 4: progress tells which code of the user's a training process is in.
-PROTOCOL_VERSION = 4
+PROTOCOL_VERSION = 5
 LEASE_HEADER = "Lockstep-Lease"
 MAX_POINTS = 5_000
 MAX_METRIC_NAMES = 200
@@ -63,6 +63,20 @@ class Device(Wire):
     capability: str | None = None
 
 
+class TaskGroup(Wire):
+    """Tasks of one constructor in the registry of an environment package.
+
+    Attributes:
+        ids: of the tasks.
+        arguments: names of the keyword arguments that they take; None where they take any.
+        defect: why none of them can be built there.
+    """
+
+    ids: list[Name]
+    arguments: list[Name] | None = None
+    defect: Annotated[str, Field(max_length=1000)] | None = None
+
+
 class RegisterRequest(Wire):
     """A supervisor introduces itself."""
 
@@ -75,6 +89,7 @@ class RegisterRequest(Wire):
     datasets: dict[str, str] = Field(default_factory=dict, description="data set -> fingerprint")
     rewards: dict[str, dict[str, Any]] = Field(default_factory=dict)
     environments: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    tasks: dict[str, list[TaskGroup]] = Field(default_factory=dict, description="environment family -> its registry")
 
 
 class RegisterReply(Wire):

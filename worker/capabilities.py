@@ -24,6 +24,7 @@ import torch
 
 from lockstep.spec.families import FAMILIES
 from lockstep.spec.tasks import REWARD_MODES
+from worker.envs.arguments import arguments_of
 from worker.envs.families import load as load_family
 from worker.envs.faults import RAISED
 from worker.envs.morph.rewards import check_mode, make_reward
@@ -71,10 +72,27 @@ def environments() -> dict[str, dict[str, Any]]:
             found[name] = {}
     for point in entry_points(group="lockstep.environments"):
         try:
-            found[point.name] = dict(getattr(point.load(), "schema", {}))
+            found[point.name] = _schema_of(point.load())
         except RAISED as error:  # code of others; the reason is announced
             found[point.name] = {"defect": _reason(error)}
     return found
+
+
+def _schema_of(factory: Any) -> dict[str, Any]:
+    """Return the schema that a registered environment declares, or else the names of its arguments; {}: takes any."""
+    declared = getattr(factory, "schema", None)
+    if declared is not None:
+        return dict(declared)
+    names = arguments_of(factory)
+    return {} if names is None else {"properties": {name: {} for name in names}}
+
+
+def tasks() -> dict[str, list[dict[str, Any]]]:
+    """Return the registries of the installed families that have one."""
+    loaded = [
+        (name, load_family(name)) for name, family in FAMILIES.items() if family.is_package and _is_installed(name)
+    ]
+    return {name: family.tasks() for name, family in loaded if family.tasks is not None}
 
 
 def _announced(point: EntryPoint) -> dict[str, Any]:
@@ -140,6 +158,7 @@ def capabilities(data_dir: Path | None) -> dict[str, Any]:
         "datasets": datasets(data_dir),
         "rewards": rewards(),
         "environments": environments(),
+        "tasks": tasks(),
         "versions": versions(),
     }
 

@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from app.errors import ConflictError, InvalidError
-from app.services import grown_grafts
+from app.services import catalog, grown_grafts
 from app.services.audit import record
 from app.services.context import Actor, Context
 from app.services.placement import Fit, Need, fit
@@ -56,7 +56,9 @@ def check(ctx: Context, raw: Mapping[str, Any]) -> Checked:
     with ctx.store.read() as session:
         if any(arm.copied for arm in resolved.arms):
             resolved = _with_copies(session, raw, resolved)
-        registered = Registered(*workers.registered_names(session))
+        rewards, environments, registries = workers.registered_names(session)
+        tasks = {kind: catalog.read(session, keys) for kind, keys in registries.items()}
+        registered = Registered(rewards, environments, tasks)
         tuning = experiments.seeds_of(session, resolved.spec.experiment.tuning)
     resolved = complete(resolved, registered)
     problems, warnings = rules.check(resolved, registered)

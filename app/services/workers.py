@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Literal
 
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
 
 from app.errors import ConflictError, GoneError, NotFoundError, UpgradeError
+from app.services import catalog
 from app.services.audit import record
 from app.services.block_ends import blame_device, end_assignment, settle
 from app.services.context import Actor, Context
@@ -39,9 +41,10 @@ def register(ctx: Context, request: RegisterRequest) -> RegisterReply:
     problem = version_problem(request.protocol, peer="worker", own="server")
     if problem is not None:
         raise UpgradeError(problem)
+    tasks = {kind: catalog.keep(ctx, groups) for kind, groups in request.tasks.items()}
     try:
         with ctx.store.write() as session:
-            worker_id = _enter(ctx, session, request)
+            worker_id = _enter(ctx, session, request, tasks)
             epoch = scheduling.get_meta(session, "server_epoch") or ""
     except IntegrityError as error:
         raise _in_use(request.device.uid) from error
@@ -61,7 +64,7 @@ def _in_use(device_uid: str, holder: str = "another worker") -> ConflictError:
     )
 
 
-def _enter(ctx: Context, session: Session, request: RegisterRequest) -> str:
+def _enter(ctx: Context, session: Session, request: RegisterRequest, tasks: Mapping[str, str]) -> str:
     now = ctx.store.now(session)
     known = workers.same_incarnation(session, request.device.uid, request.incarnation)
     if known is not None:
@@ -76,7 +79,8 @@ def _enter(ctx: Context, session: Session, request: RegisterRequest) -> str:
     for lost in workers.lost_on_device(session, request.device.uid):
         leases.move_worker(session, now, lost.id, WorkerStatus.RETIRED, "superseded by a new incarnation")
     worker_id = ctx.store.new_id("wrk")
-    workers.insert_worker(session, now, {"id": worker_id, **_columns(request)})
+    environments = {**request.environments, **{kind: {"tasks": key} for kind, key in tasks.items()}}
+    workers.insert_worker(session, now, {"id": worker_id, **_columns(request), "environments": environments})
     if quarantined and holder is not None:  # a restart does not clear a quarantine; an operator does
         text = (holder.status_text or "").removeprefix(_STILL_QUARANTINED)
         leases.move_worker(session, now, worker_id, WorkerStatus.QUARANTINED, _STILL_QUARANTINED + text)
@@ -97,7 +101,6 @@ def _columns(request: RegisterRequest) -> dict[str, object]:
         "versions": request.versions,
         "datasets": request.datasets,
         "rewards": request.rewards,
-        "environments": request.environments,
     }
 
 

@@ -122,10 +122,11 @@ def listing(session: Session) -> list[HoldingWorker]:
     return every(HoldingWorker, session.execute(query))
 
 
-def registered_names(session: Session) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return (rewards, environments) that workers have announced, with their schemas."""
+def registered_names(session: Session) -> tuple[dict[str, Any], dict[str, Any], dict[str, list[str]]]:
+    """Return what workers have announced: rewards and environments with their schemas, keys of registries by family."""
     rewards: dict[str, Any] = {}
     environments: dict[str, Any] = {}
+    registries: dict[str, list[str]] = {}
     # the newest package first: its defaults are written into specifications
     query = (
         select(t.worker.c.rewards, t.worker.c.environments)
@@ -136,4 +137,7 @@ def registered_names(session: Session) -> tuple[dict[str, Any], dict[str, Any]]:
         for known, announced in ((rewards, row.rewards), (environments, row.environments)):
             # one worker on which a name works is enough
             known.update({n: f for n, f in announced.items() if n not in known or "defect" in known[n]})
-    return rewards, environments
+        for name, facts in row.environments.items():
+            if "tasks" in facts and facts["tasks"] not in registries.setdefault(name, []):
+                registries[name].append(facts["tasks"])
+    return rewards, environments, registries

@@ -53,6 +53,10 @@ def _ppo_rules(index: int, arm: ResolvedArm, env: Env) -> Iterator[Problem]:
     if arm.config["net"]["body"] == "lstm" and ppo["minibatches"] > env.n_envs:
         message = f"ppo.minibatches {ppo['minibatches']} exceeds env.n_envs {env.n_envs} (LSTM: whole rows)"
         yield Problem(at("minibatches"), "too_many_minibatches", message, f"use at most {env.n_envs}")
+    transitions = env.n_envs * family_of(env.kind).steps_per_round(env)
+    if arm.config["net"]["body"] != "lstm" and ppo["minibatches"] > transitions:
+        message = f"ppo.minibatches {ppo['minibatches']} exceeds the {transitions} transitions of a round"
+        yield Problem(at("minibatches"), "too_many_minibatches", message, f"use at most {transitions}")
     if ppo["entropy_coef_end"] > ppo["entropy_coef_start"]:
         message = "ppo.entropy_coef_end exceeds ppo.entropy_coef_start"
         yield Problem(at("entropy_coef_end"), "contradiction", message, "lower the end, or raise the start")

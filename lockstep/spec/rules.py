@@ -6,8 +6,9 @@
 
 from __future__ import annotations
 
+import difflib
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from lockstep.spec.algorithms import ALGORITHMS
@@ -18,6 +19,7 @@ from lockstep.spec.problems import Problem, nearest, pointer
 from lockstep.spec.resolve import ResolvedSpec
 from lockstep.spec.rewards import Reward
 from lockstep.spec.schemas import flat_problems
+from lockstep.spec.sections import Env
 
 
 @dataclass(frozen=True)
@@ -28,10 +30,22 @@ class Registered:
         rewards: mode -> facts: "env_kinds", "schema" (JSON Schema of its flat constants) and, where the
             worker's check failed, "defect".
         environments: environment id -> JSON Schema of its keyword arguments, or "defect".
+        tasks: environment family -> tasks in the registries of its package: "arguments" (None or absent: any) or
+            "defect". A family that nobody announced is absent.
     """
 
     rewards: Mapping[str, Mapping[str, Any]]
     environments: Mapping[str, Mapping[str, Any]]
+    tasks: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+
+    def is_task(self, env: Env) -> bool:
+        """Return whether ``env.id`` names a task in the registry of its family's package, and no plug-in."""
+        is_plugin = env.id in self.environments and env.id not in FAMILIES
+        return env.id is not None and family_of(env.kind).is_package and not is_plugin
+
+    def tasks_of(self, env: Env) -> Mapping[str, Mapping[str, Any]] | None:
+        """Return the tasks among which ``env.id`` must be; None where it names none, or no worker told."""
+        return self.tasks.get(env.kind) if self.is_task(env) else None
 
 
 NONE_REGISTERED = Registered({}, {})
@@ -50,7 +64,7 @@ def check(resolved: ResolvedSpec, registered: Registered = NONE_REGISTERED) -> t
     for index, arm in enumerate(resolved.arms):
         problems.extend(_training_rules(index, arm, resolved))
     found, warnings = _analysis_rules(resolved)
-    return _unique([*problems, *found]), [*warnings, *_warnings(resolved)]
+    return _unique([*problems, *found]), [*warnings, *_warnings(resolved, registered)]
 
 
 def _unique(problems: Iterable[Problem]) -> list[Problem]:
@@ -101,9 +115,36 @@ def _same(one: ResolvedArm, other: ResolvedArm) -> bool:
     return facts[0] == facts[1]
 
 
+def _task_rules(env: Env, known: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
+    """A task must be in the registry of some worker, and take the keyword arguments that it is given."""
+    facts = known.get(_with_version(str(env.id), known))
+    if facts is None:
+        close = difflib.get_close_matches(str(env.id), known, n=1, cutoff=0.6)
+        remedy = f"did you mean {close[0]!r}? " if close else ""
+        remedy += "Install the package that has it where a worker runs, and start that worker anew"
+        yield Problem("/env/id", "unknown_environment", f"no registered worker knows env.id {env.id!r}", remedy)
+    elif "defect" in facts:
+        message = f"env.id {env.id!r} cannot be built where workers run: {facts['defect']}"
+        yield Problem("/env/id", "defective_environment", message, "install what is missing, and start the worker anew")
+    elif facts.get("arguments") is not None:
+        schema: dict[str, Any] = {"properties": {name: {} for name in facts["arguments"]}}
+        given = {name: value for name, value in env.kwargs.items() if name not in facts["arguments"]}
+        yield from flat_problems(schema, given, lambda name: pointer("env", "kwargs", name))
+
+
+def _with_version(name: str, known: Iterable[str]) -> str:
+    """Return a name without a version with that of the newest task of that name, as Gymnasium reads it."""
+    versions = [task.rpartition("-v")[2] for task in known if task.rpartition("-v")[0] == name]
+    newest = max((int(version) for version in versions if version.isdecimal()), default=None)
+    return name if newest is None else f"{name}-v{newest}"
+
+
 def _environment_rules(resolved: ResolvedSpec, registered: Registered) -> Iterator[Problem]:
     """Keyword arguments of a registered environment are judged by the schema that was announced."""
     env = resolved.spec.env
+    known = registered.tasks_of(env)
+    if known is not None:
+        yield from _task_rules(env, known)
     schema = registered.environments.get(env.id or "", {})
     if "defect" in schema:
         message = f"environment {env.id!r} cannot be loaded by its worker: {schema['defect']}"
@@ -192,8 +233,10 @@ def _reward_key(arm: ResolvedArm) -> str:
     return repr(sorted(arm.config["reward"].items()))
 
 
-def _warnings(resolved: ResolvedSpec) -> Iterator[str]:
+def _warnings(resolved: ResolvedSpec, registered: Registered) -> Iterator[str]:
     spec = resolved.spec
+    if registered.is_task(spec.env) and registered.tasks_of(spec.env) is None:
+        yield f"env.id {spec.env.id!r} and env.kwargs are not checked: no worker that could is registered"
     if spec.experiment.replicates == 1:
         yield "experiment.replicates is 1: no inference is possible"
     for arm in resolved.arms:

@@ -17,6 +17,7 @@ from lockstep.client import ApiError, Client
 from lockstep.spec.presets import merge
 from tests.conftest import LiveServer, WorkerProcess, wait_until
 from tests.e2e.following import follow
+from tests.factories import cartpole_spec
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("training")]
 ROOT = Path(__file__).parents[2]
@@ -81,6 +82,12 @@ def test_what_a_package_registers_is_trained_and_what_it_does_not_know_is_refuse
     negative = spec("thrifty", arms=[shaped, {**wrong, "overrides": {"reward.price": -1.0}}])
     assert refusals(client, negative) == {"/arms/1/overrides/reward.price": "out_of_range"}
     assert refusals(client, spec("corridor", env={"kwargs": {"width": 3}})) == {"/env/kwargs/width": "unknown_key"}
+    for env, told in (
+        ({"id": "CartPole-v7"}, {"/env/id": "unknown_environment"}),
+        ({"id": "LunarLander-v3"}, {"/env/id": "defective_environment"}),
+        ({"id": "CartPole-v1", "kwargs": {"lenght": 3}}, {"/env/kwargs/lenght": "unknown_key"}),
+    ):
+        assert refusals(client, cartpole_spec(env=env)) == told
     other_kind = spec("thrifty", arms=[shaped, {"label": "c", "reward": "centred"}])
     assert refusals(client, other_kind) == {"/arms/1/reward": "unknown_reward"}
     defective = spec("corridor", arms=[{"label": "a"}, {"label": "b", "reward": "broken"}])

@@ -104,6 +104,7 @@ class EnvironmentFamily:
         split: the data split that evaluation measures on, for its rows; None where there is none.
         twin: a control that evaluation also plays as the ungrafted twin of every arm; None = no such thing.
         keeps_evaluation: whether evaluation environments stay open while policies train.
+        tasks: list the registry of its package in groups (``lockstep.protocol.TaskGroup``); None where it has none.
     """
 
     train: Callable[[Order, bool], LockstepEnvs]
@@ -116,6 +117,7 @@ class EnvironmentFamily:
     split: str | None
     twin: str | None
     keeps_evaluation: bool
+    tasks: Callable[[], list[dict[str, Any]]] | None = None
 
 
 class UniformControl:

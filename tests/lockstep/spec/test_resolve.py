@@ -15,7 +15,7 @@ from lockstep.spec.problems import InvalidSpecError, Problem
 from lockstep.spec.reading import load_text
 from lockstep.spec.resolve import Spec, parse
 from lockstep.spec.rules import Registered, check
-from tests.factories import tiny_spec
+from tests.factories import cartpole_spec, tiny_spec
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
 
@@ -252,6 +252,55 @@ def test_the_defaults_of_registered_names_stand_in_the_resolved_spec_and_its_has
     gym = complete(parse({"experiment": {"name": "g"}, "env": env, "arms": arms[:2]}), announced(0.5))
     assert gym.document["env"]["kwargs"] == {"length": 6, "wide": False}
     assert [arm.config["env"]["kwargs"] for arm in gym.arms] == [{"length": 6, "wide": False}] * 2
+
+
+TASKS = Registered(
+    {},
+    {"corridor": {}},
+    {
+        "gymnasium": {
+            "CartPole-v0": {"arguments": ["render_mode"]},
+            "CartPole-v1": {"arguments": ["render_mode", "sutton_barto_reward"]},
+            "Ant-v2": {"arguments": None},
+            "Lander-v3": {"defect": "Box2D is not installed"},
+        }
+    },
+)
+
+
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [
+        ({"id": "CartPole-v7"}, ("/env/id", "unknown_environment", "did you mean 'CartPole-v")),
+        ({"id": "Zebra"}, ("/env/id", "unknown_environment", "Install the package that has it")),
+        ({"id": "Lander-v3"}, ("/env/id", "defective_environment", "install what is missing")),
+        ({"id": "CartPole-v0", "kwargs": {"sutton_barto_reward": 1}}, ("/env/kwargs/sutton_barto_reward",)),
+        ({"id": "CartPole", "kwargs": {"rendermode": 1}}, ("/env/kwargs/rendermode", "unknown_key", "'render_mode'?")),
+        ({"id": "CartPole", "kwargs": {"sutton_barto_reward": True}}, ()),
+        ({"id": "Ant-v2", "kwargs": {"anything": 1}}, ()),
+        ({"id": "corridor", "kwargs": {"anything": 1}}, ()),
+    ],
+)
+def test_tasks_that_no_registered_worker_has_are_refused(env: dict[str, Any], told: tuple[str, ...]) -> None:
+    found, warnings = check(parse(cartpole_spec(env=env)), TASKS)
+    assert [warning for warning in warnings if "not checked" in warning] == []
+    problem = [f"{item.pointer} {item.code} {item.remedy}" for item in found if item.pointer.startswith("/env")]
+    assert len(problem) == bool(told)
+    assert all(word in problem[0] for word in told)
+
+
+def test_a_task_that_nobody_can_check_is_said_to_be_so() -> None:
+    _, warnings = check(parse(cartpole_spec(env={"id": "Zebra"})))
+    assert "env.id 'Zebra' and env.kwargs are not checked: no worker that could is registered" in warnings
+
+
+def test_minibatches_beyond_the_transitions_of_a_round_are_refused_for_every_network() -> None:
+    env = {"n_envs": 2, "rollout_steps": 8}
+    for net, most in (("mlp", 16), ("lstm", 2)):
+        for minibatches in (most, most + 1):
+            raw = cartpole_spec(env=env, net={"body": net}, ppo={"minibatches": minibatches})
+            found = [item for item in problems_of(raw) if item.code == "too_many_minibatches"]
+            assert [item.remedy for item in found] == ([f"use at most {most}"] if minibatches > most else [])
 
 
 def test_copied_static_set_is_valid_without_a_server_and_said_to_be_open() -> None:

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from worker.envs.family import Control, EnvironmentFamily, Order, UniformControl
+from worker.envs.gymnasium.catalog import tasks
 from worker.envs.gymnasium.env import GymEnvs, make_envs
 from worker.envs.gymnasium.rewards import GymReward, check_gym_mode, make_gym_reward
 
@@ -45,4 +46,5 @@ FAMILY = EnvironmentFamily(
     split=None,
     twin=None,
     keeps_evaluation=False,  # simulators are not kept open while the policies train
+    tasks=tasks,
 )
