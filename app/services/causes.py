@@ -38,6 +38,12 @@ def told(rows: Sequence[BlockRow], runs: Sequence[RunRow]) -> list[dict[str, Any
         text = row.cause_text or ""
         if text.startswith(_SAME):
             text = text.partition(": ")[2]
-        first = {"cause": row.cause, "status": row.status, "text": text, "replicates": [], "run_id": log_of.get(row.id)}
+        first: dict[str, Any] = {
+            "cause": row.cause,
+            "status": row.status,
+            "text": text,
+            "replicates": [],
+            "run_id": log_of.get(row.id),
+        }
         accounts.setdefault((row.cause, row.status, text), first)["replicates"].append(row.replicate)
     return list(accounts.values())
