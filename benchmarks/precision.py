@@ -17,15 +17,17 @@ from pathlib import Path
 from statistics import fmean, stdev
 from typing import Any
 
-from benchmarks.gratings import write_gratings
+from benchmarks.gratings import write_gratings, write_pairs
 from benchmarks.headroom import CASES, Case, scores, spec_of
 from benchmarks.machine import facts, save, set_up
 from lockstep.spec.presets import merge
 
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "fp32": {"precision": {"host": "fp32", "tf32": False}},
-    "tf32": {"precision": {"host": "fp32", "tf32": True}},
-    "bf16": {"precision": {"host": "bf16", "tf32": False}},
+    "tf32": {"precision": {"host": "fp32", "tf32": True}, "engine": {"path": "captured"}},
+    "bf16": {"precision": {"host": "bf16", "tf32": False}, "engine": {"path": "captured"}},
+    "fp32-fused": {"precision": {"host": "fp32", "tf32": False}, "engine": {"path": "fused"}},
+    "tf32-fused": {"precision": {"host": "fp32", "tf32": True}, "engine": {"path": "fused"}},
     "bf16-fused": {"precision": {"host": "bf16", "tf32": False}, "engine": {"path": "fused"}},
 }
 
@@ -53,6 +55,7 @@ def main() -> None:
     parser.add_argument("--replicates", type=int, default=10)
     parser.add_argument("--horizon", type=int, help="a shorter episode, in env steps")
     parser.add_argument("--data-dir", type=Path, help="folder with CIFAR-10's files")
+    parser.add_argument("--pairs", type=Path, help="write pairs of gratings there, which leave headroom, and use them")
     parser.add_argument("--gratings", type=Path, help="write gratings in CIFAR-10's format there and use them")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
@@ -61,7 +64,9 @@ def main() -> None:
         case = replace(case, base=merge(case.base, {"env": {"horizon": options.horizon}}))
     if options.gratings:
         write_gratings(options.gratings)
-    data = options.gratings or options.data_dir
+    if options.pairs:
+        write_pairs(options.pairs)
+    data = options.gratings or options.pairs or options.data_dir
     found = [accuracies(case, options.case, setting, options.replicates, data) for setting in options.settings]
     rows = [row(arm, found[0][arm], found[1][arm]) for arm in found[0]]
     first, second = options.settings

@@ -236,7 +236,8 @@ class Engine(Section):
     """How the hosts' training step is executed; one value for all arms."""
 
     path: Literal["auto", "eager", "captured", "fused"] = Field(
-        "auto", description="How hosts step; auto = eager on CPU, captured on CUDA"
+        "auto",
+        description="How hosts step; auto = fused (else captured) on CUDA, eager on CPU",
     )
 
 

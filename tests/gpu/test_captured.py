@@ -20,7 +20,7 @@ from worker.envs.morph.engine.eager import run_jobs
 from worker.envs.morph.episode.controls import make_control
 from worker.envs.morph.episode.env import MorphEnvs
 from worker.envs.morph.life.stages import Op
-from worker.envs.morph.task.config import EnvConfig
+from worker.envs.morph.task.config import EnvConfig, resolve_path
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 STEPS = 12
@@ -211,6 +211,11 @@ def test_a_rehearsal_changes_no_bit(data_dir: Path, monkeypatch: pytest.MonkeyPa
     envs.rehearse()
     assert captured._LOADED
     assert play(envs, STEPS) == clean
+
+
+def test_auto_is_fused_where_kernels_take_the_host() -> None:
+    assert resolve_path(config(path="auto"), CUDA) == "fused"
+    assert resolve_path(EnvConfig.for_task("lm_tiny", path="auto"), CUDA) == "captured"
 
 
 def test_capture_does_not_train(data_dir: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 
 from lockstep.spec.tasks import PACES, get_task
 from tests.worker.envs.morph.factories import CPU, tiny
-from worker.envs.morph.task.config import EnvConfig, parse, resolve_precision
+from worker.envs.morph.task.config import EnvConfig, parse, resolve_path, resolve_precision
 
 
 def spec(**env: Any) -> dict[str, Any]:
@@ -60,6 +61,20 @@ def test_precision_resolves_to_fp32_on_the_cpu_and_refuses_bf16_there() -> None:
     assert resolve_precision(tiny(precision="auto"), CPU) == "fp32"
     with pytest.raises(ValueError, match="not supported"):
         resolve_precision(tiny(precision="bf16"), CPU)
+
+
+def test_auto_takes_kernels_only_for_hosts_that_they_can_train() -> None:
+    cuda = torch.device("cuda")
+    huge = EnvConfig.for_task("cifar_baseline", batch_size=1 << 20)
+    assert resolve_path(EnvConfig.for_task("lm_tiny"), cuda) == "captured"
+    assert resolve_path(huge, cuda) == "captured"
+    assert resolve_path(tiny(), CPU) == "eager"
+    with pytest.raises(ValueError, match=r"'fused' cannot train lm_tiny here: .* convolutional hosts; use captured"):
+        resolve_path(EnvConfig.for_task("lm_tiny", path="fused"), cuda)
+    with pytest.raises(ValueError, match=r"2\^31 elements; use captured"):
+        resolve_path(replace(huge, path="fused"), cuda)
+    with pytest.raises(ValueError, match="needs a CUDA device"):
+        resolve_path(tiny(path="fused"), CPU)
 
 
 @pytest.mark.parametrize("name", ["digits_tiny", "synth_small", "cifar_baseline", "lm_tiny", "tinystories"])

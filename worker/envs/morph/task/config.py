@@ -6,14 +6,17 @@ package reads raw mappings; unknown keys and impossible batches are refused befo
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
+from importlib.util import find_spec
+from shutil import which
 from typing import Any, Literal
 
 import torch
 
 from lockstep.spec.sections import Engine, Env, Governor, Precision
-from lockstep.spec.tasks import PACES, Optim, Pace, TaskSpec, get_task
+from lockstep.spec.tasks import PACES, CnnShape, Optim, Pace, TaskSpec, get_task
 
 Choice = Literal["g1", "g2", "g3"]
 Path = Literal["auto", "eager", "captured", "fused"]
@@ -165,16 +168,34 @@ def resolve_precision(config: EnvConfig, device: torch.device) -> Literal["fp32"
 
 
 def resolve_path(config: EnvConfig, device: torch.device) -> Literal["eager", "captured", "fused"]:
-    """Return how training steps are executed: auto = captured on CUDA, else eager."""
+    """Return how training steps are executed: auto = fused on CUDA where its kernels take the hosts, else captured.
+
+    On a CPU auto is eager.
+    """
     if config.path == "auto":
-        return "captured" if device.type == "cuda" else "eager"
-    if config.path == "fused" and config.task.is_text:
-        raise ValueError(
-            f"engine.path 'fused' has kernels for convolutional hosts; use captured for {config.task.name}"
-        )
+        if device.type != "cuda":
+            return "eager"
+        return "fused" if _lacks_kernels(config, device) is None else "captured"
+    if config.path == "fused" and device.type == "cuda" and (lack := _lacks_kernels(config, device)):
+        raise ValueError(f"engine.path 'fused' cannot train {config.task.name} here: {lack}; use captured or auto")
     if config.path != "eager" and device.type != "cuda":
         raise ValueError(f"engine.path {config.path!r} needs a CUDA device, this is {device}; use auto or eager")
     return config.path
+
+
+def _lacks_kernels(config: EnvConfig, device: torch.device) -> str | None:
+    """Return why the kernels of ``fused`` cannot take the hosts of a configuration on a CUDA device, or None."""
+    host = config.task.host
+    if not isinstance(host, CnnShape):
+        return "its kernels are for convolutional hosts"
+    largest = max(max(host.in_channels, slot.channels) * slot.height * slot.width for slot in host.slots())
+    if config.batch_size * largest >= 1 << 31:
+        return f"a batch of {config.batch_size} makes maps of more than 2^31 elements"
+    if torch.cuda.get_device_capability(device) < (8, 0):
+        return "its kernels need compute capability 8.0"
+    if find_spec("triton") is None or not (os.environ.get("CC") or which("gcc") or which("clang")):
+        return "the worker needs the package triton and a C compiler"
+    return None
 
 
 def _check_slots(config: EnvConfig) -> None:

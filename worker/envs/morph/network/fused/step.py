@@ -35,21 +35,19 @@ def block(x: Tensor, weight: Tensor, norm: Any, *, update: bool, pool: bool) -> 
         norm: ``hosts.BatchStats``.
         update: whether running statistics move.
         pool: whether 2x2 maxima follow.
-
-    Raises:
-        ValueError: an odd edge to be pooled.
     """
-    _check_even(x, pool)
-    given = (norm.weight, norm.bias, norm.running_mean, norm.running_var, update, pool)
+    pools = pool and _is_even(x)
+    given = (norm.weight, norm.bias, norm.running_mean, norm.running_var, update, pools)
     found: Tensor = _Block.apply(x, weight, *given)  # type: ignore[no-untyped-call]
-    return found
+    return F.max_pool2d(found, 2) if pool and not pools else found
 
 
 def block_eval(x: Tensor, weight: Tensor, norm: Any, *, pool: bool) -> Tensor:
-    """Return pool(ReLU(BN(conv(x)))) with running statistics; takes no gradient. Raises as ``block``."""
-    _check_even(x, pool)
+    """Return pool(ReLU(BN(conv(x)))) with running statistics; takes no gradient."""
+    pools = pool and _is_even(x)
     y = launch.conv(last(x), weight)
-    return _activate(y, norm.running_mean, norm.running_var, norm.weight, norm.bias, pool=pool, variance=True)
+    z = _activate(y, norm.running_mean, norm.running_var, norm.weight, norm.bias, pool=pools, variance=True)
+    return F.max_pool2d(z, 2) if pool and not pools else z
 
 
 def conv2d(x: Tensor, weight: Tensor) -> Tensor:
@@ -59,8 +57,9 @@ def conv2d(x: Tensor, weight: Tensor) -> Tensor:
 
 
 def pool(x: Tensor) -> Tensor:
-    """Return 2x2 maxima; the first of equal ones takes the gradient. An odd edge raises ValueError."""
-    _check_even(x, True)
+    """Return 2x2 maxima; the first of equal ones takes the gradient. An odd edge takes the library's."""
+    if not _is_even(x):
+        return F.max_pool2d(x, 2)
     found: Tensor = _Pool.apply(x)  # type: ignore[no-untyped-call]
     return found
 
@@ -263,9 +262,9 @@ class _Head(torch.autograd.Function):
         return dx * grads[0].to(dx.dtype), dw, db, None
 
 
-def _check_even(x: Tensor, pools: bool) -> None:
-    if pools and (x.shape[2] % 2 or x.shape[3] % 2):
-        raise ValueError(f"a map of {x.shape[2]} x {x.shape[3]} cannot be pooled by engine.path fused; use captured")
+def _is_even(x: Tensor) -> bool:
+    """Say whether the kernels can pool x [B, C, H, W]: an odd edge leaves a row over."""
+    return x.shape[2] % 2 == 0 and x.shape[3] % 2 == 0
 
 
 def _activate(
