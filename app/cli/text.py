@@ -24,12 +24,7 @@ def plan_text(plan: Mapping[str, Any]) -> str:
     if plan.get("quantity"):
         lines.append(plan["quantity"])
     for row in plan.get("power", []):
-        if row["power"] is not None:
-            detectable = row["minimum_detectable"]
-            extra = f"; detectable with 80 %: {detectable:.2g}" if detectable is not None else ""
-            lines.append(
-                f"if the SD is {row['sd']:g}: power {row['power']:.2f} at {row['replicates']} replicates{extra}"
-            )
+        lines += list(_power_lines(row))
     lines += [f"warning: {warning}" for warning in plan["warnings"]]
     lines.append(f"hash {plan['spec_hash']}")
     return "\n".join(lines)
@@ -69,6 +64,26 @@ def replicates_text(replicates: Sequence[int]) -> str:
     if len(replicates) > 2 and replicates[-1] - replicates[0] == len(replicates) - 1:
         return f"replicates {replicates[0]} to {replicates[-1]}"
     return f"replicates {', '.join(map(str, replicates))}"
+
+
+def _power_lines(row: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what a design finds under one assumption about its scores."""
+    given = f"if the SD is {row['sd']:g}" if row["sd"] is not None else f"with the pilot's {row['pilot_size']} blocks"
+    if row["power"] is None:
+        yield f"{given}: {row['replicates']} replicates cannot reach the level {row['level']:.2g}"
+        return
+    least = row["minimum_detectable"]
+    found = f"; found with 80 %: {least:.2g} or more" if least is not None else ""
+    wanted = row["needed"] or {}
+    low, high = wanted.get("plugin"), wanted.get("upper80")
+    reach = "more than 300" if low is None else f"{low}" if low == high else f"{low} to {high or 'more than 300'}"
+    yield (
+        f"{given}: power {row['power']:.2f} at {row['replicates']} replicates{found}; 80 % at the smallest effect of "
+        f"interest takes {reach} replicates"
+    )
+    for point in row["curve"] if len(row["curve"]) > 2 else []:
+        likely = ", ".join(f"{code} {share:.2f}" for code, share in point["verdicts"].items() if share >= 0.005)
+        yield f"  true effect {point['effect']:g}: {likely}; {point['blocks']:.1f} blocks on average"
 
 
 class Board:

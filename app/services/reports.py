@@ -120,6 +120,22 @@ def gather(
     )
 
 
+def pilot_scores(session: Session, experiment_id: str, analysis: AnalysisSpec) -> list[list[float]]:
+    """Return the primary scores of an earlier experiment: one row a complete block, one column an arm, NaN a failure.
+
+    Raises:
+        NotFoundError: no such experiment.
+    """
+    experiment = existing(session, experiment_id)
+    found = _gather(session, experiment, analysis, _ended_blocks(experiments.blocks(session, experiment_id), None))
+    rows: dict[int, list[float]] = {}
+    for row in _scores(found, analysis):
+        if row.metric == analysis.primary.metric and (row.status == "failed" or row.raw is not None):
+            value = math.nan if row.status == "failed" or row.raw is None else row.raw
+            rows.setdefault(row.replicate, []).append(value if math.isfinite(value) else math.nan)
+    return [rows[r] for r in sorted(rows) if len(rows[r]) == len(found.arms)]
+
+
 def _ended_blocks(rows: Sequence[BlockRow], num_blocks: int | None) -> dict[int, str]:
     """Return {replicate: block id}: the newest succeeded generation, else the newest that ended."""
     chosen: dict[int, BlockRow] = {}

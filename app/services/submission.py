@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -13,6 +13,7 @@ from app.services import catalog, grown_grafts
 from app.services.audit import record
 from app.services.context import Actor, Context
 from app.services.placement import Fit, Need, fit
+from app.services.reports import pilot_scores
 from app.services.scheduling import worker_view
 from app.services.steering import existing, owned
 from app.store import experiments, scheduling, workers
@@ -22,25 +23,30 @@ from app.store.experiments import NewBlock
 from app.store.rows import ExperimentRow
 from lockstep.spec import rules
 from lockstep.spec.analysis import estimand_reason
-from lockstep.spec.analysis_rules import analysis_hash, power_table, seed_problems
+from lockstep.spec.analysis_rules import analysis_hash, seed_problems
 from lockstep.spec.arms import ResolvedArm
 from lockstep.spec.defaults import complete
 from lockstep.spec.families import family_of
 from lockstep.spec.plan import Plan, as_document, make_plan
+from lockstep.spec.power import power_table
 from lockstep.spec.presets import merge
 from lockstep.spec.problems import InvalidSpecError, Problem
 from lockstep.spec.resolve import ResolvedSpec, parse
 from lockstep.spec.rules import Registered
 from lockstep.status import BlockStatus, Desired
 
+#: Fewest complete blocks that a pilot must have.
+_LEAST_PILOT = 3
+
 
 @dataclass(frozen=True)
 class Checked:
-    """A specification that may be submitted, with its warnings."""
+    """A specification that may be submitted, with its warnings, and the pilot's scores that it names."""
 
     resolved: ResolvedSpec
     warnings: list[str]
     registered: Registered
+    pilot: list[list[float]] | None
 
 
 def check(ctx: Context, raw: Mapping[str, Any]) -> Checked:
@@ -61,11 +67,14 @@ def check(ctx: Context, raw: Mapping[str, Any]) -> Checked:
         registered = Registered(rewards, environments, tasks)
         tuning = experiments.seeds_of(session, resolved.spec.experiment.tuning)
     resolved = complete(resolved, registered)
+    with ctx.store.read() as session:
+        pilot = _pilot(session, resolved)
     problems, warnings = rules.check(resolved, registered)
     problems.extend(_tuning_problems(resolved, tuning))
+    problems.extend(_pilot_problems(pilot, resolved))
     if problems:
         raise _invalid(problems)
-    return Checked(resolved, warnings, registered)
+    return Checked(resolved, warnings, registered, pilot)
 
 
 def _with_copies(session: Session, raw: Mapping[str, Any], resolved: ResolvedSpec) -> ResolvedSpec:
@@ -101,6 +110,28 @@ def _tuning_problems(resolved: ResolvedSpec, seeds: Mapping[str, int]) -> list[P
     return found
 
 
+def _pilot(session: Session, resolved: ResolvedSpec) -> list[list[float]] | None:
+    """Return the scores that the power is planned with, none where the pilot is unknown or has not ended."""
+    analysis = resolved.spec.analysis
+    if analysis is None or analysis.pilot is None:
+        return None
+    experiment = experiments.get(session, analysis.pilot.experiment)
+    if experiment is None or experiment.finished_at is None:
+        return []
+    return pilot_scores(session, experiment.id, analysis)
+
+
+def _pilot_problems(pilot: list[list[float]] | None, resolved: ResolvedSpec) -> list[Problem]:
+    analysis = resolved.spec.analysis
+    if pilot is None or analysis is None or analysis.pilot is None or len(pilot) >= _LEAST_PILOT:
+        return []
+    message = (
+        f"experiment {analysis.pilot.experiment!r} has {len(pilot)} complete blocks of {analysis.primary.metric}; a "
+        f"pilot is an experiment that has ended with at least {_LEAST_PILOT}"
+    )
+    return [Problem("/analysis/pilot/experiment", "E_PILOT", message, "name such an experiment, or give pilot_sd")]
+
+
 def plan(ctx: Context, raw: Mapping[str, Any]) -> dict[str, Any]:
     """Return what a submission would do; writes nothing."""
     checked = check(ctx, raw)
@@ -124,7 +155,7 @@ def plan(ctx: Context, raw: Mapping[str, Any]) -> dict[str, Any]:
         "spec_hash": resolved.hash,
         "arms": [_arm_document(arm) for arm in resolved.arms],
         "quantity": _quantity(resolved),
-        "power": _power(resolved),
+        "power": _power(resolved, checked.pilot),
     }
 
 
@@ -151,20 +182,12 @@ def _quantity(resolved: ResolvedSpec) -> str | None:
     return None if analysis is None or analysis.inference == "none" else estimand_reason(analysis)
 
 
-def _power(resolved: ResolvedSpec) -> list[dict[str, Any]]:
+def _power(resolved: ResolvedSpec, pilot: list[list[float]] | None) -> list[dict[str, Any]]:
     analysis = resolved.spec.analysis
     if analysis is None or analysis.inference == "none":
         return []
-    return [
-        {
-            "sd": row.sd,
-            "replicates": row.replicates,
-            "level": row.level,
-            "power": row.power,
-            "minimum_detectable": row.minimum_detectable,
-        }
-        for row in power_table(analysis, len(resolved.arms))
-    ]
+    rows = [asdict(row) for row in power_table(analysis, len(resolved.arms), pilot=pilot)]
+    return [row | {"curve": [point | {"verdicts": dict(point["verdicts"])} for point in row["curve"]]} for row in rows]
 
 
 def _arm_document(arm: ResolvedArm) -> dict[str, Any]:

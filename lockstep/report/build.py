@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 import scipy
 
-from lockstep.report.clock import Clock, cancelled_blocks, finished_blocks
+from lockstep.report.clock import Clock, cancelled_blocks, finished_blocks, is_extendable
 from lockstep.report.comparisons import comparison, early_stop_row, quantity_row
 from lockstep.report.csv import scores_csv
 from lockstep.report.curves import curve_plot, curve_test, time_to_threshold
@@ -47,10 +47,10 @@ from lockstep.report.words.sentences import decisive_pair
 from lockstep.spec.analysis import analysis_hash
 from lockstep.stats.estimands import bimodal_arms
 from lockstep.stats.failures import Sensitivity, analyse_with_sensitivity
-from lockstep.stats.planning import ReplicatesNeeded
+from lockstep.stats.power import Needed
 from lockstep.stats.registered import Design, registered_test
 from lockstep.stats.scores import usable
-from lockstep.stats.verdict import ExperimentResult, PairResult
+from lockstep.stats.verdict import INCONCLUSIVE, ExperimentResult, PairResult
 
 SCHEMA = 2
 
@@ -71,7 +71,9 @@ class _Analysis:
         self.sensitivity: Sensitivity = self.stand.sensitivity
         self.decisive = decisive_pair(self.result)
         self.guardrails = guardrail_rows(inputs, self.scores, self.result, self.clock)
-        self.more: ReplicatesNeeded | None = replicates_more(self.decisive, self.design, inputs.analysis.alpha)
+        self.more: Needed | None = None
+        if self.result.verdict == INCONCLUSIVE and self.result.reason is None and self.design.inference == "full":
+            self.more = replicates_more(self.decisive, self.result, inputs.analysis, self.design)
 
     def judged(self, pair: PairResult) -> bool:
         """Return whether a comparison carries a verdict of its own: it was asked for, not one of many of a winner."""
@@ -117,7 +119,7 @@ def build_report(inputs: ReportInputs) -> dict[str, Any]:
         "leave_one_out": leave_one_out_row(found.decisive, design),
         "integrity": _integrity(found.gates),
         "aa": _calibration(found),
-        "more": _more(found.more),
+        "more": _more(found),
         "bayes": bayes_panel(result, design, found.scores) if inputs.analysis.bayes_panel else None,
         "training": training_rows(inputs),
         "xeval": cross_scores(inputs),
@@ -219,10 +221,13 @@ def _complete(found: _Analysis) -> int:
     return int(min(arm.values.size for arm in found.result.arms))
 
 
-def _more(more: ReplicatesNeeded | None) -> dict[str, Any] | None:
-    if more is None:
+def _more(found: _Analysis) -> dict[str, Any] | None:
+    if found.more is None:
         return None
-    return {"N_plugin": more.plugin, "N_upper80": more.upper80, "more": list(more.more)}
+    low, high = found.more.plugin, found.more.upper80
+    seen = found.clock.complete
+    more = [None if n is None else max(0, n - seen) for n in (low, high)]
+    return {"N_plugin": low, "N_upper80": high, "more": more, "extendable": is_extendable(found.inputs, found.clock)}
 
 
 def _overrun(found: _Analysis) -> dict[str, Any] | None:

@@ -79,6 +79,12 @@ def cancelled_blocks(inputs: ReportInputs) -> tuple[int, ...]:
     return tuple(sorted({row.replicate for row in inputs.scores if row.status == "lost" and row.cause == "user"}))
 
 
+def is_extendable(inputs: ReportInputs, clock: Clock) -> bool:
+    """Return whether more blocks may still join the registered analysis: any number, or up to a further look."""
+    mode = inputs.analysis.looks.mode
+    return mode == "anytime" or (mode == "planned" and (clock.look or 0) < clock.num_looks)
+
+
 def _single(inputs: ReportInputs, seen: Sequence[int], complete: Sequence[int]) -> Clock:
     alpha, planned = inputs.analysis.alpha, planned_blocks(inputs)
     anytime = inputs.analysis.looks.mode == "anytime"

@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lockstep.report.clock import Clock, cancelled_blocks, planned_blocks
+from lockstep.report.clock import Clock, cancelled_blocks, is_extendable, planned_blocks
 from lockstep.report.comparisons import early_stop_row
 from lockstep.report.gates import Gate
 from lockstep.report.inputs import MetricScores, ReportInputs
@@ -21,7 +21,7 @@ from lockstep.report.words.sentences import WINNER_WITH_HARM, Doubt, VerdictFact
 from lockstep.spec.metrics import is_reward_dependent
 from lockstep.stats.estimands import Contradiction, contradictions
 from lockstep.stats.failures import HARM, UNPROVEN
-from lockstep.stats.planning import ReplicatesNeeded
+from lockstep.stats.power import Needed
 from lockstep.stats.registered import Design, as_estimand, registered_test, uses_unpaired_test
 from lockstep.stats.verdict import (
     IDENTICAL_RUNS,
@@ -60,7 +60,7 @@ class Finding:
     gates: tuple[Gate, ...]
     stand: Judged
     guardrails: Sequence[Mapping[str, Any]]
-    more: ReplicatesNeeded | None
+    more: Needed | None
 
     @property
     def clock(self) -> Clock:
@@ -130,6 +130,7 @@ def headline(finding: Finding) -> dict[str, Any]:
                 spread=nondeterminism(result) if reason == "AA_DIFFERS" else None,
                 doubts=doubts(finding) if shown else (),
                 clock=finding.clock,
+                extendable=is_extendable(inputs, finding.clock),
                 early=tuple(row for p in result.pairs if (row := early_stop_row(inputs, finding.clock, p)) is not None),
             )
         ),

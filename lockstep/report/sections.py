@@ -19,6 +19,8 @@ from lockstep.report.clock import Clock
 from lockstep.report.inputs import CrossScore, MetricScores, ReportInputs, design_of
 from lockstep.report.numbers import ends, number
 from lockstep.report.staged import visible_scores
+from lockstep.spec.analysis import AnalysisSpec
+from lockstep.spec.power import plan_of
 from lockstep.stats.companions import (
     MIN_REPLICATES,
     best_arm,
@@ -33,9 +35,9 @@ from lockstep.stats.companions import (
 from lockstep.stats.companions import paired_t as one_sample_t
 from lockstep.stats.failures import Margin, failure_guardrail, guardrail
 from lockstep.stats.multiplicity import benjamini_hochberg, dunnett_test, tukey
-from lockstep.stats.planning import Goal, ReplicatesNeeded, replicates_needed
+from lockstep.stats.power import Needed, Scenario, needed
 from lockstep.stats.registered import Design, anytime_differences, paired_differences, registered_test, wager_of
-from lockstep.stats.results import pooled_sd, scaled, sd
+from lockstep.stats.results import scaled, sd
 from lockstep.stats.scores import ArmScores, FlooredArm, resolve_floor, usable
 from lockstep.stats.shares import clopper_pearson, fisher
 from lockstep.stats.verdict import ExperimentResult, PairResult, location
@@ -183,19 +185,24 @@ def omnibus(result: ExperimentResult, design: Design) -> dict[str, Any] | None:
     return found
 
 
-def replicates_more(pair: PairResult | None, design: Design, alpha: float) -> ReplicatesNeeded | None:
-    """Return how many replicates would resolve the smallest effect of interest; None if unknown."""
-    if pair is None or design.sesoi is None or min(pair.a.values.size, pair.b.values.size) < 3:
+def replicates_more(
+    pair: PairResult | None, result: ExperimentResult, analysis: AnalysisSpec, design: Design
+) -> Needed | None:
+    """Return how many replicates in all find the smallest effect of interest with 80 % power; None if unknown.
+
+    The registered rule is simulated on the scores of the deciding comparison: their spread, shape and failures, not
+    the difference that was seen.
+    """
+    few = pair is None or min(pair.a.values.size, pair.b.values.size) < 3
+    if pair is None or few or design.sesoi is None or analysis.estimand == "p_superiority":
         return None
-    goal = Goal(design.sesoi, design.paired, design.estimand, alpha)
-    return replicates_needed(min(pair.a.values.size, pair.b.values.size), spread(pair, design), goal)
-
-
-def spread(pair: PairResult, design: Design) -> float:
-    """Return the SD of paired differences, or the pooled SD within arms."""
-    if design.paired:
-        return sd(paired_differences(pair.a, pair.b))
-    return pooled_sd(pair.a.values, pair.b.values)
+    size = min(pair.a.values.size, pair.b.values.size)
+    scores = np.array([np.where(np.isfinite(arm.ranked), arm.ranked, np.nan)[:size] for arm in (pair.a, pair.b)])
+    if not np.isfinite(scores).any(axis=1).all():
+        return None
+    scenario = Scenario(pilot=tuple(tuple(float(v) for v in row) for row in scores.T))
+    plan = plan_of(analysis, len(result.arms))
+    return needed(plan, scenario, analysis.analysis_seed, size)
 
 
 def pair_correlation(arms: Sequence[FlooredArm]) -> float | None:

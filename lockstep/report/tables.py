@@ -405,9 +405,11 @@ def p_cell(p: float | None) -> str:
 
 def _needed_text(more: Mapping[str, Any] | None) -> str:
     if more is None:
-        return "cannot be estimated"
-    low, high = more["more"]
-    return f"about {more['N_plugin']} to {more['N_upper80']} in all, {low} to {high} more"
+        return "not estimated"
+    low, high = more["N_plugin"], more["N_upper80"]
+    if low is None:
+        return "more than can be proposed"
+    return f"about {low} to {high} in all" if high is not None else f"about {low} or more in all"
 
 
 def _difference_row(c: Mapping[str, Any]) -> tuple[str, ...]:

@@ -108,6 +108,12 @@ class CurveTest(_Strict):
     )
 
 
+class Pilot(_Strict):
+    """Where scores for planning come from; they never enter the analysis."""
+
+    experiment: str = Field(min_length=1, max_length=60, description="Id of an experiment that has ended")
+
+
 class AnalysisSpec(_Strict):
     """The registered analysis (statistics.md 2)."""
 
@@ -152,6 +158,11 @@ class AnalysisSpec(_Strict):
     bayes_panel: bool = Field(False, description="Show the reference posterior; never the verdict")
     analysis_seed: int = Field(0, ge=0, le=2**63 - 1, description="Seed of every resampling in the analysis")
     pilot_sd: float | None = Field(None, gt=0, allow_inf_nan=False, description="SD from a pilot, raw units; warns")
+    pilot: Pilot | None = Field(
+        None,
+        exclude_if=lambda value: value is None,
+        description="Earlier experiment whose scores of the primary metric the power of this one is planned with",
+    )
     tuning_effort: dict[str, int] | None = Field(None, description="Declared tuning trials per arm; only warns")
 
 

@@ -15,9 +15,9 @@ from pydantic import ValidationError
 
 from lockstep.spec.analysis import AnalysisSpec, analysis_hash, complete_analysis, default_analysis, reach_of
 from lockstep.spec.metrics import find_metric, is_reward_dependent, primary_candidates
+from lockstep.spec.power import expected_power, level_to_beat, num_tests
 from lockstep.spec.problems import Problem, pointer
 from lockstep.stats.exact import min_p, smallest_n, smallest_n_anytime, within
-from lockstep.stats.planning import Goal, expected_power, minimum_detectable
 from lockstep.stats.sequential import look_levels
 
 __all__ = [
@@ -27,7 +27,6 @@ __all__ = [
     "default_analysis",
     "level_to_beat",
     "num_tests",
-    "power_table",
     "problems_from_validation_error",
     "seed_problems",
     "validate_analysis",
@@ -40,17 +39,6 @@ class _Facts:
     replicates: int
     arms_differ_in_reward: bool
     env_kind: str
-
-
-@dataclass(frozen=True)
-class PowerRow:
-    """Expected power at the smallest effect of interest under one assumed SD (raw units)."""
-
-    sd: float
-    replicates: int
-    level: float
-    power: float | None
-    minimum_detectable: float | None
 
 
 def validate_analysis(
@@ -103,37 +91,6 @@ def seed_problems(
     return found
 
 
-def level_to_beat(analysis: AnalysisSpec, num_arms: int) -> float:
-    """Return the level that the decisive exact test must reach at the last look."""
-    base = analysis.alpha
-    if analysis.looks.mode == "planned":
-        base = look_levels(analysis.looks.at, analysis.looks.boundary, analysis.alpha)[-1]
-    return base / num_tests(analysis, num_arms)
-
-
-def num_tests(analysis: AnalysisSpec, num_arms: int) -> int:
-    """Return by how many comparisons the level is divided (1 for the winner rule and max-T)."""
-    if analysis.comparisons == "winner":
-        return 1
-    if analysis.comparisons == "vs_control":
-        return max(1, num_arms - 1)
-    max_t = analysis.pairwise_adjust == "max_t" or (analysis.pairwise_adjust == "auto" and num_arms == 3)
-    return 1 if max_t and analysis.paired else num_arms * (num_arms - 1) // 2
-
-
-def power_table(analysis: AnalysisSpec, num_arms: int, sds: Sequence[float] | None = None) -> tuple[PowerRow, ...]:
-    """Return expected power and minimum detectable effect over assumed SDs, for the dry-run plan.
-
-    ``sds``: raw units, of paired differences when paired, within an arm otherwise. Default: around
-    the pilot SD when one is registered, else .5, 1 and 2 times the smallest effect of interest.
-    """
-    if sds is None:
-        centre = analysis.pilot_sd or analysis.sesoi
-        sds = () if centre is None else tuple(centre * f for f in (0.5, 1.0, 2.0))
-    n = analysis.replicates.max or analysis.replicates.planned or 1
-    return tuple(_power_row(analysis, num_arms, n, sd) for sd in sds)
-
-
 def problems_from_validation_error(error: ValidationError, prefix: str = "/analysis") -> tuple[Problem, ...]:
     """Translate pydantic's field errors into problems with the codes of statistics.md 2.1."""
     return tuple(
@@ -145,15 +102,6 @@ def problems_from_validation_error(error: ValidationError, prefix: str = "/analy
         )
         for item in error.errors(include_url=False)
     )
-
-
-def _power_row(analysis: AnalysisSpec, num_arms: int, n: int, sd: float) -> PowerRow:
-    level = level_to_beat(analysis, num_arms)
-    reachable = n >= 2 and within(min_p(analysis.paired, n), level)
-    goal = Goal(analysis.sesoi or 0.0, analysis.paired, analysis.estimand, level)
-    power = expected_power(goal, sd, n) if analysis.sesoi and reachable else None
-    found = minimum_detectable(goal, sd, n) if reachable else None
-    return PowerRow(sd, n, level, power, None if analysis.estimand == "p_superiority" else found)
 
 
 def _metric_problems(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]:
@@ -363,9 +311,9 @@ def _power_warnings(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]:
         return
     if not isfinite(analysis.sesoi) or analysis.sesoi <= 0:
         return
-    row = power_table(analysis, len(facts.labels), [analysis.pilot_sd])[0]
-    if row.power is not None and row.power < 0.5:
-        message = f"expected power at {analysis.sesoi:g} is {row.power:.2f} with the pilot SD {analysis.pilot_sd:g}"
+    found = expected_power(analysis, len(facts.labels), analysis.pilot_sd)
+    if found is not None and found < 0.5:
+        message = f"expected power at {analysis.sesoi:g} is {found:.2f} with the pilot SD {analysis.pilot_sd:g}"
         yield _found("W_LOW_POWER", "/analysis/replicates/max", message, "plan more replicates or a larger sesoi")
 
 

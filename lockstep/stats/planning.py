@@ -1,8 +1,8 @@
-"""Power and numbers of replicates, never from an observed effect.
+"""Sample sizes by formula, for orientation and as where a search by simulation begins; never from an observed effect.
 
-Two-sided t tests at a level; the alternative is a shift of ``delta`` raw units against an
-assumed or bounded SD (of paired differences, or within an arm when unpaired). Rank estimands
-use the asymptotic relative efficiency .955 of Wilcoxon tests under normality.
+What a registered design finds is simulated in ``power``. Two-sided t tests at a level; the alternative is a shift of
+``delta`` raw units against an assumed or bounded SD (of paired differences, or within an arm when unpaired). Rank
+estimands use the asymptotic relative efficiency .955 of Wilcoxon tests under normality.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil, isnan, sqrt
 
-from scipy.optimize import brentq
 from scipy.stats import chi2, nct, norm, t
 
 from lockstep.stats.exact import smallest_n
@@ -90,26 +89,6 @@ def replicates_needed(n_now: int, sd: float, goal: Goal) -> ReplicatesNeeded | N
     plugin = max(floor, _needed(sd, goal))
     bound = max(floor, _needed(sd * sd_inflation(n_now), goal))
     return ReplicatesNeeded(plugin, bound, (max(0, plugin - n_now), max(0, bound - n_now)))
-
-
-def expected_power(goal: Goal, sd: float, n: int) -> float:
-    """Return the approximate power at ``goal.delta`` with n replicates per arm and an assumed SD."""
-    if n < 2:
-        return 0.0
-    effect = _standardised(goal.delta, sd, goal.estimand)
-    return t_power(effect, max(2.0, n * _efficiency(goal.estimand)), goal.paired, goal.alpha)
-
-
-def minimum_detectable(goal: Goal, sd: float, n: int) -> float | None:
-    """Return the shift (raw units) found with the goal's power by n replicates; None for n < 2."""
-    if n < 2:
-        return None
-    effective = max(2.0, n * _efficiency(goal.estimand))
-
-    def lack(effect: float) -> float:
-        return t_power(effect, effective, goal.paired, goal.alpha) - goal.power
-
-    return float(brentq(lack, 1e-6, 200.0)) * sd
 
 
 def _efficiency(estimand: str) -> float:

@@ -213,11 +213,20 @@ class Wager:
         if self.reach is None:
             raise ValueError("e_value betting needs a metric with two bounds, or estimand learned")
         # a metric that broke its own bounds shows how far they really are
-        return _betting_paths(d, thetas, max(self.reach, float(np.abs(d).max(initial=0.0))))
+        return _betting_paths(d[None, :], thetas, max(self.reach, float(np.abs(d).max(initial=0.0))))
 
     def path(self, d: ArrayLike) -> Floats:
         """Return E_1..E_n of the differences as they are."""
         return np.asarray(self.paths(as_floats(d, "d"), np.zeros(1))[0])
+
+    def largest(self, d: Floats, theta: float) -> Floats:
+        """Return the largest E of d - theta for every row of d, shape (experiments, n)."""
+        if self.kind == "sign":
+            return np.asarray(_sign_rows(d - theta, KAPPAS).max(axis=1))
+        if self.kind == "t":
+            return np.asarray(_t_rows(d, theta).max(axis=1))
+        reach = max(self.reach or 0.0, float(np.abs(d).max(initial=0.0)))
+        return np.asarray(_betting_paths(d, np.full(len(d), theta), reach).max(axis=1))
 
     def interval(self, d: ArrayLike, level: float) -> Interval | None:
         """Return the smallest interval holding every theta that no block has rejected at 1/level, or None.
@@ -264,12 +273,15 @@ def _edge(accepted: Callable[[Floats], NDArray[np.bool_]], grid: Floats, at: int
 
 
 def _sign_paths(d: Floats, thetas: Floats, kappas: Sequence[float]) -> Floats:
-    moved = d[None, :] - thetas[:, None]
+    return _sign_rows(d[None, :] - thetas[:, None], kappas)
+
+
+def _sign_rows(moved: Floats, kappas: Sequence[float]) -> Floats:
     largest = np.abs(moved).max(axis=1, keepdims=True)
     moved = np.where(np.abs(moved) <= TIE * largest, 0.0, moved)
     # in units of the largest: squares of scores must not overflow
     moved = np.divide(moved, largest, out=np.zeros_like(moved), where=largest > 0)
-    rms = np.sqrt(np.cumsum(moved**2, axis=1) / np.arange(1, d.size + 1))
+    rms = np.sqrt(np.cumsum(moved**2, axis=1) / np.arange(1, moved.shape[1] + 1))
     # factor 1 +/- sign(d_i) tanh(kappa |d_i| / rms_i); d_i = 0 contributes 1
     steps = np.divide(moved, rms, out=np.zeros_like(moved), where=rms > 0)
     bets = np.tanh(np.asarray(kappas)[:, None, None] * steps[None])
@@ -287,6 +299,17 @@ def _t_paths(d: Floats, thetas: Floats) -> Floats:
     return _t_evalues(np.broadcast_to(sizes, t.shape), t)
 
 
+def _t_rows(d: Floats, theta: float) -> Floats:
+    """Return E_1..E_n for every row of d - theta."""
+    sizes = np.arange(1.0, d.shape[1] + 1)
+    centre = d.mean(axis=1, keepdims=True)
+    sums, squares = np.cumsum(d - centre, axis=1), np.cumsum((d - centre) ** 2, axis=1)
+    with np.errstate(divide="ignore", invalid="ignore"):
+        errors = np.sqrt(np.maximum(squares - sums**2 / sizes, 0.0) / (sizes - 1) / sizes)
+        t = np.abs(sums / sizes + centre - theta) / errors
+    return _t_evalues(np.broadcast_to(sizes, t.shape), np.nan_to_num(t, nan=0.0, posinf=np.inf))
+
+
 def _t_evalues(n: Floats, t: Floats, g: float = 1.0) -> Floats:
     nu = np.maximum(n - 1, 1.0)
     square = np.where(np.isinf(t), 0.0, t) ** 2
@@ -299,11 +322,11 @@ def _t_evalues(n: Floats, t: Floats, g: float = 1.0) -> Floats:
 def _betting_paths(d: Floats, thetas: Floats, reach: float) -> Floats:
     """Return the hedged capital (K+ + K-)/2 of bets that the mean is above or below theta."""
     x, m = (d / reach + 1) / 2, ((thetas / reach + 1) / 2)[:, None]
-    steps = np.arange(1.0, x.size + 1)
+    steps = np.arange(1.0, x.shape[1] + 1)
     # predictable plug-in: bet i knows blocks 1..i-1 only, with a prior block of mean 1/2 and variance 1/4
-    mean = (0.5 + np.cumsum(x)) / (steps + 1)
-    variance = (0.25 + np.cumsum((x - mean) ** 2)) / (steps + 1)
-    known = np.concatenate([[0.25], variance[:-1]])
+    mean = (0.5 + np.cumsum(x, axis=1)) / (steps + 1)
+    variance = (0.25 + np.cumsum((x - mean) ** 2, axis=1)) / (steps + 1)
+    known = np.concatenate([np.full((len(x), 1), 0.25), variance[:, :-1]], axis=1)
     bets = np.sqrt(2 * log(2 / _BET_LEVEL) / (known * steps * np.log(steps + 1)))
     inside = (m > 0) & (m < 1)
     safe = np.where(inside, m, 0.5)

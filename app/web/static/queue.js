@@ -49,6 +49,18 @@ function cursorIsFirst() {
   return node("experiments").tBodies[0].rows.length <= 50;
 }
 
+function powerLines(row_) {
+  const given = row_.sd === null ? `with the pilot's ${row_.pilot_size} blocks` : `if the SD is ${row_.sd}`;
+  if (row_.power === null) return [`${given}: ${row_.replicates} replicates cannot reach the level`];
+  const need = row_.needed && row_.needed.plugin ? `${row_.needed.plugin} to ${row_.needed.upper80 || "more than 300"}` : "more than 300";
+  const lines = [`${given}: power ${row_.power.toFixed(2)} at ${row_.replicates} replicates; 80 % takes ${need}`];
+  for (const point of row_.curve) {
+    const bar = "#".repeat(Math.round(30 * point.power)).padEnd(30, ".");
+    lines.push(`  true effect ${String(point.effect).padEnd(8)} ${bar} named better in ${Math.round(100 * point.power)} %`);
+  }
+  return lines;
+}
+
 async function plan() {
   const result = node("plan-result");
   try {
@@ -57,7 +69,7 @@ async function plan() {
     if (found.seconds_estimate) lines.push(`about ${Math.round(found.seconds_estimate)} s with the workers registered now`);
     if (found.waits) lines.push(`would wait: ${found.waits.text}`);
     if (found.quantity) lines.push(found.quantity);
-    for (const row_ of found.power) lines.push(`if the SD is ${row_.sd}: power ${row_.power === null ? "unknown" : row_.power.toFixed(2)}`);
+    for (const row_ of found.power) lines.push(...powerLines(row_));
     result.textContent = [...lines, ...found.warnings.map((warning) => `warning: ${warning}`), `hash ${found.spec_hash}`].join("\n");
   } catch (error) { result.textContent = error.message; }
   result.hidden = false;

@@ -14,7 +14,7 @@ from lockstep.report.clock import Clock
 from lockstep.report.numbers import difference_unit, exact, joined, p_text, percent, plain, signed
 from lockstep.spec.analysis import AnalysisSpec
 from lockstep.stats.estimands import Contradiction
-from lockstep.stats.planning import ReplicatesNeeded
+from lockstep.stats.power import MOST, Needed
 from lockstep.stats.results import Interval
 from lockstep.stats.verdict import (
     DIFFERENT_BUT_NEGLIGIBLE,
@@ -51,7 +51,7 @@ class VerdictFacts:
     result: ExperimentResult
     analysis: AnalysisSpec
     level: float
-    more: ReplicatesNeeded | None
+    more: Needed | None
     hours_per_block: float | None
     void_detail: str
     lost: str = ""
@@ -60,6 +60,7 @@ class VerdictFacts:
     spread: Mapping[str, float | None] | None = None
     doubts: tuple[Doubt, ...] = ()
     clock: Clock | None = None
+    extendable: bool = False
     early: Sequence[Mapping[str, Any]] = ()
 
     @property
@@ -316,19 +317,32 @@ def _inconclusive(facts: VerdictFacts) -> str:
 
 
 def _more_text(facts: VerdictFacts) -> str:
-    if facts.reason == "FLOOR_SENSITIVE":
+    """Return how many replicates would do, as an extension only where the plan allows one."""
+    if facts.reason == "FLOOR_SENSITIVE" or facts.clock is None:
         return ""
+    looks = facts.clock.num_looks if facts.analysis.looks.mode == "planned" else 0
+    if looks and facts.extendable:
+        return f" The next registered look is after {facts.analysis.looks.at[facts.clock.look or 0]} complete blocks."
     if facts.more is None:
-        return " How many more replicates are needed cannot be estimated; plan at least the floor."
-    low, high = facts.more.more
-    if high == 0:
+        return " How many replicates are needed cannot be estimated from these."
+    low, high = facts.more.plugin, facts.more.upper80
+    if low is None:
+        return f" Even {MOST} replicates would not find {facts.sesoi} with 80 % power."
+    seen = facts.clock.complete if facts.extendable else 0
+    if low <= seen:
+        return f" With this many replicates {facts.sesoi} is found with 80 % power."
+    span = f"{low - seen} or more" if high is None else range_text(low - seen, high - seen)
+    hours = _hours(facts, [low - seen] if high is None else [low - seen, high - seen])
+    if facts.extendable:
+        return f" About {span} more replicates{hours} would find {facts.sesoi} with 80 % power."
+    return f" A new experiment with about {span} replicates{hours} would find {facts.sesoi} with 80 % power."
+
+
+def _hours(facts: VerdictFacts, counts: Sequence[int]) -> str:
+    if not facts.hours_per_block:
         return ""
-    hours = ""
-    if facts.hours_per_block:
-        span = [plain(facts.hours_per_block * count, 2) for count in (low, high)]
-        hours = f" ({'-'.join(dict.fromkeys(span))} device-hours)"
-    count = range_text(low, high)
-    return f" About {count} more replicates{hours} would resolve {facts.sesoi} with 80 % power."
+    span = [plain(facts.hours_per_block * count, 2) for count in counts]
+    return f" ({'-'.join(dict.fromkeys(span))} device-hours)"
 
 
 def _doubt(facts: VerdictFacts, doubt: Doubt) -> str:

@@ -118,8 +118,10 @@ def test_verdict_inconclusive_says_how_many_more_with_device_hours() -> None:
     found = verdict({"a": [60.0, 66.0, 62.0, 69.0, 61.0, 65.0], "b": [61.0, 62.0, 64.0, 63.0, 60.0, 66.0]})
     assert found["code"] == "INCONCLUSIVE"
     assert "Not settled: CI " in found["sentence"]
-    assert "more replicates (" in found["sentence"]
-    assert "device-hours) would resolve 2 pp with 80 % power." in found["sentence"]
+    # the plan was one analysis, and it is made: nothing can be added to it
+    assert "A new experiment with about" in found["sentence"]
+    assert "more replicates" not in found["sentence"]
+    assert "device-hours) would find 2 pp with 80 % power." in found["sentence"]
 
 
 def test_verdict_one_replicate_compares_two_runs() -> None:

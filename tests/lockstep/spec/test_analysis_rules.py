@@ -15,7 +15,6 @@ from lockstep.spec.analysis_rules import (
     complete_analysis,
     default_analysis,
     level_to_beat,
-    power_table,
     problems_from_validation_error,
     seed_problems,
     validate_analysis,
@@ -306,23 +305,6 @@ def test_level_to_beat_follows_comparisons_and_looks() -> None:
     assert level_to_beat(complete(GOOD | {"comparisons": "vs_control", "control": "a"}), 3) == 0.025
     planned = complete(GOOD | {"looks": {"mode": "planned", "at": [7, 14, 20]}}, 20)
     assert level_to_beat(planned, 2) == pytest.approx(0.02208, abs=1e-4)
-
-
-def test_power_table_power_falls_with_sd_and_detectable_effect_grows() -> None:
-    rows = power_table(complete(GOOD, 10), 2)
-    assert [row.sd for row in rows] == [1.0, 2.0, 4.0]
-    powers = [row.power for row in rows if row.power is not None]
-    assert len(powers) == 3
-    assert powers == sorted(powers, reverse=True)
-    assert powers[1] == pytest.approx(0.80, abs=0.02)
-    effects = [row.minimum_detectable for row in rows if row.minimum_detectable is not None]
-    assert effects == sorted(effects)
-    assert effects[1] / effects[0] == pytest.approx(2.0)
-
-
-def test_power_table_single_replicate_has_no_power() -> None:
-    rows = power_table(complete(GOOD, 1), 2, [1.0])
-    assert (rows[0].power, rows[0].minimum_detectable) == (None, None)
 
 
 def test_metrics_registry_is_consistent() -> None:

@@ -168,6 +168,14 @@ def test_betting_needs_bounds_and_widens_those_that_scores_break() -> None:
     assert 0 < interval.low < 0.9 < interval.high <= 1.0
 
 
+@pytest.mark.parametrize("kind", ["sign", "t", "betting"])
+def test_many_experiments_at_once_give_what_each_gives_alone(kind: str) -> None:
+    d = np.random.default_rng(1).normal(size=(5, 9))
+    wager = Wager(kind, 4.0)
+    alone = [wager.paths(row, np.array([0.3])).max() for row in d]
+    assert wager.largest(d, 0.3).tolist() == pytest.approx(alone)
+
+
 def test_what_a_block_rejected_stays_rejected() -> None:
     d = np.concatenate([np.random.default_rng(6).normal(size=12) + 2, np.full(4, -9.0)])
     early, late = Wager("sign").interval(d[:12], 0.05), Wager("sign").interval(d, 0.05)
