@@ -16,7 +16,7 @@ from scipy.special import stdtrit
 
 from lockstep.report.clock import Clock
 from lockstep.report.inputs import MetricScores, ReportInputs, direction_of
-from lockstep.report.numbers import number
+from lockstep.report.numbers import clipped, number
 from lockstep.stats.curves import curve_max_t, logrank, logrank_permutation, restricted_mean
 from lockstep.stats.registered import Design
 from lockstep.stats.results import sd
@@ -47,7 +47,9 @@ def curve_plot(inputs: ReportInputs, scores: MetricScores, clock: Clock) -> dict
         return None
     steps = sorted({step for curve in visible.values() for step in curve})
     arms = [
-        _arm_curves(label, [(r, c) for (a, r), c in sorted(visible.items()) if a == label], steps, clock.reached)
+        _arm_curves(
+            label, [(r, c) for (a, r), c in sorted(visible.items()) if a == label], steps, scores.metric, clock.reached
+        )
         for label in (arm.label for arm in inputs.arms)
     ]
     return {
@@ -131,13 +133,14 @@ def time_to_threshold(
 
 
 def _arm_curves(
-    label: str, runs: Sequence[tuple[int, Mapping[int, float | None]]], steps: Sequence[int], banded: bool
+    label: str, runs: Sequence[tuple[int, Mapping[int, float | None]]], steps: Sequence[int], metric: str, banded: bool
 ) -> dict[str, Any]:
     lines = [{"replicate": r, "values": [number(c.get(step)) for step in steps]} for r, c in runs]
     bands = [_band([number(c.get(step)) for _, c in runs]) for step in steps]
     mean, low, high = (list(part) for part in zip(*bands, strict=True))
     if not banded:
         low = high = [None] * len(steps)
+    low, high = ([None if v is None else (clipped([v], metric) or [v])[0] for v in ends] for ends in (low, high))
     return {"arm": label, "n": len(lines), "runs": lines, "mean": mean, "low": low, "high": high}
 
 

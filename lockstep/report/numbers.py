@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from math import floor, isfinite, log10
+from math import floor, inf, isfinite, log10
 
 from lockstep.spec.metrics import find_metric
 from lockstep.stats.results import Interval
@@ -29,7 +29,8 @@ def plain(value: float | None, digits: int = 3) -> str:
         return "n/a"
     if value == 0:
         return "0"
-    magnitude = floor(log10(abs(value)))
+    # of the rounded value: 9.999 and 10.00 have as many digits
+    magnitude = floor(log10(abs(float(f"{value:.{digits - 1}e}"))))
     if magnitude >= 6 or magnitude < -4:
         return f"{value:.{digits - 1}e}"
     return f"{value:.{max(0, digits - 1 - magnitude)}f}"
@@ -46,16 +47,17 @@ def signed(value: float | None, digits: int = 3) -> str:
     return f"+{text}" if value is not None and isfinite(value) and value > 0 else text
 
 
-def p_text(p: float | None) -> str:
-    """Return a p value without leading zero; never 0."""
+def p_text(p: float | None, alpha: float = 0.05) -> str:
+    """Return a p value without leading zero; never 0, and never rounded across ``alpha``."""
     if p is None:
         return "n/a"
     if p < 0.0001:
         return "< .0001"
     if p >= 0.9995:
         return "= 1"
-    text = f"{p:.4f}" if p < 0.01 else f"{p:.3f}"
-    return f"= {text.rstrip('0').lstrip('0') if p < 0.01 else text.lstrip('0')}"
+    fine = p < 0.01 or abs(p - alpha) < 0.0005
+    text = f"{p:.4f}" if fine else f"{p:.3f}"
+    return f"= {text.rstrip('0').lstrip('0') if fine else text.lstrip('0')}"
 
 
 def percent(level: float) -> str:
@@ -67,6 +69,16 @@ def unit_of(metric: str) -> str:
     """Return the unit of a score, empty when the metric is unknown."""
     known = find_metric(metric)
     return known.unit if known else ""
+
+
+def clipped(ends_: Sequence[float] | None, metric: str) -> list[float] | None:
+    """Return both ends of a range of scores (raw units), cut at the bounds of the metric."""
+    if ends_ is None:
+        return None
+    known = find_metric(metric)
+    low = -inf if known is None or known.lower is None else known.lower
+    high = inf if known is None or known.upper is None else known.upper
+    return [min(max(end, low), high) for end in ends_]
 
 
 def difference_unit(metric: str, estimand: str = "shift") -> str:

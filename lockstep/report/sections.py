@@ -17,7 +17,7 @@ from scipy.special import ndtri
 
 from lockstep.report.clock import Clock
 from lockstep.report.inputs import CrossScore, MetricScores, ReportInputs, design_of
-from lockstep.report.numbers import ends, number
+from lockstep.report.numbers import clipped, ends, number
 from lockstep.report.staged import visible_scores
 from lockstep.spec.analysis import AnalysisSpec
 from lockstep.spec.power import plan_of
@@ -27,16 +27,23 @@ from lockstep.stats.companions import (
     failure_probability,
     friedman,
     interquartile_mean,
-    leave_one_out,
     normal_factor,
     profile,
     reference_posterior,
 )
 from lockstep.stats.companions import paired_t as one_sample_t
+from lockstep.stats.exact import within
 from lockstep.stats.failures import Margin, failure_guardrail, guardrail
 from lockstep.stats.multiplicity import benjamini_hochberg, dunnett_test, tukey
 from lockstep.stats.power import Needed, Scenario, needed
-from lockstep.stats.registered import Design, anytime_differences, paired_differences, registered_test, wager_of
+from lockstep.stats.registered import (
+    Design,
+    PairTest,
+    anytime_differences,
+    paired_differences,
+    registered_test,
+    wager_of,
+)
 from lockstep.stats.results import scaled, sd
 from lockstep.stats.scores import ArmScores, FlooredArm, resolve_floor, usable
 from lockstep.stats.shares import clopper_pearson, fisher
@@ -44,12 +51,14 @@ from lockstep.stats.verdict import ExperimentResult, PairResult, location
 
 BH_RATE = 0.1
 #: Most blocks for leave-one-out; beyond, a single block carries little and n tests take seconds.
-_LEAVE_OUT_UP_TO = {"sign_flip": 30, "signed_rank": 100}
+_LEAVE_OUT_UP_TO = 30
 
 
 def arm_table(result: ExperimentResult, scores: MetricScores, design: Design, sign: float) -> list[dict[str, Any]]:
     """Return one row per arm in raw units: n, failures, mean, location, SD, robust summaries."""
-    return [_arm_row(arm, own, design, sign) for arm, own in zip(result.arms, scores.arms, strict=True)]
+    rows = [_arm_row(arm, own, design, sign) for arm, own in zip(result.arms, scores.arms, strict=True)]
+    ranges = ("mean_ci", "tolerance_95_95")
+    return [row | {name: clipped(row[name], scores.metric) for name in ranges} for row in rows]
 
 
 def guardrail_rows(
@@ -120,19 +129,34 @@ def failure_rows(arms: Sequence[ArmScores]) -> list[dict[str, Any]]:
 
 
 def leave_one_out_row(pair: PairResult | None, design: Design) -> dict[str, Any] | None:
-    """Return the range of p without each block in turn, for the deciding paired comparison."""
-    test = "sign_flip" if design.estimand == "mean" else "signed_rank"
-    if pair is None or not design.paired or not 3 <= pair.a.values.size <= _LEAVE_OUT_UP_TO[test]:
+    """Return the range of the registered test's p without each block in turn, for the deciding paired comparison.
+
+    ``reason`` says why there is none: one block fewer could not reach the level whatever the scores are.
+    """
+    if pair is None or pair.test is None or not design.paired or design.mode == "anytime":
         return None
-    found = leave_one_out(paired_differences(pair.a, pair.b), test, design.level, design.rng())
-    return {
+    n, level = pair.a.values.size, pair.evidence.level
+    if not 3 <= n <= _LEAVE_OUT_UP_TO:
+        return None
+    found: dict[str, Any] = {
         "a": pair.a.label,
         "b": pair.b.label,
-        "test": test,
-        "p_full": number(found.p_full),
-        "p_range": [number(p) for p in found.p_range],
-        "flips": found.any_flip,
+        "test": pair.test.name,
+        "p_full": number(pair.test.p),
     }
+    if not within(_without(pair, 0, design).min_p, level):
+        reason = f"{n - 1} blocks cannot reach alpha = {level:.4g} with this test"
+        return found | {"p_range": None, "flips": None, "reason": reason}
+    ps = [_without(pair, i, design).p for i in range(n)]
+    flips = any(within(p, level) != within(pair.test.p, level) for p in ps)
+    return found | {"p_range": [number(min(ps)), number(max(ps))], "flips": flips, "reason": None}
+
+
+def _without(pair: PairResult, block: int, design: Design) -> PairTest:
+    """Return the registered test of a comparison without one block."""
+    kept = np.delete(np.arange(pair.a.values.size), block)
+    left = [FlooredArm(arm.label, arm.values[kept], arm.ranked[kept], arm.replicates[kept]) for arm in (pair.a, pair.b)]
+    return registered_test(left[0], left[1], design)
 
 
 def bayes_panel(result: ExperimentResult, design: Design, scores: MetricScores) -> dict[str, Any] | None:

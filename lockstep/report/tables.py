@@ -53,8 +53,18 @@ def all_tables(report: Report) -> list[TextTable]:
     return [table for table in (make(report) for make in (*makers, *later)) if table.rows]
 
 
+#: Where an arm stands under an estimand; the difference of two locations need not be the estimate of the test.
+_LOCATION = {
+    "mean": "the mean",
+    "learned": "share of runs that reach the threshold",
+    "shift": "median of all averages of two runs",
+    "p_superiority": "median of all averages of two runs",
+}
+
+
 def arms_table(report: Report) -> TextTable:
     """Return the table of arms in raw units."""
+    estimand = report["registration"]["analysis"]["estimand"]
     unit = report["facts"]["unit"]
     rows = tuple(
         (
@@ -83,8 +93,9 @@ def arms_table(report: Report) -> TextTable:
     )
     note = (
         f"Scores in {unit or 'raw units'}; n counts replicates. The CI of the mean shrinks with n, the SD of "
-        "runs does not. Location is the estimate behind the test. IQM and the range that holds 95 % of runs "
-        "(with 95 % confidence, if runs are normally distributed) need ten replicates."
+        f"runs does not. Location: {_LOCATION.get(estimand, 'the mean')}. IQM and the range that holds 95 % of runs "
+        "(with 95 % confidence, if runs are normally distributed) need ten replicates. Ranges are cut at the bounds of "
+        "the metric."
     )
     return TextTable("Arms", header, rows, note)
 
@@ -167,6 +178,14 @@ def quantities_table(report: Report) -> TextTable:
     return TextTable("What the other quantities say", header, tuple(rows), note)
 
 
+def _left_out_text(left: Mapping[str, Any]) -> str:
+    if left["p_range"] is None:
+        return f"not shown: {left['reason']}"
+    low, high = left["p_range"]
+    flips = "some single block flips p <= alpha" if left["flips"] else "no single block flips p <= alpha"
+    return f"p from {plain(low, 2)} to {plain(high, 2)}; {flips}"
+
+
 def _quantity(found: Mapping[str, Any] | None) -> str:
     if found is None:
         return "n/a"
@@ -186,9 +205,7 @@ def companions_table(report: Report) -> TextTable:
     rows += [(names[k], f"verdict {v}") for k, v in sensitivity.items() if v is not None]
     left = report["leave_one_out"]
     if left is not None:
-        low, high = left["p_range"]
-        flips = "some single block flips p <= alpha" if left["flips"] else "no single block flips p <= alpha"
-        rows.append(("leave one block out", f"p from {plain(low, 2)} to {plain(high, 2)}; {flips}"))
+        rows.append(("leave one block out", _left_out_text(left)))
     for name, p in (report["omnibus"] or {}).items():
         shown = (
             f"p {p_text(p)}" if not isinstance(p, Mapping) else "; ".join(f"{k}: p {p_text(v)}" for k, v in p.items())

@@ -201,10 +201,9 @@ def _winner(facts: VerdictFacts) -> str:
     else:
         largest = f" (largest of {rivals} comparisons)" if rivals > 1 else ""
         than = f" against `{pair.other(label)}`" if rivals > 1 else ""
-        text = (
-            f"{beats}: {_effect(facts, pair, label)}{than}, {_test(pair)} p {p_text(pair.deciding_p)}{largest}, "
-            f"{_n(facts)}, smallest effect of interest {facts.sesoi}."
-        )
+        test = f"{_test(pair)} p {p_text(pair.deciding_p, facts.level)}{largest}"
+        text = f"{beats}: {_effect(facts, pair, label)}{than}, {test}, "
+        text += f"{_n(facts)}, smallest effect of interest {facts.sesoi}."
     if facts.code != DIFFERENT_BUT_NEGLIGIBLE and facts.result.weakest != WINNER_MEANINGFUL:
         text += f" The true advantage may be smaller than {facts.sesoi}."
     return text + _harm(facts)
@@ -233,7 +232,7 @@ def _family(facts: VerdictFacts) -> str:
 def _clause(facts: VerdictFacts, pair: PairResult, control: str | None) -> str:
     first = pair.other(control) if control else pair.better or pair.a.label
     named = f"`{first}`" if control else f"`{first}` against `{pair.other(first)}`"
-    code, adjusted = pair.verdict.code, "" if pair.p_adjusted is None else f", p {p_text(pair.p_adjusted)}"
+    code, adjusted = pair.verdict.code, "" if pair.p_adjusted is None else f", p {p_text(pair.p_adjusted, facts.level)}"
     if pair.by_failures:
         return f"{named} is {'better' if pair.better == first else 'worse'}: {_failed(pair, pair.better)}"
     if code in SUPERIOR_VERDICTS:

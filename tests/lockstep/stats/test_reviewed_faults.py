@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 from lockstep.report import build_report, render_html, render_markdown, report_from_scores_csv, scores_csv
+from lockstep.report.numbers import p_text, plain
 from lockstep.stats.failures import analyse_with_sensitivity
 from lockstep.stats.registered import Design
 from lockstep.stats.scores import ArmScores, arm_scores
@@ -345,3 +346,51 @@ def test_row_15_huge_scores_do_not_overflow(estimand: str, paired: bool) -> None
     )
     assert report["verdict"]["winner"] == "b"
     assert "nan" not in render_html(report).lower()
+
+
+def test_row_14_leave_one_out_repeats_the_registered_test_or_says_why_not() -> None:
+    six: Scores = {"a": AHEAD[:6], "b": STEADY[:6]}
+    left = reported(six)["leave_one_out"]
+    assert (left["p_range"], left["flips"]) == (None, None)
+    assert left["reason"] == "5 blocks cannot reach alpha = 0.05 with this test"
+    assert "not shown: 5 blocks cannot reach alpha" in render_markdown(reported(six))
+    rng = np.random.default_rng(1)
+    a = [float(v) for v in 60 + rng.normal(size=9) + 1.2]
+    b = [float(v) for v in 60 + rng.normal(size=9)]
+    for estimand, name in (("mean", "sign-flip"), ("shift", "signed-rank"), ("learned", "paired sign")):
+        fields = {"estimand": estimand, "threshold": 60.5, "sesoi": 0.5}
+        report = reported({"a": [*a], "b": [*b]}, **fields)
+        found = report["leave_one_out"]
+        ps = [reported({"a": [*a[:i], *a[i + 1 :]], "b": [*b[:i], *b[i + 1 :]]}, **fields) for i in range(9)]
+        assert found["test"] == report["comparisons"][0]["test"] == name
+        assert found["p_full"] == report["comparisons"][0]["p"]
+        assert found["p_range"] == [f(r["comparisons"][0]["p"] for r in ps) for f in (min, max)]
+
+
+@pytest.mark.parametrize(
+    ("p", "shown"), [(0.0496, "= .0496"), (0.0504, "= .0504"), (0.05, "= .05"), (0.0312, "= .031"), (0.4, "= .400")]
+)
+def test_row_15_a_p_near_alpha_is_not_rounded_across_it(p: float, shown: str) -> None:
+    assert p_text(p) == shown
+
+
+def test_row_15_numbers_of_one_size_have_the_same_digits() -> None:
+    assert [plain(v) for v in (10.0, 9.999, 9.994, 0.9999)] == ["10.0", "10.0", "9.99", "1.00"]
+
+
+def test_row_15_ranges_stay_within_the_metric_and_location_is_named_for_what_it_is() -> None:
+    scores: Scores = {"a": [100.0, 99.0, 100.0, 98.0, 100.0, 91.0] * 2, "b": [97.0, 99.0, 100.0, 90.0, 99.0, 98.0] * 2}
+    curves = curve_points(
+        {arm: [[50.0, v if isinstance(v, float) else 0.0] for v in scores[arm]] for arm in "ab"}, [1, 2]
+    )
+    for estimand, location in (
+        ("mean", "Location: the mean."),
+        ("shift", "Location: median of all averages of two runs."),
+    ):
+        report = build_report(make_inputs(scores, make_analysis(12, estimand=estimand), curves=curves))
+        assert all(row[name][1] <= 100.0 for row in report["table"] for name in ("mean_ci", "tolerance_95_95"))
+        assert all(v is None or v <= 100.0 for arm in report["curves"]["arms"] for v in arm["high"])
+        text = render_markdown(report)
+        assert location in text
+        assert "Location is the estimate behind the test" not in text
+        assert "Ranges are cut at the bounds of the metric" in text
