@@ -237,7 +237,8 @@ class Agent:
                 share.unheard()
             return
         except (WorkerGone, LeaseLost, Refused) as error:
-            _log.warning("heartbeat_refused", reason=str(error))
+            if not self._stopping.is_set():  # after its goodbye a worker is not known any more
+                _log.warning("heartbeat_refused", reason=str(error))
             if share is not None:
                 share.lose(f"the server refused a heartbeat: {error}")
             return

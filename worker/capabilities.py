@@ -14,14 +14,16 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import platform
 import sys
-from importlib.metadata import EntryPoint, PackageNotFoundError, entry_points, version
+from importlib.metadata import EntryPoint, PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from lockstep import plugins
 from lockstep.spec.families import FAMILIES
 from lockstep.spec.tasks import REWARD_MODES
 from worker.envs.arguments import arguments_of
@@ -36,6 +38,10 @@ _GAMMA = 0.99
 _SELF_CHECK = {"task": "digits_tiny", "id": "self-check"}
 #: Whom a registered reward serves when it does not say.
 _DEFAULT_KIND = "morphogenesis"
+
+
+class Unimportable(Exception):  # noqa: N818 - says what is wrong
+    """A plug-in cannot be imported; the message says why."""
 
 
 def datasets(data_dir: Path | None) -> dict[str, str]:
@@ -61,7 +67,7 @@ def rewards() -> dict[str, dict[str, Any]]:
     for name in REWARD_MODES:
         check_mode(make_reward(name, {}, gamma=_GAMMA, task="digits_tiny"))
     builtin = {mode for family in FAMILIES.values() for mode in family.reward_modes}
-    return {p.name: _announced(p) for p in entry_points(group="lockstep.rewards") if p.name not in builtin}
+    return {p.name: _announced(p) for p in plugins.installed(plugins.REWARDS) if p.name not in builtin}
 
 
 def environments() -> dict[str, dict[str, Any]]:
@@ -70,9 +76,9 @@ def environments() -> dict[str, dict[str, Any]]:
     for name, family in FAMILIES.items():
         if family.is_package and _is_installed(name):
             found[name] = {}
-    for point in entry_points(group="lockstep.environments"):
+    for point in plugins.installed(plugins.ENVIRONMENTS):
         try:
-            found[point.name] = _schema_of(point.load())
+            found[point.name] = _schema_of(_loaded(point))
         except RAISED as error:  # code of others; the reason is announced
             found[point.name] = {"defect": _reason(error)}
     return found
@@ -98,7 +104,7 @@ def tasks() -> dict[str, list[dict[str, Any]]]:
 def _announced(point: EntryPoint) -> dict[str, Any]:
     facts: dict[str, Any] = {"version": "unknown", "env_kinds": [_DEFAULT_KIND], "schema": {}}
     try:
-        factory = point.load()
+        factory = _loaded(point)
         facts["env_kinds"] = list(getattr(factory, "env_kinds", (_DEFAULT_KIND,)))
         facts["schema"] = dict(getattr(factory, "schema", {}))
         facts["version"] = str(factory.version)
@@ -112,12 +118,24 @@ def _announced(point: EntryPoint) -> dict[str, Any]:
     return facts
 
 
+def _loaded(point: EntryPoint) -> Any:
+    """Load what another process could import: a plug-in that ends its process is no end of this worker.
+
+    Raises:
+        Unimportable: it could not.
+    """
+    defect = plugins.defect(point)
+    if defect is not None:
+        raise Unimportable(defect)
+    return point.load()
+
+
 def _is_installed(kind: str) -> bool:
     return not FAMILIES[kind].is_package or importlib.util.find_spec(kind) is not None
 
 
 def _reason(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}"[:500]
+    return str(error) if isinstance(error, Unimportable) else f"{type(error).__name__}: {error}"[:500]
 
 
 _PACKAGES = ("lockstep", "torch", "numpy", "scikit-learn", "safetensors", "gymnasium")
@@ -164,10 +182,13 @@ def capabilities(data_dir: Path | None) -> dict[str, Any]:
 
 
 def main() -> None:
-    """Print what is asked for."""
+    """Print what is asked for, and that alone: what plug-ins print goes to standard error."""
     directory = Path(sys.argv[2]) if len(sys.argv) > 2 else None
+    answer = os.fdopen(os.dup(1), "w")
+    os.dup2(2, 1)
     found = devices() if sys.argv[1] == "devices" else capabilities(directory)
-    sys.stdout.write(json.dumps(found))
+    answer.write(json.dumps(found))
+    answer.close()
 
 
 if __name__ == "__main__":

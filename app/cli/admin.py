@@ -20,10 +20,13 @@ from app.services import access
 from app.services.artifacts import FileStore
 from app.services.context import Actor, Bell, Context
 from app.services.operations import ensure_epoch, renew_epoch
+from app.services.reading import defects_of
 from app.settings import Settings
-from app.store import migrate, opening
+from app.store import migrate, opening, workers
 from app.store.engine import StartupError, Store, sqlite_module, sqlite_warning
 from app.store.points import MetricNames
+from lockstep import plugins
+from lockstep.status import WorkerStatus
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Commands for operators.")
 database = typer.Typer(no_args_is_help=True, help="Schema of the database.")
@@ -184,13 +187,30 @@ def token_revoke(token_id: str) -> None:
 
 @app.command()
 def doctor() -> None:
-    """Check settings, database and libraries, and say what to mend."""
+    """Check settings, database, libraries and plug-ins, and say what to mend."""
     settings = load_settings()
     module = sqlite_module()
     typer.echo(f"settings: ok (bind {settings.bind}:{settings.port}, auth {settings.auth})")
     with opened() as (_, store), store.read() as session:
         typer.echo(f"sqlite {module.sqlite_version}: {sqlite_warning(module.sqlite_version_info) or 'ok'}")
         typer.echo(f"database: ok, clock {store.now(session):.0f}, revision {migrate.current_revision(store)}")
+        rows = [row for row in workers.listing(session) if row.status != WorkerStatus.RETIRED]
+    found = [*_plugin_defects(), *(_told(f"worker {row.name}", **item) for row in rows for item in defects_of(row))]
+    for line in found or ["plug-ins: ok"]:
+        typer.echo(line)
+
+
+def _plugin_defects() -> Iterator[str]:
+    """Say what is installed beside this command and cannot be imported."""
+    for kind, group in (("reward", plugins.REWARDS), ("environment", plugins.ENVIRONMENTS)):
+        for point in plugins.installed(group):
+            reason = plugins.defect(point)
+            if reason is not None:
+                yield _told("plug-ins here", kind, point.name, reason)
+
+
+def _told(where: str, kind: str, name: str, reason: str) -> str:
+    return f"{where}: {kind} {name!r} cannot be used: {reason}; correct or remove its package, then restart the worker"
 
 
 @app.command()

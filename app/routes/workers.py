@@ -38,7 +38,7 @@ def register_worker(ctx: ContextDep, actor: WorkerActor, request: p.RegisterRequ
     "/workers/{worker_id}/claim",
     tags=["worker"],
     response_model=p.Assignment,
-    responses={**d.problems(404, 410), 204: {"description": "Nothing to do; ask again"}},
+    responses={**d.problems(404, 409, 410), 204: {"description": "Nothing to do; ask again"}},
 )
 async def claim_block(ctx: ContextDep, actor: WorkerActor, worker_id: WorkerId, wait: Wait = 25.0) -> Response:
     """Wait for an assignment; repeating the call returns the same offer."""
@@ -59,7 +59,7 @@ async def claim_block(ctx: ContextDep, actor: WorkerActor, worker_id: WorkerId, 
     "/workers/{worker_id}/heartbeat",
     tags=["worker"],
     response_model=p.HeartbeatReply,
-    responses=d.problems(404, 410),
+    responses=d.problems(404, 409, 410),
 )
 def heartbeat(ctx: ContextDep, actor: WorkerActor, worker_id: WorkerId, beat: p.HeartbeatRequest) -> Any:
     """Renew leases and learn what is wanted."""

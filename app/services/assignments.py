@@ -239,16 +239,27 @@ def barrier(ctx: Context, block_id: str, attempt: int, index: int) -> BarrierRep
 
 
 def release(ctx: Context, assignment_id: str, token: str, request: ReleaseRequest) -> None:
-    """Record how a share ended on the worker; idempotent."""
+    """Record how a share ended on the worker; idempotent.
+
+    Raises:
+        ConflictError: ``not_completed`` when it says completed and the store does not hold its last round and final
+            checkpoint; the share has ended with cause bug then.
+    """
     with ctx.store.write() as session:
         try:
             row, block = fenced(session, assignment_id, token)
         except LeaseLostError:
-            if not _released(session, assignment_id, token):
+            known = _released(session, assignment_id, token)
+            if known is None:
                 raise
             leases.change(session, assignment_id, cleanup_status=request.cleanup)
+            if request.outcome == "completed" and known.outcome != "completed":
+                raise ConflictError(known.detail or "", code="not_completed") from None
             return
         now = ctx.store.now(session)
+        unearned = _unearned(session, row, block) if request.outcome == "completed" else None
+        if unearned is not None:
+            request = request.model_copy(update={"outcome": "error", "cause": Cause.BUG, "detail": unearned})
         ending = _Ending(row, block, cast(WorkerRow, workers.get(session, row.worker_id)), request)
         _stop_for_release(ctx, session, now, ending)
         end_assignment(
@@ -265,14 +276,29 @@ def release(ctx: Context, assignment_id: str, token: str, request: ReleaseReques
         _clean_worker(session, now, ending)
         settle(ctx, session, now, block.id)
     ctx.bell.ring()
+    if unearned is not None:
+        raise ConflictError(unearned, code="not_completed")
 
 
-def _released(session: Session, assignment_id: str, token: str) -> bool:
-    """Return whether the holder of this token has released the assignment before."""
+def _released(session: Session, assignment_id: str, token: str) -> AssignmentRow | None:
+    """Return the assignment if the holder of this token has released it before."""
     known = leases.get(session, assignment_id)
-    if known is None or known.state != AssignmentState.RELEASED:
-        return False
-    return bool(known.token == leases.token_hash(token))
+    if known is None or known.state != AssignmentState.RELEASED or known.token != leases.token_hash(token):
+        return None
+    return known
+
+
+def _unearned(session: Session, row: AssignmentRow, block: BlockRow) -> str | None:
+    """Return what is missing for a share to be completed, None when nothing is: its success is what the store holds."""
+    mine = set(leases.run_ids(session, row.id))
+    training = [run for run in blocks.live_runs(session, block.id) if run.id in mine]
+    if not training:
+        return None
+    held, rounds = min(run.rounds_done for run in training), experiment_cache.of(session, block.experiment_id).rounds
+    if held >= rounds:
+        return f"the trainer said that it is done, but the checkpoint after the last round, {rounds - 1}, is not stored"
+    last = f"the last round held is {held - 1}" if held else "no round is held"
+    return f"the trainer said that it is done, but {last}; the last one planned is {rounds - 1}"
 
 
 @dataclass(frozen=True)
@@ -292,12 +318,12 @@ def _stop_for_release(ctx: Context, session: Session, now: float, ending: _Endin
         return
     if not blocks.share_trains(session, row.id):
         return  # its runs have ended; the peers of a gang go on
-    cause = Cause(request.cause) if request.cause else Cause.PREEMPTED
+    cause = _cause(request)
     counts = True
     if cause is Cause.OOM and _oom_before(block) and request.pinned_run in leases.run_ids(session, row.id):
-        counts = False  # the repeat is an outcome of this arm; the others go on
         why = Why("worker", Cause.DIVERGED, "out of memory twice, pinned on this arm")
         moved = blocks.move_runs(session, now, block, RunStatus.FAILED, why, run_ids=[request.pinned_run])
+        counts = not moved  # the repeat is an outcome of this arm; the others go on
         blocks.change(session, block.id, num_diverged=block.num_diverged + len(moved))
     detail = ingest.storable(request.detail).strip().splitlines()
     text = detail[-1][:500] if detail else ""
@@ -311,6 +337,13 @@ def _stop_for_release(ctx: Context, session: Session, now: float, ending: _Endin
         grace_seconds=grace(ctx, session, block),
         counts=counts,
     )
+
+
+def _cause(request: ReleaseRequest) -> Cause:
+    """Return why a share ended that nobody had asked to stop; each such end spends a budget."""
+    if request.cause is None:
+        return Cause.PREEMPTED if request.outcome == "stopped" else Cause.BUG
+    return Cause.PREEMPTED if request.cause == "user" else Cause(request.cause)
 
 
 def _oom_before(block: BlockRow) -> bool:

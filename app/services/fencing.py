@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from sqlalchemy.orm import Session
 
-from app.errors import GoneError, LeaseLostError, NotFoundError
+from app.errors import ConflictError, GoneError, LeaseLostError, NotFoundError
 from app.services.context import Context
-from app.store import blocks, experiment_cache, leases
+from app.store import blocks, experiment_cache, leases, workers
 from app.store.rows import AssignmentRow, BlockRow, WorkerRow
 from lockstep.status import WorkerStatus
 
@@ -30,16 +30,24 @@ def fenced(session: Session, assignment_id: str, token: str) -> tuple[Assignment
     return row, block
 
 
-def refuse_gone(worker: WorkerRow, *gone: WorkerStatus) -> None:
+def refuse_gone(session: Session, worker: WorkerRow, *gone: WorkerStatus) -> None:
     """Refuse a worker in one of the states ``gone``.
 
     Raises:
         GoneError: ``worker_drained`` when it was asked to drain (it ends), else ``worker_gone`` (it registers again).
+        ConflictError: ``device_in_use`` when a newer process has its device (it ends: two would oust each other).
     """
     if worker.status not in gone:
         return
     if worker.status == WorkerStatus.RETIRED and worker.drain:
         raise GoneError(f"worker {worker.id} has been drained", code="worker_drained")
+    newer = workers.live_on_device(session, worker.device_uid) if worker.status == WorkerStatus.RETIRED else None
+    if newer is not None:
+        raise ConflictError(
+            f"a newer process of worker {newer.name} on {newer.host} has taken over device {worker.device_uid}; "
+            "run one worker on a device",
+            code="device_in_use",
+        )
     raise GoneError(f"worker {worker.id} is {worker.status}; register again", code="worker_gone")
 
 

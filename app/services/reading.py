@@ -15,7 +15,7 @@ from app.services.cursors import decode_cursor, encode_cursor
 from app.services.steering import existing
 from app.store import events, experiments, logs, points, results, workers
 from app.store.experiments import Listing
-from app.store.rows import ArmRow, ArtifactRow, BlockRow, BlockState, HoldingWorker, ListedExperiment, RunOfArm
+from app.store.rows import ArmRow, ArtifactRow, BlockRow, BlockState, HoldingWorker, ListedExperiment, RunOfArm, WorkerRow
 from lockstep.spec.metrics import primary_of, shown_of
 from lockstep.status import TERMINAL_BLOCK, BlockStatus, ExperimentStatus, WorkerStatus
 
@@ -321,6 +321,17 @@ def show_worker(ctx: Context, worker_id: str) -> dict[str, Any]:
     }
 
 
+def defects_of(row: WorkerRow) -> list[dict[str, str]]:
+    """Return the plug-ins that a worker cannot use, with the reason; no job that names one is given to it."""
+    kinds = (("reward", row.rewards), ("environment", row.environments))
+    return [
+        {"kind": kind, "name": name, "reason": str(facts["defect"])}
+        for kind, announced in kinds
+        for name, facts in sorted(announced.items())
+        if "defect" in facts
+    ]
+
+
 def worker_document(row: HoldingWorker, now: float) -> dict[str, Any]:
     """Return a worker as the API shows it; ages are computed by the server."""
     holding = None
@@ -345,6 +356,7 @@ def worker_document(row: HoldingWorker, now: float) -> dict[str, Any]:
         "health": row.health,
         "versions": row.versions,
         "datasets": row.datasets,
+        "defects": defects_of(row),
         "seen_seconds_ago": round(max(0.0, now - row.seen_epoch), 1),
         "registered_at": row.registered_at.isoformat(),
         "holds": holding,

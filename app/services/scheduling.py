@@ -277,7 +277,7 @@ def claim(ctx: Context, worker_id: str) -> Claimed:
         worker = workers.get(session, worker_id)
         if worker is None:
             raise NotFoundError(f"no worker {worker_id}", code="unknown_worker")
-        refuse_gone(worker, WorkerStatus.RETIRED, WorkerStatus.LOST)
+        refuse_gone(session, worker, WorkerStatus.RETIRED, WorkerStatus.LOST)
         offered = leases.offered_to(session, worker)
         assigned = 0
         if offered is None and worker.status == WorkerStatus.IDLE:

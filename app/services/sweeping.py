@@ -98,7 +98,7 @@ def _expire(ctx: Context, session: Session, now: float, row: AssignmentRow) -> i
     target = WorkerStatus.CLEANING if heard else WorkerStatus.LOST
     leases.move_worker(session, now, row.worker_id, target, text)
     if block.attempt == row.attempt:
-        stop_for_loss(ctx, session, now, block, text)
+        stop_for_loss(ctx, session, now, block, row, text)
     return 1
 
 

@@ -119,18 +119,21 @@ def lose_assignment(ctx: Context, session: Session, now: float, row: AssignmentR
     """End a live assignment whose worker is gone and stop its block (cause worker_lost)."""
     block = blocks.get(session, row.block_id, lock=True)
     if block is not None and end_assignment(session, now, block, row, AssignmentState.EXPIRED):
-        stop_for_loss(ctx, session, now, block, text)
+        stop_for_loss(ctx, session, now, block, row, text)
 
 
-def stop_for_loss(ctx: Context, session: Session, now: float, block: BlockRow, text: str) -> None:
-    """Stop a block that has lost a worker; a failed reservation costs no budget."""
+def stop_for_loss(ctx: Context, session: Session, now: float, block: BlockRow, row: AssignmentRow, text: str) -> None:
+    """Stop a block that has lost the worker of an assignment; only an offer that was not taken up costs no budget.
+
+    A job that brings its supervisor down while it starts would otherwise do so again and again.
+    """
     blocks.stop(
         session,
         now,
         block,
         Why("system", Cause.WORKER_LOST, text),
         grace_seconds=grace(ctx, session, block),
-        counts=block.status != BlockStatus.RESERVED,
+        counts=row.collected,
     )
     settle(ctx, session, now, block.id)
 
@@ -146,7 +149,7 @@ def heartbeat(ctx: Context, worker_id: str, request: HeartbeatRequest) -> Heartb
         worker = workers.get(session, worker_id)
         if worker is None:
             raise NotFoundError(f"no worker {worker_id}", code="unknown_worker")
-        refuse_gone(worker, WorkerStatus.RETIRED)
+        refuse_gone(session, worker, WorkerStatus.RETIRED)
         if worker.incarnation != request.incarnation:
             raise GoneError(f"worker {worker_id} has started anew; register again", code="worker_gone")
         now = ctx.store.now(session)

@@ -111,7 +111,7 @@ class Store:
     Args:
         url: SQLAlchemy URL.
         new_id: makes identifiers, ``prefix_`` plus random text; injected in tests.
-        skew: seconds added to the database clock; injected in tests of clock jumps.
+        clock: what time it is, given what the database clock says; injected in tests, whose time stands or jumps.
     """
 
     def __init__(
@@ -119,13 +119,13 @@ class Store:
         url: str,
         *,
         new_id: Callable[[str], str] | None = None,
-        skew: Callable[[], float] = lambda: 0.0,
+        clock: Callable[[float], float] = float,
     ) -> None:
         self.url = make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
         self.engine = make_engine(url, is_sqlite=self.is_sqlite)
         self.new_id = new_id or (lambda prefix: f"{prefix}_{secrets.token_hex(10)}")
-        self._skew = skew
+        self._clock = clock
         self._kept: dict[str, Any] = {}
         self._writer = FairLock()
         self._write_engine = self.engine.execution_options(**{_WRITE: True})
@@ -160,7 +160,7 @@ class Store:
     def now(self, session: Session) -> float:
         """The database clock, seconds since 1970 UTC; the only clock that decides anything."""
         value = session.execute(_CLOCK["sqlite" if self.is_sqlite else "postgresql"]).scalar_one()
-        return float(value) + self._skew()
+        return self._clock(float(value))
 
     def close(self) -> None:
         """Close all connections."""

@@ -305,7 +305,7 @@ def may_be_due(session: Session) -> list[str]:
         t.experiment.c.finished_at.is_(None), or_(~open_block, planned)
     )
     # a condition on deleted_at would let SQLite take the index of the listing, which holds every experiment
-    rows = session.execute(query.order_by(t.experiment.c.created_at))
+    rows = session.execute(query.order_by(t.experiment.c.created_at, t.experiment.c.id))
     return [row.id for row in rows if row.deleted_at is None]
 
 

@@ -99,10 +99,15 @@ def install(site: Path) -> None:
     site.mkdir()
     (site / "moody_env.py").write_text(CODE)
     (site / "broken_package.py").write_text("raise SystemExit('no licence')\n")
+    (site / "dying_package.py").write_text("import os\nprint('a banner', flush=True)\nos._exit(7)\n")
+    (site / "loud_package.py").write_text(
+        "print('a banner', flush=True)\nimport gymnasium\nloud = lambda: gymnasium.make('CartPole-v1')\n"
+    )
     packages = {
         "moody": "[lockstep.environments]\nmoody = moody_env:moody\npicky = moody_env:picky\n"
         "hanging = moody_env:Hanging\nslow = moody_env:Slow\n[lockstep.rewards]\nhangs = moody_env:hangs\n",
         "broken": "[lockstep.rewards]\nbroken = broken_package:none\n",
+        "dying": "[lockstep.environments]\ndying = dying_package:none\nloud = loud_package:loud\n",
     }
     for name, points in packages.items():
         facts = site / f"{name}-1.0.dist-info"
@@ -113,6 +118,18 @@ def install(site: Path) -> None:
 
 def spec(name: str, replicates: int = 2, **changes: Any) -> dict[str, Any]:
     return merge(GYM, {"experiment": {"name": name, "replicates": replicates}, **changes})
+
+
+#: What a package is that ends its process when it is imported.
+DIES = "importing dying_package:none ended its process with code 7 (without a word)"
+
+
+def doctor(server: LiveServer) -> list[str]:
+    """Return what `lockstep doctor` says beside the packages."""
+    environment = {**os.environ, "LOCKSTEP_DATABASE_URL": server.settings.database_url}
+    command = [sys.executable, "-m", "app.cli.admin", "doctor"]
+    result = subprocess.run(command, capture_output=True, text=True, timeout=120, env=environment, check=True)
+    return result.stdout.splitlines()
 
 
 def report_of(client: Client, experiment_id: str) -> Any:
@@ -144,7 +161,7 @@ def test_l52_two_bad_experiments_fail_with_their_cause_and_a_good_one_succeeds(
         good = client.submit(spec("good"))["id"]
         ids = (misspelt, raising, good)
         ends = ("succeeded", "failed", "partial", "cancelled")
-        wait_until(lambda: all(client.show(i)["status"] in ends for i in ids), timeout=300, what="three ends")
+        wait_until(lambda: all(client.show(i)["status"] in ends for i in ids), timeout=600, what="three ends")
         assert [client.show(i)["status"] for i in ids] == ["failed", "failed", "succeeded"], worker.log.read_text()
         causes = []
         for experiment_id in (misspelt, raising):
@@ -171,6 +188,17 @@ def test_l52_two_bad_experiments_fail_with_their_cause_and_a_good_one_succeeds(
             assert line in ended.stdout
             assert f"lockstep logs {told['run_id']}" in ended.stdout
         assert "KeyError: 'velocity'" in lockstep(sqlite_server.url, "logs", told["run_id"]).stdout
+        assert shown["defects"] == [
+            {"kind": "reward", "name": "broken", "reason": "SystemExit: no licence"},
+            {"kind": "environment", "name": "dying", "reason": DIES},
+        ]
+        assert [line for line in doctor(sqlite_server) if "cannot be used" in line] == [
+            f"{where}: {kind} {name!r} cannot be used: {reason}; correct or remove its package, then restart the worker"
+            for where in ("plug-ins here", f"worker {shown['name']}")
+            for kind, name, reason in (("reward", "broken", "SystemExit: no licence"), ("environment", "dying", DIES))
+        ]
+        with pytest.raises(ApiError, match="environment 'dying' cannot be loaded by its worker: importing"):
+            client.submit(spec("dying", env={"id": "dying"}))
 
 
 def _says_why(client: Client, experiment_id: str, cause: str, last_line: str) -> dict[str, Any]:

@@ -40,7 +40,7 @@ def wall() -> Wall:
 @pytest.fixture
 def sim(database_url: str, tmp_path: Path, ctx: Context, wall: Wall) -> Iterator[Context]:
     """A context on real settings (5 s, 45 s) whose database clock follows the wall."""
-    store = Store(database_url, skew=wall.skew)
+    store = Store(database_url, clock=wall)
     settings = Settings(database_url=database_url, data_dir=tmp_path / "sim", backoff_seconds=5.0)
     context = replace(ctx, store=store, settings=settings, bell=Bell())
     ensure_epoch(context)
@@ -285,7 +285,7 @@ def test_l10_block_of_ten_ttl_runs_once(sim: Context, wall: Wall) -> None:
 
 
 def test_l11_random_kills_at_a_short_ttl_leave_nothing_doubled_or_stuck(ctx: Context, wall: Wall) -> None:
-    store = Store(ctx.store.url.render_as_string(hide_password=False), skew=wall.skew)
+    store = Store(ctx.store.url.render_as_string(hide_password=False), clock=wall)
     short = Settings(database_url="", data_dir=ctx.settings.data_dir, heartbeat_seconds=3.0, lease_ttl_seconds=15.0)
     sim = replace(ctx, store=store, settings=short, bell=Bell())
     sweeping.sweep(sim)

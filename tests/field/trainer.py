@@ -1,8 +1,9 @@
 """A trainer without torch that speaks the frame protocol and misbehaves as its first argument says.
 
 Modes: plain, slow_stop, native, family, flood, environment, gil, wait_before_ready, wait_after_ready,
-wait_in_round, spare_ends (a spare that is given an assignment ends without a word). The second argument is
-a folder for what the test wants to know.
+wait_in_round, spare_ends (a spare that is given an assignment ends without a word), done_early and exit_early
+(after the first round), no_final (no checkpoint after the last round). The second argument is a folder for what
+the test wants to know.
 """
 
 from __future__ import annotations
@@ -110,6 +111,15 @@ def misbehave() -> None:
     time.sleep(SECONDS if MODE != "gil" else 0.05)
 
 
+def lie(is_last: bool) -> None:
+    """End after a round as if there were nothing left to do."""
+    if MODE == "done_early" or (MODE == "no_final" and is_last):
+        send("done", stopped=False)
+    elif MODE != "exit_early":
+        return
+    sys.exit(0)
+
+
 def main() -> None:
     signal.signal(signal.SIGTERM, on_stop)
     if IS_SPARE:
@@ -145,6 +155,7 @@ def main() -> None:
         if MODE == "slow_stop" and stopped.wait(30.0):
             time.sleep(SECONDS)
         index += 1
+        lie(index == assignment["rounds"])
         checkpoint(assignment, root, index)
         if stopped.is_set():
             break

@@ -16,6 +16,7 @@ from app.services import assignments, ingest, scheduling, workers
 from app.services.context import Context
 from app.services.ingest import Upload
 from lockstep import protocol as p
+from tests.conftest import Clock
 
 _CAUSES = {"cancel": "user", "pause": "user", "drain": "preempted", "abort": "preempted"}
 
@@ -34,16 +35,17 @@ def ideal_chain(arm: str, replicate: int, rounds: int) -> list[str]:
     return found
 
 
-class Wall:
+class Wall(Clock):
     """True time, which workers measure, and the database clock, which may jump away from it."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.elapsed = 0.0
         self.jumped = 0.0
 
-    def skew(self) -> float:
-        """Return what is added to the database clock."""
-        return self.elapsed + self.jumped
+    def __call__(self, at: float) -> float:
+        """Return the time of the database clock."""
+        return super().__call__(at) + self.elapsed + self.jumped
 
 
 class FlakyWorker:

@@ -184,3 +184,64 @@ def test_refused_configuration_fails_the_block_with_its_reason(ctx: Context) -> 
     block = reading.list_blocks(ctx, experiment_id)[0]
     assert (block["status"], block["cause"]) == ("failed", "config")
     assert "no such environment" in block["cause_text"]
+
+
+@pytest.mark.parametrize("rounds", [0, 1, 2])
+def test_release_as_completed_before_the_end_is_refused_with_the_last_round_held(
+    ctx: Context, clock: Clock, rounds: int
+) -> None:
+    experiment_id = submit(ctx)
+    worker = SimulatedWorker(ctx).register()
+    missing = {0: "no round is held", 1: "the last round held is 0", 2: "the checkpoint after the last round, 1,"}
+    for _ in range(2):
+        worker.claim(), worker.ready()
+        for index in range(rounds):
+            worker.hand_in(index)
+        for _ in range(2):  # the answer may be lost
+            with pytest.raises(ConflictError, match=missing[rounds]) as refused:
+                worker.release()
+            assert refused.value.code == "not_completed"
+        clock.advance(1.0)
+        worker.beat("idle")
+    found = reading.list_blocks(ctx, experiment_id)[0]
+    assert (found["status"], found["cause"], found["attempt"]) == ("failed", "bug", 2)
+
+
+@pytest.mark.parametrize(
+    ("outcome", "cause", "ends"), [("error", None, ("bug", 2)), ("stopped", "user", ("preempted", 101))]
+)
+def test_share_that_ends_again_and_again_unasked_spends_a_budget(
+    ctx: Context, clock: Clock, outcome: str, cause: str | None, ends: tuple[str, int]
+) -> None:
+    experiment_id = submit(ctx)
+    worker = SimulatedWorker(ctx).register()
+    while worker.claim() is not None:
+        worker.ready()
+        worker.release(outcome, cause)
+        clock.advance(1.0)
+        worker.beat("idle")
+    found = reading.list_blocks(ctx, experiment_id)[0]
+    assert (found["status"], found["cause"], found["attempt"]) == ("failed", *ends)
+
+
+def test_job_that_brings_its_supervisor_down_at_every_start_spends_a_budget(ctx: Context) -> None:
+    experiment_id = submit(ctx)
+    worker = SimulatedWorker(ctx).register()
+    attempts = 0
+    while worker.claim() is not None:
+        attempts += 1
+        worker.assignment, worker.incarnation = None, f"start {attempts}"
+        worker.register()
+    found = reading.list_blocks(ctx, experiment_id)[0]
+    assert (found["status"], found["cause"], attempts) == ("failed", "worker_lost", 6)
+
+
+def test_older_process_of_a_worker_is_told_to_end(ctx: Context) -> None:
+    first, second = SimulatedWorker(ctx).register(), SimulatedWorker(ctx)
+    second.incarnation = "another"
+    second.register()
+    for call in (first.claim, first.beat):
+        with pytest.raises(ConflictError, match="a newer process of worker w0 on host has taken over device") as told:
+            call()
+        assert told.value.code == "device_in_use"
+    assert second.claim() is None

@@ -643,7 +643,7 @@ def test_a_worker_that_was_lost_with_an_offer_gets_that_one_and_no_second(ctx: C
     submit(ctx, tiny_spec(experiment={"replicates": 3}))
     assert scheduling.tick(ctx) == 2
     # silent since it registered: lost before its offer is overdue
-    clock.advance(0.5 * ttl)
+    clock.advance(0.6 * ttl)
     other.beat("idle")
     sweeping.sweep(ctx)
     assert lost.beat("idle").status == "idle"

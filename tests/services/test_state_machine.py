@@ -86,7 +86,7 @@ class QueueMachine(RuleBasedStateMachine):
         store = Store(
             type(self).make_url(self.directory),
             new_id=lambda prefix: f"{prefix}_{next(counter):010d}",
-            skew=self.wall.skew,
+            clock=self.wall,
         )
         given = Settings(database_url="", data_dir=self.directory, backoff_seconds=5.0, gang_patience_seconds=20.0)
         self.ctx = Context(store, given, FileStore(self.directory / "files"), MetricNames(), Bell())
