@@ -11,6 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from lockstep.text import Line, Name
+
 #: 2: an assignment tells each arm's differences. 3: and the discount of each reward of cross-evaluation.
 #: 4: progress tells which code of the user's a training process is in.
 PROTOCOL_VERSION = 5
@@ -20,7 +22,6 @@ MAX_METRIC_NAMES = 200
 MAX_METRIC_NAME = 128
 MAX_LOG_LINE_BYTES = 8_192
 
-Name = Annotated[str, Field(min_length=1, max_length=200)]
 MetricName = Annotated[str, Field(min_length=1, max_length=MAX_METRIC_NAME, pattern=r"^[\w./:-]+$")]
 Nonfinite = Literal["nan", "inf", "-inf"]
 Integer = Annotated[int, Field(ge=0, le=2**53)]
@@ -55,12 +56,12 @@ class Device(Wire):
         device_class: equal for devices that may share a block.
     """
 
-    uid: Annotated[str, Field(min_length=1, max_length=200)]
+    uid: Name
     kind: Literal["cpu", "gpu"]
     device_class: Name
     model: Name
     memory_bytes: Integer
-    capability: str | None = None
+    capability: Line | None = None
 
 
 class TaskGroup(Wire):

@@ -27,6 +27,7 @@ from app.store.engine import StartupError, Store, sqlite_module, sqlite_warning
 from app.store.points import MetricNames
 from lockstep import plugins
 from lockstep.status import WorkerStatus
+from lockstep.text import check_line, isolated
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Commands for operators.")
 database = typer.Typer(no_args_is_help=True, help="Schema of the database.")
@@ -163,6 +164,10 @@ def token_create(
     """Create a token; its secret is printed once."""
     if role not in access.ROLES:
         raise fail(ValueError(f"unknown role {role!r}; use one of {', '.join(access.ROLES)}"), 2)
+    try:
+        check_line(name)
+    except ValueError as error:
+        raise fail(ValueError(f"--name: {error}"), 2) from error
     with _context() as ctx:
         made = access.create(ctx, name, role, days, _OPERATOR)
     typer.echo(made.secret)
@@ -174,7 +179,7 @@ def token_list() -> None:
     with _context() as ctx:
         for row in access.listing(ctx):
             state = "revoked" if row["revoked_at"] else "valid"
-            typer.echo(f"{row['id']}  {row['prefix']}..  {row['role']:9}  {state:7}  {row['name']}")
+            typer.echo(f"{row['id']}  {row['prefix']}..  {row['role']:9}  {state:7}  {isolated(row['name'])}")
 
 
 @token.command("revoke")
@@ -195,7 +200,10 @@ def doctor() -> None:
         typer.echo(f"sqlite {module.sqlite_version}: {sqlite_warning(module.sqlite_version_info) or 'ok'}")
         typer.echo(f"database: ok, clock {store.now(session):.0f}, revision {migrate.current_revision(store)}")
         rows = [row for row in workers.listing(session) if row.status != WorkerStatus.RETIRED]
-    found = [*_plugin_defects(), *(_told(f"worker {row.name}", **item) for row in rows for item in defects_of(row))]
+    found = [
+        *_plugin_defects(),
+        *(_told(f"worker {isolated(row.name)}", **item) for row in rows for item in defects_of(row)),
+    ]
     for line in found or ["plug-ins: ok"]:
         typer.echo(line)
 

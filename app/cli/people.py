@@ -24,6 +24,7 @@ from lockstep.spec.problems import InvalidSpecError
 from lockstep.spec.reading import load_file
 from lockstep.spec.resolve import diff_paths, parse
 from lockstep.spec.rules import check
+from lockstep.text import isolated
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Lockstep A/B experiments for RL.")
 spec_commands = typer.Typer(no_args_is_help=True, help="Work on specifications without a server.")
@@ -150,7 +151,7 @@ def list_experiments(
             if number >= limit:
                 break
             share = f"{100 * item['progress']['fraction']:.0f} %"
-            typer.echo(f"{item['id']}  {item['status']:10} {share:>5}  {item['name']}")
+            typer.echo(f"{item['id']}  {item['status']:10} {share:>5}  {isolated(item['name'])}")
 
 
 @app.command()

@@ -57,8 +57,8 @@ def get_artifact(ctx: ContextDep, actor: Reader, artifact_id: ArtifactId) -> Any
 def download_artifact(ctx: ContextDep, actor: Reader, artifact_id: ArtifactId) -> Response:
     """Download a stored file; ranges are served."""
     row = reading.show_artifact(ctx, artifact_id)
-    path = ctx.files.path(row.sha256)
-    if not path.exists():
+    path = ctx.files.held(row.sha256)
+    if path is None:
         raise NotFoundError("the stored object is missing", code="missing_object")
     return FileResponse(
         path,

@@ -28,6 +28,7 @@ from app.services.series import SeriesRequest
 from lockstep.spec.problems import InvalidSpecError
 from lockstep.spec.reading import load_bytes
 from lockstep.status import Desired
+from lockstep.text import Name, Note, Searched, Word, control_at
 
 router = APIRouter(prefix="/api/v1", tags=["experiments"], route_class=StrictRoute)
 
@@ -126,9 +127,9 @@ def list_experiments(
         | None,
         Query(),
     ] = None,
-    owner: Annotated[str | None, Query(max_length=200)] = None,
-    tag: Annotated[str | None, Query(max_length=64)] = None,
-    q: Annotated[str | None, Query(max_length=200, description="Part of the name, or an id")] = None,
+    owner: Annotated[Searched | None, Query(max_length=200)] = None,
+    tag: Annotated[Searched | None, Query(max_length=64)] = None,
+    q: Annotated[Searched | None, Query(max_length=200, description="Part of the name, or an id")] = None,
     cursor: Cursor = None,
     limit: Limit = 50,
 ) -> Any:
@@ -155,9 +156,9 @@ class Edit(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: Annotated[str, Field(min_length=1, max_length=200)] | None = None
-    notes: Annotated[str, Field(max_length=20_000)] | None = None
-    tags: Annotated[list[Annotated[str, Field(min_length=1, max_length=64)]], Field(max_length=32)] | None = None
+    name: Name | None = None
+    notes: Annotated[Note, Field(max_length=20_000)] | None = None
+    tags: Annotated[list[Word], Field(max_length=32)] | None = None
     priority: Annotated[int, Field(ge=0, le=100)] | None = None
 
 
@@ -171,8 +172,6 @@ def edit_experiment(
 ) -> Any:
     """Change name, notes, tags or priority; If-Match guards against a lost update."""
     changes = {name: value for name, value in edit.model_dump().items() if value is not None}
-    if "\x00" in str(changes):
-        raise InvalidError("text must not contain NUL", code="control_character")
     match = request.headers.get("if-match")
     version = match.strip('"').split("-")[0] if match else None
     if changes:
@@ -182,8 +181,8 @@ def edit_experiment(
 
 def _steer(ctx: Context, experiment_id: str, desired: Desired, body: bytes, actor: Any) -> tuple[int, dict[str, Any]]:
     reason = json_object(body).get("reason", "")
-    if not isinstance(reason, str) or len(reason) > 1000 or "\x00" in reason:
-        raise InvalidError("reason must be text of at most 1000 characters", code="reason")
+    if not isinstance(reason, str) or len(reason) > 1000 or control_at(reason) is not None:
+        raise InvalidError("reason must be text of at most 1000 characters, none a control character", code="reason")
     changed = steering.set_desired(ctx, experiment_id, desired, reason, actor)
     document = {"id": experiment_id, "desired": desired.value, "changed": changed}
     return (202 if changed else 200), document

@@ -12,6 +12,7 @@ from starlette.responses import JSONResponse, PlainTextResponse
 from app.routes import documents as d
 from app.routes.deps import SESSION_COOKIE, Admin, ContextDep, Operator, Reader, StrictRoute
 from app.services import access, audit, operations, steering, waiting
+from lockstep.text import Name
 
 router = APIRouter(prefix="/api/v1", tags=["operations"], route_class=StrictRoute)
 health = APIRouter(tags=["operations"])
@@ -35,7 +36,7 @@ class TokenRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid")
 
-    name: str = Field(min_length=1, max_length=200, pattern=r"^[^\x00-\x1f]+$")
+    name: Name
     role: Literal["viewer", "submitter", "operator", "admin", "worker"]
     days: float | None = Field(None, gt=0, le=3650)
 

@@ -18,6 +18,7 @@ from app.services import assignments, ingest, reading, scheduling, workers
 from app.services.ingest import Upload
 from app.services.operations import METRICS
 from lockstep import protocol as p
+from lockstep.text import Line
 
 router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
 
@@ -176,14 +177,14 @@ async def upload_file(
     request: Request,
     run_id: Annotated[str, Query(max_length=60)],
     kind: Annotated[str, Query(pattern="^(checkpoint|policy|artifact)$")],
-    name: Annotated[str, Query(min_length=1, max_length=200)],
+    name: Annotated[Line, Query(min_length=1, max_length=200)],
     next_round: Annotated[int | None, Query(ge=0, le=1_000_000)] = None,
 ) -> Any:
     """Upload a checkpoint or policy; a checkpoint counts after its commit."""
     if kind == "checkpoint" and next_round is None:
         raise InvalidError("a checkpoint needs next_round", code="missing_round")
     body = await request.body()
-    upload = Upload(run_id, kind, name.replace("\x00", ""), next_round, sha256)
+    upload = Upload(run_id, kind, name, next_round, sha256)
     stored = await run_in_threadpool(ingest.put_file, ctx, assignment_id, lease, upload, [body])
     return {"sha256": stored.sha256, "size_bytes": stored.size_bytes}
 

@@ -9,7 +9,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
-from app.errors import TooLargeError
+from app.errors import BusyError, TooLargeError
 from app.store.engine import StartupError
 
 
@@ -33,7 +33,7 @@ class FileStore:
     """
 
     def __init__(self, root: Path) -> None:
-        self.root = root.absolute()
+        self.root = root.resolve()
         self.incoming = self.root / "incoming"
         try:
             self.incoming.mkdir(parents=True, exist_ok=True)
@@ -54,6 +54,8 @@ class FileStore:
             stored = self._write(temporary, chunks, max_bytes)
             target = self.path(stored.sha256)
             target.parent.mkdir(exist_ok=True)
+            if target.parent.is_symlink():
+                raise BusyError(f"the folder {target.parent.name} of the stored files is a symbolic link; mend it")
             temporary.replace(target)
         finally:
             temporary.unlink(missing_ok=True)
@@ -78,12 +80,17 @@ class FileStore:
             raise ValueError("not a SHA-256 in hex")
         return self.root / sha256[:2] / sha256
 
+    def held(self, sha256: str) -> Path | None:
+        """Return where an object lies, None where it does not: a symbolic link in its place is not followed."""
+        path = self.path(sha256)
+        return path if path.is_file() and path.resolve() == path else None
+
     def read(self, sha256: str) -> bytes | None:
         """Return an object whole, or None when it is missing or does not match its hash."""
-        try:
-            content = self.path(sha256).read_bytes()
-        except FileNotFoundError:
+        path = self.held(sha256)
+        if path is None:
             return None
+        content = path.read_bytes()
         return content if hashlib.sha256(content).hexdigest() == sha256 else None
 
     def remove(self, sha256: str) -> None:

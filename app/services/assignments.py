@@ -73,7 +73,8 @@ def _mismatch(
 
 
 def _mark_ready(session: Session, now: float, row: AssignmentRow, block: BlockRow, request: ReadyRequest) -> None:
-    record = request.warm_up.get("record")
+    warm_up = ingest.storable(request.warm_up)
+    record = warm_up.get("record")
     if isinstance(record, dict):
         for run_id in leases.run_ids(session, row.id):
             experiments.change_run(session, run_id, record=record)
@@ -88,7 +89,7 @@ def _mark_ready(session: Session, now: float, row: AssignmentRow, block: BlockRo
         replicate=block.replicate,
         device=row.device_uid,
         round=request.resume_round,
-        payload=request.warm_up,
+        payload=warm_up,
     )
     add_events(session, now, block.experiment_id, [event])
 

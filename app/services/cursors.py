@@ -7,6 +7,7 @@ import json
 from typing import Any
 
 from app.errors import InvalidError
+from lockstep.text import control_at
 
 
 def encode_cursor(*parts: Any) -> str:
@@ -25,6 +26,6 @@ def decode_cursor(text: str) -> list[Any]:
         parts = json.loads(base64.urlsafe_b64decode(padded.encode("ascii")))
     except (ValueError, UnicodeError) as error:
         raise InvalidError("the cursor is not one that this server gave", code="bad_cursor") from error
-    if not isinstance(parts, list):
+    if not isinstance(parts, list) or control_at(parts) is not None:
         raise InvalidError("the cursor is not one that this server gave", code="bad_cursor")
     return parts

@@ -15,7 +15,16 @@ from app.services.cursors import decode_cursor, encode_cursor
 from app.services.steering import existing
 from app.store import events, experiments, logs, points, results, workers
 from app.store.experiments import Listing
-from app.store.rows import ArmRow, ArtifactRow, BlockRow, BlockState, HoldingWorker, ListedExperiment, RunOfArm, WorkerRow
+from app.store.rows import (
+    ArmRow,
+    ArtifactRow,
+    BlockRow,
+    BlockState,
+    HoldingWorker,
+    ListedExperiment,
+    RunOfArm,
+    WorkerRow,
+)
 from lockstep.spec.metrics import primary_of, shown_of
 from lockstep.status import TERMINAL_BLOCK, BlockStatus, ExperimentStatus, WorkerStatus
 

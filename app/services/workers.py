@@ -14,6 +14,7 @@ from app.services.audit import record
 from app.services.block_ends import blame_device, end_assignment, settle
 from app.services.context import Actor, Context
 from app.services.fencing import grace, refuse_gone
+from app.services.ingest import storable
 from app.store import blocks, leases, scheduling, workers
 from app.store.blocks import Why
 from app.store.rows import AssignmentRow, BlockRow, WorkerRow
@@ -80,7 +81,7 @@ def _enter(ctx: Context, session: Session, request: RegisterRequest, tasks: Mapp
         leases.move_worker(session, now, lost.id, WorkerStatus.RETIRED, "superseded by a new incarnation")
     worker_id = ctx.store.new_id("wrk")
     environments = {**request.environments, **{kind: {"tasks": key} for kind, key in tasks.items()}}
-    workers.insert_worker(session, now, {"id": worker_id, **_columns(request), "environments": environments})
+    workers.insert_worker(session, now, {"id": worker_id, **_columns(request), "environments": storable(environments)})
     if quarantined and holder is not None:  # a restart does not clear a quarantine; an operator does
         text = (holder.status_text or "").removeprefix(_STILL_QUARANTINED)
         leases.move_worker(session, now, worker_id, WorkerStatus.QUARANTINED, _STILL_QUARANTINED + text)
@@ -98,9 +99,9 @@ def _columns(request: RegisterRequest) -> dict[str, object]:
         "device_class": device.device_class,
         "device_model": device.model,
         "memory_bytes": float(device.memory_bytes),
-        "versions": request.versions,
-        "datasets": request.datasets,
-        "rewards": request.rewards,
+        "versions": storable(request.versions),
+        "datasets": storable(request.datasets),
+        "rewards": storable(request.rewards),
     }
 
 
@@ -160,7 +161,7 @@ def heartbeat(ctx: Context, worker_id: str, request: HeartbeatRequest) -> Heartb
             states = [_renew(ctx, session, now, worker, item) for item in request.progress]
             if worker.status == WorkerStatus.RESERVED:
                 leases.keep_uncollected(session, worker, now + ctx.settings.lease_ttl_seconds)
-            status = workers.note_beat(session, now, worker_id, request.health.model_dump())
+            status = workers.note_beat(session, now, worker_id, storable(request.health.model_dump()))
             status = _follow(session, now, worker, WorkerStatus(status), request)
     if status != worker.status:
         ctx.bell.ring()
@@ -193,7 +194,7 @@ def _renew(ctx: Context, session: Session, now: float, worker: WorkerRow, item: 
         item.assignment_id,
         item.lease,
         now + ctx.settings.lease_ttl_seconds,
-        {"round": item.round, "step": item.step, **({"inside": item.inside} if item.inside else {})},
+        {"round": item.round, "step": item.step, **({"inside": storable(item.inside)} if item.inside else {})},
         item.frame_age_seconds,
     )
     block = blocks.get(session, renewed.block_id) if renewed is not None else None
@@ -224,7 +225,7 @@ def _follow(
         leases.move_worker(session, now, worker.id, WorkerStatus.CLEANING, "answers again; it holds no lease")
         status = WorkerStatus.CLEANING
     if not request.health.ok and status in (WorkerStatus.STARTING, WorkerStatus.IDLE, WorkerStatus.CLEANING):
-        leases.move_worker(session, now, worker.id, WorkerStatus.QUARANTINED, request.health.detail)
+        leases.move_worker(session, now, worker.id, WorkerStatus.QUARANTINED, storable(request.health.detail))
         blame_device(session, now, worker.id)
         return WorkerStatus.QUARANTINED
     if request.state == "idle" and status in (WorkerStatus.STARTING, WorkerStatus.CLEANING):

@@ -29,6 +29,7 @@ from lockstep.spec.presets import PRESETS, merge
 from lockstep.spec.problems import InvalidSpecError, Problem, nearest, pointer
 from lockstep.spec.reading import MAX_DEPTH, depth, too_deep
 from lockstep.spec.rewards import Reward
+from lockstep.text import control_at
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
@@ -134,6 +135,9 @@ def _check_plain(raw: Mapping[str, Any]) -> None:
         raise _problem("", "malformed", message, "use text, finite numbers, lists and mappings") from error
     if depth(raw) > MAX_DEPTH:
         raise too_deep()
+    place = control_at(raw)
+    if place is not None:
+        raise _problem(place, "control_character", "control characters are not allowed", "remove them")
 
 
 def _with_preset(raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,9 +8,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, FiniteFloat, Tag
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, FiniteFloat, Tag
 
 from lockstep.spec.tasks import Optim
+from lockstep.text import Name, Note, Word
 
 Text = Annotated[str, Field(max_length=200)]
 Positive = Annotated[FiniteFloat, Field(gt=0)]
@@ -22,15 +23,6 @@ TAGS = _SLOTS, _EPISODE = "@slots", "@episode"
 Scalar = bool | int | FiniteFloat | str | None
 
 
-def _no_control_characters(text: str) -> str:
-    if any(ord(char) < 32 and char not in "\n\t" for char in text):
-        raise ValueError("control characters are not allowed; remove them")
-    return text
-
-
-CleanText = Annotated[str, AfterValidator(_no_control_characters)]
-
-
 class Section(BaseModel):
     """Base of all sections: closed, frozen, strict, addressed by the public (alias) names."""
 
@@ -40,16 +32,12 @@ class Section(BaseModel):
 class Experiment(Section):
     """What the experiment is called and how often it is repeated."""
 
-    name: Annotated[CleanText, Field(min_length=1, max_length=200)] = Field(
-        description="Free text; a label, never an identifier"
-    )
+    name: Name = Field(description="Free text; a label, never an identifier")
     kind: Literal["ab", "aa"] = Field("ab", description="aa: identical arms, a check of the machinery")
     seed: int = Field(42, ge=0, le=2**63 - 1, description="Root random seed")
     replicates: int = Field(6, ge=1, le=1000, description="Planned blocks; 6 is the least for p <= 0.05")
-    notes: Annotated[CleanText, Field(max_length=20_000)] = Field("", description="Free text")
-    tags: tuple[Annotated[CleanText, Field(min_length=1, max_length=64)], ...] = Field(
-        (), max_length=32, description="Free words to find the experiment by"
-    )
+    notes: Annotated[Note, Field(max_length=20_000)] = Field("", description="Free text")
+    tags: tuple[Word, ...] = Field((), max_length=32, description="Free words to find the experiment by")
     priority: int = Field(50, ge=0, le=100, description="Higher is served first")
     mode: Literal["full", "smoke"] = Field("full", description="smoke: one replicate of two rounds")
     tuning: tuple[str, ...] = Field((), max_length=100, description="Experiments whose seed is refused here")

@@ -10,11 +10,11 @@ let paused = false;
 function row(item) {
   const share = Math.round(100 * item.progress.fraction);
   return element("tr", {},
-    element("td", {}, element("a", { href: `${base}/experiments/${item.id}` }, item.name), ...item.tags.map((tag) => element("span", { class: "badge" }, tag))),
+    element("td", {}, element("a", { href: `${base}/experiments/${item.id}` }, element("bdi", {}, item.name)), ...item.tags.map((tag) => element("bdi", { class: "badge" }, tag))),
     element("td", {}, badge(item.status)),
     element("td", {}, element("progress", { max: 100, value: share }), ` ${share} %`),
     element("td", {}, String(item.num_arms)), element("td", {}, String(item.progress.blocks)),
-    element("td", {}, item.owner), element("td", {}, when(item.created_at)));
+    element("td", {}, element("bdi", {}, item.owner)), element("td", {}, when(item.created_at)));
 }
 
 async function list(append = false) {

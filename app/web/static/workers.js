@@ -23,7 +23,7 @@ function button(worker) {
 async function refresh() {
   const { items } = await call("GET", "workers");
   document.getElementById("workers").tBodies[0].replaceChildren(...items.map((worker) => element("tr", {},
-    element("td", {}, worker.name), element("td", {}, worker.device_class, element("br"), element("code", {}, worker.device_uid)),
+    element("td", {}, element("bdi", {}, worker.name)), element("td", {}, worker.device_class, element("br"), element("code", {}, worker.device_uid)),
     element("td", {}, badge(worker.status), " ", worker.status_text || "", ...worker.defects.map(defect)), element("td", {}, holds(worker)),
     element("td", {}, worker.health.memory_used_bytes ? `${(worker.health.memory_used_bytes / 2 ** 30).toFixed(1)} GiB` : ""),
     element("td", {}, `${worker.seen_seconds_ago} s ago`), element("td", {}, button(worker)))));

@@ -1,0 +1,89 @@
+"""Text that people give: what may stand in a name and in a note, and how a name is shown among other text.
+
+A name is a label of any script on one line. Control characters and lone surrogates, which no database holds and a
+terminal obeys, are refused by every way in.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from typing import Annotated, Any
+
+from pydantic import AfterValidator, Field
+
+_LINE_BREAKS = "\u2028\u2029"
+#: Begin and end of text whose direction ends with it.
+_ISOLATE, _END = "\u2068", "\u2069"
+_ISOLATES = dict.fromkeys(map(ord, "\u2066\u2067\u2068\u2069"))
+
+
+def check_line(text: str) -> str:
+    """Return a text of one line as it is.
+
+    Raises:
+        ValueError: it is blank, or has a control character or a line break in it.
+    """
+    _refuse_controls(text, "")
+    if not any(unicodedata.category(char)[0] not in "ZC" for char in text):
+        raise ValueError("it is blank; write a word")
+    return text
+
+
+def check_note(text: str) -> str:
+    """Return a text of any lines as it is.
+
+    Raises:
+        ValueError: it has a control character other than line break and tab in it.
+    """
+    _refuse_controls(text, "\n\t")
+    return text
+
+
+def check_storable(text: str) -> str:
+    """Return a text to search for as it is.
+
+    Raises:
+        ValueError: nothing stored can match it.
+    """
+    _refuse_controls(text, "".join(map(chr, range(1, 32))))
+    return text
+
+
+def control_at(value: Any, at: str = "") -> str | None:
+    """Return the JSON pointer of the first text or key in plain data that has a control character, None without one.
+
+    Line breaks and tabs are none.
+    """
+    if isinstance(value, str):
+        return at if any(_is_control(char) for char in value if char not in "\r\n\t") else None
+    if isinstance(value, dict):
+        if any(control_at(key) is not None for key in value):
+            return at
+        items = [(key, item) for key, item in value.items()]
+    else:
+        items = list(enumerate(value)) if isinstance(value, list | tuple) else []
+    found = (control_at(item, f"{at}/{key}") for key, item in items)
+    return next((place for place in found if place is not None), None)
+
+
+def isolated(text: str) -> str:
+    """Return a name for a line of other text: its direction, left or right, ends where it ends."""
+    if text.isascii():
+        return text
+    return f"{_ISOLATE}{text.translate(_ISOLATES)}{_END}"
+
+
+def _refuse_controls(text: str, allowed: str) -> None:
+    if any(char not in allowed and (_is_control(char) or char in _LINE_BREAKS) for char in text):
+        raise ValueError("control characters are not allowed; remove them")
+
+
+def _is_control(char: str) -> bool:
+    return unicodedata.category(char) in ("Cc", "Cs")
+
+
+Line = Annotated[str, AfterValidator(check_line)]
+Note = Annotated[str, AfterValidator(check_note)]
+Searched = Annotated[str, AfterValidator(check_storable)]
+Name = Annotated[Line, Field(min_length=1, max_length=200)]
+Word = Annotated[Line, Field(min_length=1, max_length=64)]
