@@ -89,8 +89,17 @@ def lock(session: Session, block_id: str) -> None:
 _LOCK = select(t.block.c.id).where(t.block.c.id == bindparam("block_id")).with_for_update()
 
 
-def move(session: Session, now: float, block: BlockRow, target: BlockStatus, why: Why, **values: Any) -> bool:
-    """Move a block to ``target`` if the transition table allows it; record the event.
+def move(
+    session: Session,
+    now: float,
+    block: BlockRow,
+    target: BlockStatus,
+    why: Why,
+    *,
+    among: frozenset[BlockStatus] | None = None,
+    **values: Any,
+) -> bool:
+    """Move a block to ``target`` if the transition table allows it, from ``among`` only if given; record the event.
 
     Returns:
         False when the block is in a state from which ``target`` cannot be reached; nothing changed.
@@ -99,7 +108,7 @@ def move(session: Session, now: float, block: BlockRow, target: BlockStatus, why
         values = {"cause": why.cause, "cause_text": why.sentence(), **values}
     if target in TERMINAL_BLOCK:
         values["finished_at"] = utc(now)
-    guard = ("status", block_sources(target))
+    guard = ("status", among or block_sources(target))
     values = {"status": target, **values}
     moved = update_one(session, t.block, block.id, values, guard=guard, returning="attempt")
     if moved is None:
@@ -201,10 +210,14 @@ def stop(
     return False
 
 
+_UNASSIGNED = frozenset({BlockStatus.QUEUED, BlockStatus.PAUSED})
+
+
 def finish_unassigned(session: Session, now: float, block: BlockRow, desired: Desired, why: Why) -> bool:
     """Pause or cancel a block that holds no device (queued or paused)."""
     target = BlockStatus.CANCELLED if desired is Desired.CANCEL else BlockStatus.PAUSED
-    if not move(session, now, block, target, why, desired=desired):
+    # a stopping block may still hold a device: it is paused or cancelled when that is released
+    if not move(session, now, block, target, why, among=_UNASSIGNED, desired=desired):
         return False
     if desired is Desired.CANCEL:
         move_runs(session, now, block, RunStatus.CANCELLED, why)

@@ -245,3 +245,18 @@ def test_older_process_of_a_worker_is_told_to_end(ctx: Context) -> None:
             call()
         assert told.value.code == "device_in_use"
     assert second.claim() is None
+
+
+@pytest.mark.parametrize(("desired", "status"), [(Desired.PAUSE, "paused"), (Desired.CANCEL, "cancelled")])
+def test_block_that_stops_is_paused_or_cancelled_once_its_last_device_is_released(
+    ctx: Context, desired: Desired, status: str
+) -> None:
+    experiment_id = submit(ctx, tiny_spec(lockstep={"placement": "one_per_device"}))
+    pair = [SimulatedWorker(ctx, name).register() for name in ("w0", "w1")]
+    for worker in pair:
+        assert worker.claim() is not None
+    pair[0].release("stopped", "preempted")
+    steering.set_desired(ctx, experiment_id, desired, "", LOCAL)
+    assert blocks_of(ctx, experiment_id) == ["stopping"]
+    pair[1].release("stopped", "user")
+    assert blocks_of(ctx, experiment_id) == [status]
