@@ -401,4 +401,7 @@ def _no_inference(facts: VerdictFacts) -> str:
         clock = facts.clock
         waits = "" if clock is None else f" It is due after {clock.due} complete blocks; {clock.complete} are complete."
         return f"The registered analysis is not due yet.{waits}"
-    return f"n = {_sizes(facts)} cannot reach alpha = {exact(round(facts.level, 4))} with this test."
+    asked = [pair for pair in facts.result.pairs if pair.in_family]
+    level = max((pair.evidence.level for pair in asked), default=facts.level)
+    over = f" ({exact(round(facts.level, 4))} over {len(asked)} comparisons)" if level < facts.level else ""
+    return f"n = {_sizes(facts)} cannot reach alpha = {exact(round(level, 4))}{over} with this test."
