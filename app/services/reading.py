@@ -43,24 +43,15 @@ class ListRequest:
 
 def list_experiments(ctx: Context, request: ListRequest) -> dict[str, Any]:
     """Return a page of experiments, newest first; ``next`` is null at the end."""
-    before = _before(request.cursor)
-    items: list[dict[str, Any]] = []
+    listing = Listing(
+        request.status, request.owner, request.tag, request.text, _before(request.cursor), request.limit + 1
+    )
     with ctx.store.read() as session:
-        while len(items) < request.limit:
-            listing = Listing(request.owner, request.tag, request.text, before, request.limit + 1)
-            rows = experiments.list_page(session, listing)
-            states = experiments.block_states(session, [row.id for row in rows])
-            for row in rows[: request.limit]:
-                before = (row.created_at, row.id)
-                document = _list_item(row, states[row.id])
-                if request.status is None or document["status"] == request.status:
-                    items.append(document)
-                if len(items) == request.limit:
-                    break
-            if len(rows) <= request.limit:
-                exhausted = not rows or before == (rows[-1].created_at, rows[-1].id)
-                return {"items": items, "next": None if exhausted else _after(before)}
-    return {"items": items, "next": _after(before)}
+        rows = experiments.list_page(session, listing)
+        shown = rows[: request.limit]
+        states = experiments.block_states(session, [row.id for row in shown])
+    last = (shown[-1].created_at, shown[-1].id) if len(rows) > len(shown) else None
+    return {"items": [_list_item(row, states[row.id]) for row in shown], "next": _after(last)}
 
 
 def _before(cursor: str | None) -> tuple[datetime, str] | None:

@@ -65,9 +65,8 @@ def _assign_all(ctx: Context, session: Session, now: float) -> int:
         for block in page:
             if not any(view.idle for view in views.values()):
                 return assigned  # each further block would cost queries for nothing
-            choice = queue_pass.choose(block, queue_pass.need(block, live.get(block.id, 0)))
+            choice = queue_pass.choose(block, live.get(block.id, 0))
             if isinstance(choice, Fit) and _assign(ctx, session, now, block, choice, idle):
-                queue_pass.frozen.setdefault(block.experiment_id, choice.placement)
                 assigned += 1
         seen += len(page)
         if len(page) < size:
@@ -87,24 +86,25 @@ class _Tick:
     held: frozenset[str] = frozenset()
     frozen: dict[str, str] = field(default_factory=dict)  # placements resolved in this pass, by experiment
 
-    def need(self, block: WaitingBlock, num_live: int) -> Need:
-        """Return what a block needs, with the placement that its experiment has by now."""
-        placement = block.placement_resolved or self.frozen.get(block.experiment_id) or block.placement
-        return need_of(block, placement, num_live)
-
-    def choose(self, block: WaitingBlock, need: Need) -> Fit | Wait:
+    def choose(self, block: WaitingBlock, num_live: int) -> Fit | Wait:
         """Return the workers of a block and count them as given, or why it waits."""
         limit = self.settings.owner_device_limit
         if self.in_use.get(block.owner, 0) >= limit:
             return Wait("owner_limit", f"{block.owner} already uses {limit} devices, the limit", {"limit": limit})
+        need = need_of(block, self._placement(block), num_live)
         choice = fit(need, list(self.views.values()), self.held)
         if isinstance(choice, Wait):
             self._hold(block, need)
             return choice
+        self.frozen.setdefault(block.experiment_id, choice.placement)
         self.in_use[block.owner] = self.in_use.get(block.owner, 0) + len(choice.workers)
         for worker in choice.workers:
             self.views[worker.id] = replace(self.views[worker.id], idle=False)
         return choice
+
+    def _placement(self, block: WaitingBlock) -> str:
+        """Return the placement that the experiment of a block has by now."""
+        return block.placement_resolved or self.frozen.get(block.experiment_id) or block.placement
 
     def _hold(self, block: WaitingBlock, need: Need) -> None:
         """The first gang in order that has waited long enough keeps its class from later blocks."""
@@ -122,10 +122,7 @@ def explain_in_order(
         session, now, scheduling.owner_shares(session, now, queue_pass.in_use), limit=limit
     )
     live = blocks.count_live_runs(session, [row.id for row in rows])
-    return [
-        (row, queue_pass.choose(row, need_of(row, row.placement_resolved or row.placement, live.get(row.id, 1))))
-        for row in rows
-    ]
+    return [(row, queue_pass.choose(row, live.get(row.id, 0))) for row in rows]
 
 
 def worker_view(row: WorkerRow, *, idle: bool) -> WorkerView:

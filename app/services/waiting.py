@@ -12,7 +12,7 @@ from app.services.placement import Fit, Wait, WorkerView
 from app.services.scheduling import explain_in_order, worker_view
 from app.store import scheduling
 from app.store.rows import BlockRow, ExperimentRow
-from lockstep.status import BlockStatus, Desired, WorkerStatus
+from lockstep.status import BlockStatus, Desired
 
 
 def why_waiting(
@@ -40,11 +40,8 @@ def _why(code: str, text: str, **numbers: float) -> dict[str, Any]:
 def explain_queue(ctx: Context, session: Session, *, limit: int = 500) -> list[dict[str, Any]]:
     """Return the eligible blocks in order with the reason why each one waits."""
     now = ctx.store.now(session)
-    ttl = ctx.settings.lease_ttl_seconds
-    views = [
-        worker_view(row, idle=row.status == WorkerStatus.IDLE and not row.drain and row.seen_epoch > now - ttl)
-        for row in scheduling.registered_workers(session)
-    ]
+    idle = scheduling.idle_ids(session, now, ctx.settings.lease_ttl_seconds)
+    views = [worker_view(row, idle=row.id in idle) for row in scheduling.registered_workers(session)]
     paused = scheduling.queue_paused(session)
     decided = explain_in_order(ctx, session, now, {view.id: view for view in views}, limit)
     return [

@@ -8,7 +8,23 @@ from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
 
-from sqlalchemy import Float, Integer, Select, Text, and_, bindparam, cast, func, insert, or_, select, update
+from sqlalchemy import (
+    Case,
+    Float,
+    Integer,
+    Select,
+    Text,
+    and_,
+    bindparam,
+    case,
+    cast,
+    exists,
+    func,
+    insert,
+    or_,
+    select,
+    update,
+)
 from sqlalchemy.orm import Session
 
 from app.store import tables as t
@@ -26,7 +42,16 @@ from app.store.rows import (
     every,
     one,
 )
-from lockstep.status import OPEN_BLOCK, BlockStatus, Cause, Desired, ExperimentStatus, RunStatus, experiment_status
+from lockstep.status import (
+    ACTIVE_BLOCK,
+    OPEN_BLOCK,
+    BlockStatus,
+    Cause,
+    Desired,
+    ExperimentStatus,
+    RunStatus,
+    experiment_status,
+)
 
 
 @dataclass(frozen=True)
@@ -179,10 +204,43 @@ def derived_status(experiment: ListedExperiment, block_rows: Sequence[BlockState
     )
 
 
+def _derived_in_sql() -> Case[str]:
+    """Return what ``derived_status`` says of a row of the experiment table, for a filter."""
+    blocks, later = t.block.alias(), t.block.alias()
+    mine = blocks.c.experiment_id == t.experiment.c.id
+    same = (later.c.experiment_id == blocks.c.experiment_id) & (later.c.replicate == blocks.c.replicate)
+    newest = ~exists().where(same, later.c.generation > blocks.c.generation)
+
+    def has(*conditions: Any) -> Any:
+        return exists().where(mine, newest, *conditions)
+
+    decided = (blocks.c.status == BlockStatus.CANCELLED) & (func.coalesce(blocks.c.cause, "") == Cause.DECIDED)
+    desired = t.experiment.c.desired
+    active = case(
+        (desired == Desired.CANCEL, ExperimentStatus.CANCELLING),
+        (desired == Desired.PAUSE, ExperimentStatus.PAUSING),
+        else_=ExperimentStatus.RUNNING,
+    )
+    started = exists().where(mine, blocks.c.attempt > 0)
+    return case(
+        (has(blocks.c.status.in_(ACTIVE_BLOCK)), active),
+        (
+            has(blocks.c.status == BlockStatus.QUEUED),
+            case((started, ExperimentStatus.WAITING), else_=ExperimentStatus.QUEUED),
+        ),
+        (has(blocks.c.status == BlockStatus.PAUSED), ExperimentStatus.PAUSED),
+        (~has(blocks.c.status != BlockStatus.SUCCEEDED, ~decided), ExperimentStatus.SUCCEEDED),
+        (desired == Desired.CANCEL, ExperimentStatus.CANCELLED),
+        (has(blocks.c.status == BlockStatus.SUCCEEDED), ExperimentStatus.PARTIAL),
+        else_=ExperimentStatus.FAILED,
+    )
+
+
 @dataclass(frozen=True)
 class Listing:
     """What a list of experiments is filtered by."""
 
+    status: str | None = None
     owner: str | None = None
     tag: str | None = None
     text: str | None = None
@@ -199,6 +257,8 @@ def list_page(session: Session, listing: Listing) -> list[ListedExperiment]:
 
 
 def _filtered(query: Select[Any], listing: Listing) -> Select[Any]:
+    if listing.status is not None:
+        query = query.where(_derived_in_sql() == listing.status)
     if listing.owner is not None:
         query = query.where(t.experiment.c.owner == listing.owner)
     if listing.text:

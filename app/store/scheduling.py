@@ -200,7 +200,12 @@ def idle_workers(session: Session, now: float, ttl: float) -> list[IdleWorker]:
     return every(IdleWorker, session.execute(_IDLE, {"since": now - ttl}))
 
 
-_IDLE = (
+def idle_ids(session: Session, now: float, ttl: float) -> set[str]:
+    """Return the ids of the workers that may be given work; locks nothing."""
+    return {row.id for row in session.execute(_FREE, {"since": now - ttl})}
+
+
+_FREE = (
     select(*columns(IdleWorker, t.worker))
     .where(
         t.worker.c.status == WorkerStatus.IDLE,
@@ -209,8 +214,8 @@ _IDLE = (
         ~exists().where(t.assignment.c.device_uid == t.worker.c.device_uid, t.IS_LIVE),
     )
     .order_by(t.worker.c.id)
-    .with_for_update(skip_locked=True)
 )
+_IDLE = _FREE.with_for_update(skip_locked=True)
 
 
 def registered_workers(session: Session) -> list[WorkerRow]:

@@ -250,6 +250,15 @@ def test_auto_on_idle_gpus_takes_one_device_for_each_arm(ctx: Context) -> None:
     assert [item.placement for item in assignments if item] == ["one_per_device", "one_per_device"]
 
 
+def test_the_explanation_makes_the_pass_of_the_scheduler(ctx: Context) -> None:
+    submit(ctx, one_round(experiment={"replicates": 2}, lockstep={"placement": "auto"}))
+    trio = fleet(ctx, 3, kind="gpu", device_class="H")
+    told = [item["why_waiting"]["code"] for item in queue_document(ctx)["items"]]
+    assert told == ["starting", "behind_in_order"], "the placement of the first block holds for the second"
+    assert len([worker for worker in trio if worker.claim()]) == 2
+    assert [item["why_waiting"]["code"] for item in queue_document(ctx)["items"]] == ["needs_devices"]
+
+
 def test_why_waiting_names_each_reason(ctx: Context, clock: Clock) -> None:
     experiment_id = submit(ctx, tiny_spec())
     assert waits(ctx, experiment_id) == "class_unavailable"
