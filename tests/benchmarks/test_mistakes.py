@@ -15,6 +15,7 @@ ROOT = Path(__file__).parents[2]
 SELECTION = ("wrong id", "NaN observation")
 
 
+@pytest.mark.slow
 @pytest.mark.server
 @pytest.mark.xdist_group("training")
 def test_a_selection_of_mistakes_harms_neither_worker_nor_an_innocent_experiment() -> None:
