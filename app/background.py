@@ -1,4 +1,4 @@
-"""BackgroundTasks of the server process: the scheduling tick, the sweep, and reports of what has ended.
+"""Background tasks of the server process: the scheduling tick, the sweep, and reports of what has ended.
 
 Two threads: building a report may take seconds, and the sweep must keep its rhythm meanwhile. All they do
 is idempotent and guarded in the database, so that any number of API processes may run them and a crash at

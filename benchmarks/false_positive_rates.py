@@ -10,23 +10,19 @@ Run: python -m benchmarks.false_positive_rates
 
 from __future__ import annotations
 
-import json
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from math import sqrt
 from pathlib import Path
 from typing import Any
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 from scipy.special import ndtr, ndtri, stdtr, stdtrit
 
+from benchmarks.simulated import write_rates
 from lockstep.stats.curves import curve_max_t
 from lockstep.stats.exact import rank_sum_null
 from lockstep.stats.paired import sign_flip
@@ -330,20 +326,9 @@ def _shown(row: Row) -> str:
 
 
 def _write(rows: list[Row], seconds: float) -> None:
-    RESULT.parent.mkdir(exist_ok=True)
-    document = {
-        "about": "false positives of common procedures between identical arms, nominal .05 (statistics.md 18)",
-        "date": datetime.now(UTC).date().isoformat(),
-        "versions": {
-            "lockstep": version("lockstep"),
-            "numpy": np.__version__,
-            "scipy": scipy.__version__,
-            "python": platform.python_version(),
-        },
-        "seconds": round(seconds, 1),
-        "rows": [asdict(row) | {"standard_error": round(row.standard_error, 5), "agrees": row.agrees} for row in rows],
-    }
-    RESULT.write_text(json.dumps(document, indent=1) + "\n")
+    about = "false positives of common procedures between identical arms, nominal .05 (statistics.md 18)"
+    shown = [asdict(row) | {"standard_error": round(row.standard_error, 5), "agrees": row.agrees} for row in rows]
+    write_rates(RESULT, about, seconds, rows=shown)
 
 
 if __name__ == "__main__":

@@ -12,21 +12,17 @@ every cell.
 
 from __future__ import annotations
 
-import json
-import platform
 import sys
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass
-from datetime import UTC, datetime
-from importlib.metadata import version
 from math import exp, sqrt
 from pathlib import Path
 
 import numpy as np
-import scipy
 from numpy.typing import NDArray
 
+from benchmarks.simulated import write_rates
 from lockstep.stats.exact import within
 from lockstep.stats.failures import analyse_with_sensitivity
 from lockstep.stats.registered import Design
@@ -199,19 +195,9 @@ def main(repetitions: int, largest: int) -> int:
 
 
 def _write(done: list[Cell], seconds: float) -> None:
-    document = {
-        "about": "false claims in terms of the mean under the default (mean) and the default before (shift)",
-        "date": datetime.now(UTC).date().isoformat(),
-        "versions": {
-            "lockstep": version("lockstep"),
-            "numpy": np.__version__,
-            "scipy": scipy.__version__,
-            "python": platform.python_version(),
-        },
-        "seconds": round(seconds, 1),
-        "cells": [asdict(c) | {"standard_error": round(c.standard_error, 5), "passed": c.passed} for c in done],
-    }
-    RESULT.write_text(json.dumps(document, indent=1) + "\n")
+    about = "false claims in terms of the mean under the default (mean) and the default before (shift)"
+    shown = [asdict(c) | {"standard_error": round(c.standard_error, 5), "passed": c.passed} for c in done]
+    write_rates(RESULT, about, seconds, cells=shown)
 
 
 if __name__ == "__main__":

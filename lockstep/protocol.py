@@ -14,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field
 from lockstep.text import Line, Name
 
 #: 2: an assignment tells each arm's differences. 3: and the discount of each reward of cross-evaluation.
-#: 4: progress tells which code of the user's a training process is in.
+#: 4: progress tells which code of the user's a training process is in. 5: a registration brings registries of tasks.
 PROTOCOL_VERSION = 5
 LEASE_HEADER = "Lockstep-Lease"
 MAX_POINTS = 5_000

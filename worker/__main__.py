@@ -1,4 +1,4 @@
-"""``python -m worker``: run a supervisor, fetch data sets, check environments, or start workers on a cluster.
+"""``python -m worker``: run a supervisor, fetch data sets, or check environments.
 
 SIGTERM drains: the share stops at its next round border, gives its block back, and the worker retires.
 """
@@ -23,7 +23,7 @@ from worker.options import Options
 
 def main() -> int:
     """Run the command named by the first argument."""
-    commands = {"data": "worker.data_cli", "env": "worker.env_cli", "launch": "worker.launch.ray"}
+    commands = {"data": "worker.data_cli", "env": "worker.env_cli"}
     if len(sys.argv) > 1 and sys.argv[1] in commands:
         os.execv(sys.executable, [sys.executable, "-m", commands[sys.argv[1]], *sys.argv[2:]])  # noqa: S606 - own modules
     return serve(parse(sys.argv[1:]))

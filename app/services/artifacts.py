@@ -88,9 +88,12 @@ class FileStore:
     def read(self, sha256: str) -> bytes | None:
         """Return an object whole, or None when it is missing or does not match its hash."""
         path = self.held(sha256)
-        if path is None:
+        try:
+            content = path.read_bytes() if path is not None else None
+        except FileNotFoundError:  # it went since
+            content = None
+        if content is None:
             return None
-        content = path.read_bytes()
         return content if hashlib.sha256(content).hexdigest() == sha256 else None
 
     def remove(self, sha256: str) -> None:

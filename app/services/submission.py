@@ -66,9 +66,8 @@ def check(ctx: Context, raw: Mapping[str, Any]) -> Checked:
         tasks = {kind: catalog.read(session, keys) for kind, keys in registries.items()}
         registered = Registered(rewards, environments, tasks)
         tuning = experiments.seeds_of(session, resolved.spec.experiment.tuning)
-    resolved = complete(resolved, registered)
-    with ctx.store.read() as session:
         pilot = _pilot(session, resolved)
+    resolved = complete(resolved, registered)
     problems, warnings = rules.check(resolved, registered)
     problems.extend(_tuning_problems(resolved, tuning))
     problems.extend(_pilot_problems(pilot, resolved))

@@ -15,9 +15,10 @@ from typing import Any
 from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
+from app.store import experiments
 from app.store import tables as t
 from app.store.engine import KEPT
-from app.store.rows import ArmRow, columns, every
+from app.store.rows import ArmRow
 from lockstep.spec.metrics import primary_of
 
 _KEPT_EXPERIMENTS = 256
@@ -75,7 +76,6 @@ def of(session: Session, experiment_id: str) -> Facts:
 
 def _read(session: Session, experiment_id: str) -> Facts:
     row = session.execute(_EXPERIMENT, {"experiment_id": experiment_id}).one()
-    arms = tuple(every(ArmRow, session.execute(_ARMS, {"experiment_id": experiment_id})))
     return Facts(
         owner=row.owner,
         seed=int(row.seed),
@@ -85,7 +85,7 @@ def _read(session: Session, experiment_id: str) -> Facts:
         lockstep=row.lockstep,
         checkpoint=row.checkpoint,
         primary=primary_of({"analysis": row.analysis, "env": row.env}),
-        arms=arms,
+        arms=tuple(experiments.arms(session, experiment_id)),
     )
 
 
@@ -100,8 +100,3 @@ _EXPERIMENT = select(
     t.experiment.c.spec["analysis"].label("analysis"),
     t.experiment.c.spec["env"].label("env"),
 ).where(t.experiment.c.id == bindparam("experiment_id"))
-_ARMS = (
-    select(*columns(ArmRow, t.arm))
-    .where(t.arm.c.experiment_id == bindparam("experiment_id"))
-    .order_by(t.arm.c.arm_index)
-)

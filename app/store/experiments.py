@@ -131,9 +131,13 @@ def _run_row(run_id: str, block_id: str, experiment_id: str, block: NewBlock, in
 
 def get(session: Session, experiment_id: str, *, lock: bool = False) -> ExperimentRow | None:
     """Return an experiment that is not deleted; ``lock`` holds its row to the end of the transaction."""
-    query = select(*columns(ExperimentRow, t.experiment))
-    query = query.where(t.experiment.c.id == experiment_id, t.experiment.c.deleted_at.is_(None))
-    return one(ExperimentRow, session.execute(query.with_for_update() if lock else query))
+    return one(ExperimentRow, session.execute(_ONE_LOCKED if lock else _ONE, {"experiment_id": experiment_id}))
+
+
+_ONE = select(*columns(ExperimentRow, t.experiment)).where(
+    t.experiment.c.id == bindparam("experiment_id"), t.experiment.c.deleted_at.is_(None)
+)
+_ONE_LOCKED = _ONE.with_for_update()
 
 
 def arms(session: Session, experiment_id: str) -> list[ArmRow]:
@@ -150,8 +154,14 @@ _ARMS = (
 
 def blocks(session: Session, experiment_id: str) -> list[BlockRow]:
     """Return all blocks, by replicate and generation."""
-    query = select(*columns(BlockRow, t.block)).where(t.block.c.experiment_id == experiment_id)
-    return every(BlockRow, session.execute(query.order_by(t.block.c.replicate, t.block.c.generation)))
+    return every(BlockRow, session.execute(_BLOCKS, {"experiment_id": experiment_id}))
+
+
+_BLOCKS = (
+    select(*columns(BlockRow, t.block))
+    .where(t.block.c.experiment_id == bindparam("experiment_id"))
+    .order_by(t.block.c.replicate, t.block.c.generation)
+)
 
 
 State = TypeVar("State", bound=BlockState)

@@ -3,11 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Float, Select, String, and_, bindparam, case, exists, func, insert, literal, select, text, update
+from sqlalchemy import (
+    Float,
+    FromClause,
+    Select,
+    String,
+    and_,
+    bindparam,
+    case,
+    exists,
+    func,
+    insert,
+    literal,
+    select,
+    text,
+    update,
+)
 from sqlalchemy.orm import Session
 
 from app.store import tables as t
@@ -145,12 +160,12 @@ def _first_experiment(session: Session, num_owners: int, given: Mapping[str, Any
     return str(rows[0].id)
 
 
-def _with_experiment(block: Any) -> Select[Any]:
-    """Return a query of blocks, given by their columns, with what the scheduler asks of their experiment."""
+def _with_experiment(block: FromClause) -> Select[Any]:
+    """Return a query of blocks, the table or a page of it, with what the scheduler asks of their experiment."""
     asked = ("owner", "priority", "rank", "placement", "placement_resolved", "needs", "num_arms")
     return (
-        select(*(block[field.name] for field in fields(BlockRow)), *(t.experiment.c[name] for name in asked))
-        .join(t.experiment, t.experiment.c.id == block.experiment_id)
+        select(*columns(BlockRow, block), *(t.experiment.c[name] for name in asked))
+        .join(t.experiment, t.experiment.c.id == block.c.experiment_id)
         .where(t.experiment.c.desired == Desired.RUN, t.experiment.c.deleted_at.is_(None))
     )
 
@@ -164,13 +179,13 @@ _PAGE = (
     .limit(bindparam("size"))
     .subquery()
 )
-_OF_EXPERIMENT = _with_experiment(_PAGE.c).order_by(_PAGE.c.replicate, _PAGE.c.id)
+_OF_EXPERIMENT = _with_experiment(_PAGE).order_by(_PAGE.c.replicate, _PAGE.c.id)
 
 
 @cache
 def _in_order(num_owners: int) -> Select[Any]:
     order = (*_order(num_owners), t.block.c.replicate, t.block.c.id)
-    query = _with_experiment(t.block.c).where(_READY, _SERVED).order_by(*order)
+    query = _with_experiment(t.block).where(_READY, _SERVED).order_by(*order)
     return query.limit(bindparam("size")).offset(bindparam("skip"))
 
 

@@ -17,10 +17,10 @@ import numpy as np
 import scipy
 
 from lockstep.report.clock import Clock, cancelled_blocks, finished_blocks, is_extendable
-from lockstep.report.comparisons import comparison, early_stop_row, quantity_row
+from lockstep.report.comparisons import comparison, early_stop_rows, quantity_row
 from lockstep.report.csv import scores_csv
 from lockstep.report.curves import curve_plot, curve_test, time_to_threshold
-from lockstep.report.gates import Gate, check_gates, is_balanced
+from lockstep.report.gates import Gate, failed_void, flag_gates, is_balanced, void_gates
 from lockstep.report.headline import Finding, headline
 from lockstep.report.inputs import MetricScores, ReportInputs, metric_scores, score_table
 from lockstep.report.numbers import difference_unit, number, unit_of
@@ -60,10 +60,11 @@ class _Analysis:
 
     def __init__(self, inputs: ReportInputs) -> None:
         self.inputs = inputs
-        void = next((g for g in check_gates(inputs) if g.cls == "void" and g.state == "fail"), None)
+        voids = void_gates(inputs)
+        void = failed_void(voids)
         self.stand: Judged = judge(inputs, void.gate if void else None)
         self.clock: Clock = self.stand.clock
-        self.gates: tuple[Gate, ...] = check_gates(inputs, self.clock)
+        self.gates: tuple[Gate, ...] = (*voids, *flag_gates(inputs, self.clock))
         self.design: Design = self.stand.design
         self.scores: MetricScores = self.stand.scores
         self.sign = 1.0 if self.scores.direction == "max" else -1.0
@@ -71,6 +72,7 @@ class _Analysis:
         self.sensitivity: Sensitivity = self.stand.sensitivity
         self.decisive = decisive_pair(self.result)
         self.guardrails = guardrail_rows(inputs, self.scores, self.result, self.clock)
+        self.early = early_stop_rows(inputs, self.clock, self.result.pairs)
         self.more: Needed | None = None
         if self.result.verdict == INCONCLUSIVE and self.result.reason is None and self.design.inference == "full":
             self.more = replicates_more(self.decisive, self.result, inputs.analysis, self.design)
@@ -81,7 +83,7 @@ class _Analysis:
 
     def finding(self) -> Finding:
         """Return what the headline is written from."""
-        return Finding(self.inputs, self.gates, self.stand, self.guardrails, self.more)
+        return Finding(self.inputs, self.gates, self.stand, self.guardrails, self.more, self.early)
 
 
 def build_report(inputs: ReportInputs) -> dict[str, Any]:
@@ -99,7 +101,7 @@ def build_report(inputs: ReportInputs) -> dict[str, Any]:
         "facts": _facts(found),
         "table": arm_table(result, found.scores, design, found.sign),
         "comparisons": [comparison(p, design, found.sign, found.scores.blocks, found.judged(p)) for p in result.pairs],
-        "early_stops": [row for p in result.pairs if (row := early_stop_row(inputs, found.clock, p)) is not None],
+        "early_stops": list(found.early),
         "overrun": _overrun(found),
         "quantities": [quantity_row(p, design, found.scores.arms) for p in result.pairs if p.in_family],
         "bimodal": {label: [number(v) for v in gap] for label, gap in bimodal_arms(result.arms).items()},

@@ -65,7 +65,12 @@ def comparison(
     }
 
 
-def early_stop_row(inputs: ReportInputs, clock: Clock, pair: PairResult) -> dict[str, Any] | None:
+def early_stop_rows(inputs: ReportInputs, clock: Clock, pairs: Sequence[PairResult]) -> tuple[dict[str, Any], ...]:
+    """Return the median-unbiased estimates of the comparisons that were won before the last look."""
+    return tuple(row for pair in pairs if (row := _early_stop_row(inputs, clock, pair)) is not None)
+
+
+def _early_stop_row(inputs: ReportInputs, clock: Clock, pair: PairResult) -> dict[str, Any] | None:
     """Return the median-unbiased estimate of a comparison won before the last look, oriented; None otherwise.
 
     Its interval has the overall level of the design; ``estimate`` is the plain one beside it.

@@ -29,8 +29,18 @@ class Gate:
     flag: str | None = None
 
 
-def check_gates(inputs: ReportInputs, clock: Clock | None = None) -> tuple[Gate, ...]:
-    """Return every gate in a fixed order; ``clock``: the analysis that stands, None before it is known."""
+def check_gates(inputs: ReportInputs) -> tuple[Gate, ...]:
+    """Return every gate in a fixed order, for the last analysis that is due."""
+    return (*void_gates(inputs), *flag_gates(inputs, due_analyses(inputs)[-1]))
+
+
+def failed_void(gates: Sequence[Gate]) -> Gate | None:
+    """Return the first failed gate of class void, or None."""
+    return next((g for g in gates if g.cls == "void" and g.state == "fail"), None)
+
+
+def void_gates(inputs: ReportInputs) -> tuple[Gate, ...]:
+    """Return the gates of class void in a fixed order; they ask no analysis."""
     succeeded = [run for run in inputs.runs if run.status == "ok"]
     return (
         _hash_gate(inputs),
@@ -42,6 +52,12 @@ def check_gates(inputs: ReportInputs, clock: Clock | None = None) -> tuple[Gate,
         _seed_gate(inputs),
         _same_per_block("code revision", inputs.runs, lambda run: run.code_revision),
         _hand_gate(inputs.runs),
+    )
+
+
+def flag_gates(inputs: ReportInputs, clock: Clock) -> tuple[Gate, ...]:
+    """Return the gates of class flag in a fixed order; ``clock``: the analysis that stands."""
+    return (
         _balance_gate(inputs),
         _driver_gate(inputs.runs),
         _complete_gate(inputs, clock),
@@ -121,8 +137,7 @@ def _driver_gate(runs: Sequence[RunFacts]) -> Gate:
     return _gate("one driver", "flag", holds, "driver or library versions differ between runs", "DRIVER_DIFFERS")
 
 
-def _complete_gate(inputs: ReportInputs, clock: Clock | None) -> Gate:
-    clock = clock or due_analyses(inputs)[-1]
+def _complete_gate(inputs: ReportInputs, clock: Clock) -> Gate:
     # at a registered look only the blocks up to it are due
     due = clock.due if clock.look is not None else inputs.planned_blocks
     detail = f"{clock.complete} of {due} planned blocks are complete"

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from lockstep.report.clock import Clock, cancelled_blocks, is_extendable, planned_blocks
-from lockstep.report.comparisons import early_stop_row
-from lockstep.report.gates import Gate
+from lockstep.report.gates import Gate, failed_void
 from lockstep.report.inputs import MetricScores, ReportInputs
 from lockstep.report.numbers import number
 from lockstep.report.sections import nondeterminism, pair_correlation
@@ -61,6 +60,7 @@ class Finding:
     stand: Judged
     guardrails: Sequence[Mapping[str, Any]]
     more: Needed | None
+    early: tuple[Mapping[str, Any], ...]
 
     @property
     def clock(self) -> Clock:
@@ -85,7 +85,7 @@ class Finding:
     @property
     def void(self) -> Gate | None:
         """Return the first failed gate of class void, or None."""
-        return next((g for g in self.gates if g.cls == "void" and g.state == "fail"), None)
+        return failed_void(self.gates)
 
 
 def headline(finding: Finding) -> dict[str, Any]:
@@ -131,7 +131,7 @@ def headline(finding: Finding) -> dict[str, Any]:
                 doubts=doubts(finding) if shown else (),
                 clock=finding.clock,
                 extendable=is_extendable(inputs, finding.clock),
-                early=tuple(row for p in result.pairs if (row := early_stop_row(inputs, finding.clock, p)) is not None),
+                early=finding.early,
             )
         ),
     }

@@ -12,9 +12,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
 
-from lockstep.spec.analysis import AnalysisSpec, reach_of
+from lockstep.spec.analysis import AnalysisSpec
 from lockstep.spec.metrics import find_metric
-from lockstep.stats.registered import Design
 from lockstep.stats.scores import ArmScores, arm_scores
 
 #: The note that says of each arm how many evaluation episodes were cut at their limit of steps.
@@ -297,30 +296,6 @@ def metric_scores(inputs: ReportInputs, metric: str, blocks: Iterable[int], alon
         arms.append(_oriented(arm.label, rows, direction))
         indices[arm.label] = tuple(row.replicate for row in rows)
     return MetricScores(metric, direction, tuple(arms), indices)
-
-
-def design_of(analysis: AnalysisSpec, level: float, kind: str = "ab") -> Design:
-    """Return the registered design in oriented units at the level in force."""
-    floor = analysis.failure.floor
-    sign = 1.0 if analysis.primary.direction == "max" else -1.0
-    return Design(
-        paired=analysis.paired,
-        estimand=analysis.estimand,
-        sesoi=analysis.sesoi,
-        level=level,
-        floor=None if floor is None else sign * floor,
-        threshold=None if analysis.threshold is None else sign * analysis.threshold,
-        comparisons=analysis.comparisons,
-        control=analysis.control,
-        adjust=analysis.pairwise_adjust,
-        fallback=analysis.small_n_fallback,
-        mode=analysis.looks.mode,
-        e_value=analysis.looks.e_value,
-        reach=reach_of(analysis),
-        inference=analysis.inference,
-        seed=analysis.analysis_seed,
-        identity_check=kind == "aa",
-    )
 
 
 def _rows_of(

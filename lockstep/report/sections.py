@@ -16,10 +16,11 @@ import numpy as np
 from scipy.special import ndtri
 
 from lockstep.report.clock import Clock
-from lockstep.report.inputs import CrossScore, MetricScores, ReportInputs, design_of
+from lockstep.report.inputs import CrossScore, MetricScores, ReportInputs
 from lockstep.report.numbers import clipped, ends, number
 from lockstep.report.staged import visible_scores
 from lockstep.spec.analysis import AnalysisSpec
+from lockstep.spec.design import design_of
 from lockstep.spec.power import plan_of
 from lockstep.stats.companions import (
     MIN_REPLICATES,

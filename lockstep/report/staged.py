@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from lockstep.report.clock import Clock, due_analyses, is_complete
-from lockstep.report.inputs import MetricScores, ReportInputs, design_of, metric_scores, score_table
+from lockstep.report.inputs import MetricScores, ReportInputs, metric_scores, score_table
+from lockstep.spec.design import design_of
 from lockstep.stats.estimands import quantity_flags
 from lockstep.stats.failures import Sensitivity, analyse_with_sensitivity
 from lockstep.stats.registered import Design

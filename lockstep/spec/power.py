@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from math import isfinite
 
-from lockstep.spec.analysis import AnalysisSpec, reach_of
+from lockstep.spec.analysis import AnalysisSpec
+from lockstep.spec.design import design_of
 from lockstep.stats.exact import min_p, within
 from lockstep.stats.power import Look, Needed, Outlook, Plan, Scenario, detectable, needed, outlook
-from lockstep.stats.registered import Design
 from lockstep.stats.sequential import look_levels
 
 #: Effects of a power curve, in smallest effects of interest.
@@ -61,27 +61,13 @@ def num_tests(analysis: AnalysisSpec, num_arms: int) -> int:
 
 def plan_of(analysis: AnalysisSpec, num_arms: int) -> Plan:
     """Return the registered rule with its looks, oriented; the first arm stands for the control."""
-    looks, sign = analysis.looks, 1.0 if analysis.primary.direction == "max" else -1.0
+    looks = analysis.looks
     largest = analysis.replicates.max or analysis.replicates.planned or 1
     at = [Look(largest, analysis.alpha)]
     if looks.mode == "planned":
         levels = look_levels(looks.at, looks.boundary, analysis.alpha)
         at = [Look(n, level) for n, level in zip(looks.at, levels, strict=True)]
-    floor, threshold = analysis.failure.floor, analysis.threshold
-    design = Design(
-        paired=analysis.paired,
-        estimand=analysis.estimand,
-        sesoi=analysis.sesoi,
-        level=analysis.alpha,
-        floor=None if floor is None else sign * floor,
-        threshold=None if threshold is None else sign * threshold,
-        comparisons=analysis.comparisons,
-        adjust=analysis.pairwise_adjust,
-        mode=looks.mode,
-        e_value=looks.e_value,
-        reach=reach_of(analysis),
-    )
-    return Plan(design, num_arms, tuple(at))
+    return Plan(design_of(analysis, analysis.alpha), num_arms, tuple(at))
 
 
 def power_table(

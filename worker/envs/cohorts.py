@@ -81,7 +81,7 @@ class Cohorts:
         return [self._joined(found) for found in self._by_run([cohort.envs.collect() for cohort in self.cohorts])]
 
     def pay(self) -> list[Tensor | None]:
-        """Settle the step of every cohort."""
+        """Return what the step of every cohort pays."""
         paid = self._by_run([cohort.envs.pay() for cohort in self.cohorts])
         return [None if parts[0] is None else torch.cat(parts) for parts in paid]
 
