@@ -17,7 +17,7 @@ from pathlib import Path
 
 import httpx
 
-from worker.standby import is_idle_spare
+from worker.starter import TRAINING_NAME
 from worker.supervisor import descendants
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -186,7 +186,7 @@ class Cast:
             self.workers.append(process)
 
     def children(self) -> list[int]:
-        """Return the training children that run now, an idle spare not among them."""
+        """Return the training processes that run now."""
         return [pid for worker in self.workers for pid in descendants(worker.pid) if _is_child(pid)]
 
     def end(self) -> None:
@@ -200,7 +200,7 @@ class Cast:
 
 def _is_child(pid: int) -> bool:
     try:
-        return b"worker.child" in Path(f"/proc/{pid}/cmdline").read_bytes() and not is_idle_spare(pid)
+        return Path(f"/proc/{pid}/comm").read_text().strip() == TRAINING_NAME
     except OSError:
         return False
 

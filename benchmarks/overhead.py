@@ -6,16 +6,14 @@
 Bare is the training loop in a process of its own that reports to nobody. The service is the API, a
 supervisor with its child, leases, heartbeats, barrier and every metric stored. Both train the same runs
 from the same keys; timed is the span from the end of the first round to the end of the last but one (start,
-warm-up and the final evaluation are left out, and so is the start of a spare process for a next block; through
-the service by its receipts), in the order bare, service, service, bare for each repeat. Prints the seconds
-and the ratio of medians, bare / service, to be at least 0.99 (performance.md 7), and writes after every leg
-what is known (``"complete": false`` until the last).
+warm-up and the final evaluation are left out; through the service by its receipts), in the order bare, service,
+service, bare for each repeat. Prints the seconds and the ratio of medians, bare / service, to be at least 0.99
+(performance.md 7), and writes after every leg what is known (``"complete": false`` until the last).
 """
 
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
 import subprocess
 import sys
@@ -118,7 +116,6 @@ def main() -> None:
         print(bare(spec_of(options.match, options.rounds, options.arms), options.data_dir))
         return
     end_after(options.limit)
-    os.environ["LOCKSTEP_SPARE"] = "0"
     with images(options.match, options.data_dir) as data_dir:
         compare(options, data_dir)
 

@@ -113,7 +113,7 @@ class CheckpointRef(Wire):
 
 
 class AssignedRun(Wire):
-    """One run of the share: what to train and from where."""
+    """One run of the assignment: what to train and from where."""
 
     run_id: str
     arm: str
@@ -135,7 +135,7 @@ class RewardRef(Wire):
 
 
 class Assignment(Wire):
-    """A worker's share of a block, with its lease."""
+    """What a worker trains of a block, with its lease."""
 
     assignment_id: str
     lease: str
@@ -184,7 +184,7 @@ class ReadyReply(Wire):
 
 
 class Progress(Wire):
-    """How far a share is; reported with each heartbeat.
+    """How far an assignment is; reported with each heartbeat.
 
     Attributes:
         inside: the code of the user's that the training process is in, in words; empty when it is in none.
@@ -260,7 +260,7 @@ class RunRound(Wire):
 
 
 class RoundRequest(Wire):
-    """Results of round n of every run of the share."""
+    """Results of round n of every run of the assignment."""
 
     runs: list[RunRound]
     update_order: list[int] = Field(default_factory=list)
@@ -317,7 +317,7 @@ class LogLine(Wire):
 
 
 class LogsRequest(Wire):
-    """Log lines of the share, in order."""
+    """Log lines of the assignment, in order."""
 
     lines: list[LogLine] = Field(max_length=2_000)
     dropped: Integer = 0
@@ -331,14 +331,14 @@ class CommitRun(Wire):
 
 
 class CommitRequest(Wire):
-    """Commit the checkpoints of all runs of the share before ``next_round`` in one call."""
+    """Commit the checkpoints of all runs of the assignment before ``next_round`` in one call."""
 
     next_round: Annotated[int, Field(ge=0)]
     runs: list[CommitRun]
 
 
 class ReleaseRequest(Wire):
-    """The share has ended on the worker."""
+    """The assignment has ended on the worker."""
 
     outcome: Literal["completed", "stopped", "error"]
     cause: (

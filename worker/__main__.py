@@ -1,6 +1,6 @@
 """``python -m worker``: run a supervisor, fetch data sets, or check environments.
 
-SIGTERM drains: the share stops at its next round border, gives its block back, and the worker retires.
+SIGTERM drains: the assignment stops at its next round border, gives its block back, and the worker retires.
 """
 
 from __future__ import annotations
@@ -45,12 +45,6 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--work-dir", type=Path, default=_path(env.get("LOCKSTEP_SPOOL_DIR")) or default_spool)
     parser.add_argument("--spool-bytes", type=int, default=int(env.get("LOCKSTEP_SPOOL_MAX_BYTES", 2**28)))
     parser.add_argument("--trainer-cmd", help="another trainer that speaks the frame protocol")
-    parser.add_argument(
-        "--spare",
-        action=argparse.BooleanOptionalAction,
-        default=env.get("LOCKSTEP_SPARE", "1") != "0",
-        help="keep a started training process for the next block (about 300 MB of memory)",
-    )
     parser.add_argument("--once", action="store_true", help="retire when there is nothing to do")
     return parser.parse_args(arguments)
 
@@ -95,7 +89,6 @@ def serve(options: argparse.Namespace) -> int:
             spool_bytes=options.spool_bytes,
             trainer=shlex.split(options.trainer_cmd) if options.trainer_cmd else None,
             once=options.once,
-            spare=options.spare,
         ),
         bound,
     )

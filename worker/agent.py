@@ -1,7 +1,7 @@
 """The supervisor process of one device: claim, child, relay, release, again. No torch here.
 
 Threads: the main thread claims, starts and follows the child; the heartbeat thread beats whatever the child
-does; a share has one reader of log lines and one sender that empties the spool in order.
+does; an assignment has one reader of log lines and one sender that empties the spool in order.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ import os
 import random
 import secrets
 import shutil
-import subprocess
+import signal
 import sys
 import threading
 import time
 
 from lockstep import protocol as p
 from lockstep.logs import get_logger
-from worker.assignment import Share
+from worker.assignment import AssignmentRunner
 from worker.control import TRANSIENT, Control, LeaseLost, Refused, WorkerGone
 from worker.devices import Bound, GpuMonitor, host_name
 from worker.options import Options
-from worker.standby import Starter
-from worker.supervisor import become_subreaper, default_command
+from worker.starter import CannotStart, Starter
+from worker.supervisor import Process, become_subreaper
 
 RETIRED, CONFIGURATION, DEVICE_IN_USE, TOKEN_REFUSED = 0, 2, 3, 4
 
@@ -51,10 +51,7 @@ class Agent:
         self._asked: p.RegisterRequest | None = None
         self._terms: p.RegisterReply | None = None
         self._state = "starting"
-        self._share: Share | None = None
-        self._starter = Starter(
-            options.trainer or default_command(), bound.environment, keeps_spare=options.spare and not options.trainer
-        )
+        self._runner: AssignmentRunner | None = None
         self._drain = threading.Event()
         self._stopping = threading.Event()
         self._health = p.Health()
@@ -63,6 +60,9 @@ class Agent:
         shutil.rmtree(work, ignore_errors=True)  # what an earlier incarnation left belongs to a lost lease
         work.mkdir(parents=True, exist_ok=True)
         self._work = work
+        self._starter = Starter(
+            options.trainer, bound.environment, work / "forkserver.log", stopped=self._stopping.is_set
+        )
 
     def run(self) -> int:
         """Serve until drained or told to stop; return the exit code."""
@@ -92,12 +92,12 @@ class Agent:
         return RETIRED
 
     def stop(self) -> None:
-        """SIGTERM: drain now; the running share stops at its next round border (cause preempted)."""
+        """SIGTERM: drain now; the running assignment stops at its next round border (cause preempted)."""
         self._stopping.set()
-        self._beat_now.set()  # without a share this beat is the goodbye, also while a claim waits
-        share = self._share
-        if share is not None:
-            share.ask_to_stop("preempted")
+        self._beat_now.set()  # without an assignment this beat is the goodbye, also while a claim waits
+        runner = self._runner
+        if runner is not None:
+            runner.ask_to_stop("preempted")
 
     def _greet(self) -> None:
         """Ask once whether the server takes this worker, before the slow probe; registration goes on asking."""
@@ -107,31 +107,33 @@ class Agent:
             self.control.tell(error)
 
     def _capabilities(self) -> dict[str, dict[str, object]]:
-        command = [sys.executable, "-m", "worker.capabilities", "capabilities"]
-        if self.options.data_dir is not None:
-            command.append(str(self.options.data_dir))
-        environment = {**os.environ, "CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
-        with subprocess.Popen(  # noqa: S603 - our own interpreter and module
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-        ) as probe:
-            output, errors = self._output_of(probe)
-        if self._stopping.is_set():  # it may have met the same signal
-            raise Stopped("it was still finding out what it can train")
-        if probe.returncode != 0:
-            errors = errors or f"it took longer than {_PROBE_SECONDS:.0f} s"
-            raise Refused(0, "probe", f"the trainer cannot be loaded: {errors.strip()[-1000:]}")
-        found: dict[str, dict[str, object]] = json.loads(output)
+        answer, errors = self._work / "capabilities.json", self._work / "capabilities.log"
+        try:
+            with answer.open("wb") as output, errors.open("wb") as printed:
+                probe = self._starter.tell_capabilities(self.options.data_dir, output.fileno(), printed.fileno())
+            code = self._end_of(probe)
+        except CannotStart as error:
+            self._raise_if_stopped("it was still finding out what it can train")
+            raise Refused(0, "probe", str(error)) from error
+        self._raise_if_stopped("it was still finding out what it can train")  # the probe may have met the same signal
+        if code != 0:
+            told = errors.read_text(errors="replace").strip()[-1000:] or f"it took longer than {_PROBE_SECONDS:.0f} s"
+            raise Refused(0, "probe", f"the trainer cannot be loaded: {told}")
+        found: dict[str, dict[str, object]] = json.loads(answer.read_text())
         return found
 
-    def _output_of(self, probe: subprocess.Popen[str]) -> tuple[str, str]:
-        """Return output and errors of the probe; kill it when it takes too long or nobody waits for it any more."""
+    def _end_of(self, probe: Process) -> int:
+        """Return the exit code of the probe; kill it when it takes too long or nobody waits for it any more."""
         deadline = time.monotonic() + _PROBE_SECONDS
-        while True:
-            try:
-                return probe.communicate(timeout=0.2)
-            except subprocess.TimeoutExpired:
-                if self._stopping.is_set() or time.monotonic() > deadline:
-                    probe.kill()
+        while (code := probe.poll()) is None:
+            if self._stopping.wait(0.02) or time.monotonic() > deadline:
+                os.kill(probe.pid, signal.SIGKILL)
+                return probe.wait()
+        return code
+
+    def _raise_if_stopped(self, at: str) -> None:
+        if self._stopping.is_set():
+            raise Stopped(at)
 
     def _register(self, capabilities: dict[str, dict[str, object]]) -> None:
         request = p.RegisterRequest.model_validate(
@@ -143,8 +145,7 @@ class Agent:
                 **capabilities,
             }
         )
-        if self._stopping.is_set():
-            raise Stopped("it had not asked yet")
+        self._raise_if_stopped("it had not asked yet")
         self._asked, self._worker_id = request, ""
         reply = self.control.patiently(lambda: self.control.register(request), until=self._stopping.is_set)
         self._worker_id, self._terms = reply.worker_id, reply
@@ -183,17 +184,17 @@ class Agent:
             attempt=assignment.attempt,
             resume_round=assignment.resume_round,
         )
-        share = Share(self.control, assignment, self.bound, directory, self._starter, self.options)
-        self._state, self._share = "working", share
+        runner = AssignmentRunner(self.control, assignment, self.bound, directory, self._starter, self.options)
+        self._state, self._runner = "working", runner
         if self._terms is not None:
-            share.set_terms(self._terms)
+            runner.set_terms(self._terms)
         self._beat_now.set()
         if self._stopping.is_set():
-            share.ask_to_stop("preempted")
+            runner.ask_to_stop("preempted")
         try:
-            share.run()
+            runner.run()
         finally:
-            self._state, self._share = "cleaning", None
+            self._state, self._runner = "cleaning", None
             shutil.rmtree(directory, ignore_errors=True)
             self._check_device()
 
@@ -212,40 +213,40 @@ class Agent:
             interval = self._terms.heartbeat_seconds if self._terms is not None else 1.0
             self._beat_now.wait(interval)
             self._beat_now.clear()
-            goodbye = self._stopping.is_set() and self._share is None
+            goodbye = self._stopping.is_set() and self._runner is None
             try:
                 self._beat()
             except Exception as error:  # the heart must not stop: the next beat tries again
                 sys.stderr.write(f"a heartbeat failed: {error!r}\n")
 
     def _beat(self) -> None:
-        share = self._share
+        runner = self._runner
         sent = time.monotonic()
         beat = p.HeartbeatRequest.model_validate(
             {
                 "incarnation": self._incarnation,
-                "state": "leaving" if self._stopping.is_set() and share is None else self._state,
-                "progress": [share.progress()] if share is not None else [],
+                "state": "leaving" if self._stopping.is_set() and runner is None else self._state,
+                "progress": [runner.progress()] if runner is not None else [],
                 "health": (self.monitor.health() if self._health.ok else self._health).model_dump(),
-                "spool_bytes": share.spool_bytes if share is not None else 0,
+                "spool_bytes": runner.spool_bytes if runner is not None else 0,
             }
         )
         try:
             reply = self._heart.heartbeat(self._worker_id, beat)
         except TRANSIENT:
-            if share is not None:
-                share.unheard()
+            if runner is not None:
+                runner.unheard()
             return
         except (WorkerGone, LeaseLost, Refused) as error:
             if not self._stopping.is_set():  # after its goodbye a worker is not known any more
                 _log.warning("heartbeat_refused", reason=str(error))
-            if share is not None:
-                share.lose(f"the server refused a heartbeat: {error}")
+            if runner is not None:
+                runner.lose(f"the server refused a heartbeat: {error}")
             return
         if reply.drain:
             self._drain.set()
-        if share is not None:
-            share.heard(reply.leases, sent)
+        if runner is not None:
+            runner.heard(reply.leases, sent)
 
     def _retire(self) -> None:
         """Say goodbye, so that nothing is given to a worker that has gone.

@@ -24,7 +24,7 @@ from worker.envs import inside
 from worker.logs import LogReader
 from worker.options import Options
 from worker.spool import Spool
-from worker.standby import Starter
+from worker.starter import CannotStart, Starter
 from worker.supervisor import Child
 
 ArgumentsP = ParamSpec("ArgumentsP")
@@ -35,14 +35,14 @@ _log = get_logger("worker")
 _STOP_CAUSES = {"cancel": "user", "pause": "user", "drain": "preempted", "abort": "preempted"}
 
 
-class Share:
+class AssignmentRunner:
     """Trains one assignment to its end.
 
     Args:
         control: API calls.
         assignment: what to train, with the lease.
         bound: device of this supervisor.
-        directory: spool and checkpoints of this share.
+        directory: spool and checkpoints of this assignment.
         starter: starts the training process.
         options: the operator's choices.
     """
@@ -66,7 +66,7 @@ class Share:
         self._round, self._step = assignment.resume_round, 0
         self._last_frame = self._began = time.monotonic()
         self._lost = threading.Event()
-        self._all_sent = threading.Event()  # the share's last record has been acknowledged
+        self._all_sent = threading.Event()  # the assignment's last record has been acknowledged
         self._stop_cause: str | None = None
         self._kill_at: float | None = None
         self._fence_after = float("inf")
@@ -88,7 +88,7 @@ class Share:
     def _ahead(self) -> int:
         """Rounds the child may train before the last one is acknowledged (ADR 0008).
 
-        One where this share holds all arms, for nobody waits at its barrier; the checkpoint that is being
+        One where this assignment holds all arms, for nobody waits at its barrier; the checkpoint that is being
         uploaded must outlast the next one.
         """
         whole = len(self._lease.runs) == self._lease.num_arms
@@ -99,7 +99,7 @@ class Share:
         self._fence_after = terms.lease_ttl_seconds - 2 * terms.heartbeat_seconds
 
     def progress(self) -> dict[str, Any]:
-        """Return what the heartbeat reports of this share."""
+        """Return what the heartbeat reports of this assignment."""
         return {
             "assignment_id": self._lease.assignment_id,
             "lease": self._lease.lease,
@@ -167,6 +167,9 @@ class Share:
             self.lose(str(error))
         except Elsewhere as error:
             self._turned_away(error)
+        except CannotStart as error:
+            self._log.error("not_started", reason=str(error))
+            self._failure = {"cause": "worker_lost", "detail": str(error)}
         except Refused as error:
             self._log.error("refused", reason=error.detail)
             cause = "worker_lost" if error.code == "corrupt_checkpoint" else "bug"
@@ -197,20 +200,8 @@ class Share:
         (target / "manifest.json").write_text(json.dumps(manifest, sort_keys=True))
 
     def _start_child(self) -> Child:
-        """Give the assignment to the spare, else (or where that one ends before its first frame) to a new process."""
-        spare = self._starter.take()
-        if spare is not None:
-            self._brief(spare)
-            if spare.has_answered() or self._stop_cause is not None or self._lost.is_set():
-                return spare
-            spare.kill()
-            self._reading.join(timeout=5)
-            spare.forget()
-        return self._brief(self._starter.start())
-
-    def _brief(self, child: Child) -> Child:
-        """Hand a process the assignment; its log and the stop ladder begin."""
-        self._child = child
+        """Start a process and hand it the assignment; its log and the stop ladder begin."""
+        self._child = child = self._starter.start()
         self._log.info("started", pid=child.process.pid, arms=[run.arm for run in self._lease.runs])
         child.send(
             {
@@ -252,7 +243,7 @@ class Share:
         elif kind in ("ready", "refused", "checkpoint", "points"):
             self._spool.append(kind, {"frame": frame})
             if kind == "ready":
-                self._starter.ready(self._lease.experiment_id, spare=self._stop_cause is None)
+                self._starter.rehearsed.add(self._lease.experiment_id)
         elif kind == "failed":
             self._failure = frame
         elif kind == "done":
@@ -297,7 +288,7 @@ class Share:
             self._all_sent.set()
 
     def _turned_away(self, error: Elsewhere) -> None:
-        """A proxy refuses what this share sends: neither the job nor the device is at fault."""
+        """A proxy refuses what this assignment sends: neither the job nor the device is at fault."""
         self._log.error("refused", reason=str(error))
         self._failure = {"cause": "worker_lost", "outcome": "stopped", "detail": str(error)}
 
@@ -361,7 +352,7 @@ class Share:
                 return
 
     def _hand_over(self, child: Child, frame: dict[str, Any]) -> None:
-        """Upload a checkpoint and commit it for all runs of the share in one call."""
+        """Upload a checkpoint and commit it for all runs of the assignment in one call."""
         directory, next_round = Path(frame["directory"]), int(frame["next_round"])
         arms = {run.arm: run.run_id for run in self._lease.runs}
         for path in (Path(text) for text in frame["policies"]):
@@ -397,7 +388,7 @@ class Share:
             child.close()
 
     def _release(self) -> None:
-        """Tell how the share ended; a lost lease has nothing to release."""
+        """Tell how the assignment ended; a lost lease has nothing to release."""
         if self._lost.is_set():
             return
         outcome = self._outcome()

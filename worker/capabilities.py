@@ -181,14 +181,22 @@ def capabilities(data_dir: Path | None) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Print what is asked for, and that alone: what plug-ins print goes to standard error."""
-    directory = Path(sys.argv[2]) if len(sys.argv) > 2 else None
-    answer = os.fdopen(os.dup(1), "w")
+def answer(descriptor: int, question: str, data_dir: Path | None = None) -> None:
+    """Write what is asked for, and that alone: what plug-ins print goes to standard error.
+
+    Args:
+        descriptor: to write to.
+        question: ``devices`` or ``capabilities``.
+        data_dir: where data sets lie.
+    """
     os.dup2(2, 1)
-    found = devices() if sys.argv[1] == "devices" else capabilities(directory)
-    answer.write(json.dumps(found))
-    answer.close()
+    with os.fdopen(descriptor, "w") as output:
+        output.write(json.dumps(devices() if question == "devices" else capabilities(data_dir)))
+
+
+def main() -> None:
+    """Answer on standard output."""
+    answer(os.dup(1), sys.argv[1], Path(sys.argv[2]) if len(sys.argv) > 2 else None)
 
 
 if __name__ == "__main__":

@@ -1,9 +1,9 @@
-"""The training process: one block share, frames on one pipe, commands on another. No token, no HTTP.
+"""The training process: one assignment, frames on one pipe, commands on another. No token, no HTTP.
 
 First command: the assignment. Then it reports ``ready`` (or ``refused``), and for each ``go`` trains
 one round and reports ``round`` and, where due, ``checkpoint``. ``stop`` or SIGTERM ends it at the next
-round border with a checkpoint. Standard output and error are the log. A spare has no assignment yet: it
-imports all that training needs and touches no device while it waits.
+round border with a checkpoint. Standard output and error are the log. It is forked from the fork server, which
+has imported all that training needs, or where there is none started as a program.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from worker import numerics
 from worker.checkpoint import CheckpointRefused, NoCheckpoint
 from worker.envs.faults import EnvironmentFault
 from worker.envs.inside import INSIDE
-from worker.standby import IS_SPARE, TRAINING_NAME, WAITING_NAME
+from worker.starter import TRAINING_NAME
 from worker.train.block import ArmOutOfMemory, BlockTrainer
 from worker.train.plan import BlockPlan, ConfigRefused, RoundRecord, RunPlan, RunRound
 
@@ -47,7 +47,6 @@ _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _PROGRESS_SECONDS = 0.5
 #: What a block loads only once it knows its assignment; none of it touches a device on import.
 _PRELOADED = (
-    "torch._inductor.config",  # by torch.use_deterministic_algorithms
     "worker.envs.morph.family",
     "worker.envs.morph.engine.captured",
     "worker.envs.morph.network.fused.step",
@@ -116,7 +115,7 @@ def device_uid(device: torch.device, assigned: str) -> str:
 
 
 def plan_of(assignment: Assignment) -> BlockPlan:
-    """Return the plan of the share, without runs that have diverged."""
+    """Return the plan of the assignment, without runs that have diverged."""
     runs = tuple(
         RunPlan(run.run_id, run.arm, run.arm_index, run.policy, run.static_set, run.config, tuple(run.diff))
         for run in assignment.runs
@@ -137,7 +136,7 @@ def plan_of(assignment: Assignment) -> BlockPlan:
 
 
 def record_of(plan: BlockPlan, device: torch.device) -> dict[str, Any]:
-    """Return what the report must know of how a share was computed; equal for all its runs."""
+    """Return what the report must know of how an assignment was computed; equal for all its runs."""
     config = plan.runs[0].config
     episodes = int(config["eval"]["episodes"])
     purpose = f"eval/{FAMILIES[config['env']['kind']].keyed_by}"
@@ -201,7 +200,7 @@ class Progress:
 
 
 def train(pipes: Pipes, assignment: Assignment, options: dict[str, Any], opened: contextlib.ExitStack) -> None:
-    """Train the share to its end, or to a stop at a round border; what must be closed goes into ``opened``."""
+    """Train the assignment to its end, or to a stop at a round border; what must be closed goes into ``opened``."""
     device = set_up_torch(assignment, int(options["threads"]))
     plan = plan_of(assignment)
     data_dir = Path(options["data_dir"]) if options.get("data_dir") else None
@@ -291,30 +290,26 @@ def call_itself(name: str) -> None:
         ctypes.CDLL(None).prctl(_PR_SET_NAME, name.encode(), 0, 0, 0)
 
 
-def receive(source: IO[bytes]) -> dict[str, Any] | None:
-    """Wait for the assignment; None when the supervisor closes the pipe, because it has no more work for a spare."""
-    if os.environ.get(IS_SPARE):
-        preload()
-        call_itself(WAITING_NAME)
-    line = source.readline()
+def run(frames: int, commands: int) -> int:
+    """Train the assignment that the first command names.
+
+    Args:
+        frames: descriptor of the pipe that frames are written to.
+        commands: descriptor of the pipe that commands come from.
+
+    Returns:
+        The exit code of this process.
+    """
     call_itself(TRAINING_NAME)
-    found: dict[str, Any] | None = json.loads(line) if line else None
-    return found
-
-
-def main() -> None:
-    """Run the share this process was started for."""
-    die_with_parent(int(os.environ["LOCKSTEP_PARENT"]))
-    frames = os.fdopen(int(os.environ["LOCKSTEP_FRAMES_FD"]), "wb", buffering=0)
-    source = os.fdopen(int(os.environ["LOCKSTEP_COMMANDS_FD"]), "rb")
-    pipes = Pipes(frames)
-    first = receive(source)
-    if first is None:
-        return
-    # not earlier: a spare has no round border to stop at, so SIGTERM ends it
+    pipes = Pipes(os.fdopen(frames, "wb", buffering=0))
     signal.signal(signal.SIGTERM, lambda *_: pipes.stop.set())
+    source = os.fdopen(commands, "rb")
+    line = source.readline()
+    if not line:
+        return 0  # the supervisor has gone
+    first = json.loads(line)
     assignment = Assignment.model_validate(first["assignment"])
-    pipes.send("progress", round=assignment.resume_round, step=0)  # a spare that is not heard here is replaced
+    pipes.send("progress", round=assignment.resume_round, step=0)
     threading.Thread(target=pipes.listen, args=(source,), daemon=True).start()
     failed = False
     with contextlib.ExitStack() as opened:  # closed after the failure is told: closing may fail or hang as well
@@ -323,7 +318,7 @@ def main() -> None:
         except Exception as error:
             pipes.send("failed", **failure(error))
             failed = True
-    sys.exit(int(failed))
+    return int(failed)
 
 
 def failure(error: Exception) -> dict[str, str]:
@@ -340,5 +335,12 @@ def failure(error: Exception) -> dict[str, str]:
     return {"cause": "bug", "detail": detail[-10_000:]}
 
 
+def main() -> int:
+    """Run as a program that the supervisor has started."""
+    die_with_parent(int(os.environ["LOCKSTEP_PARENT"]))
+    preload()
+    return run(int(os.environ["LOCKSTEP_FRAMES_FD"]), int(os.environ["LOCKSTEP_COMMANDS_FD"]))
+
+
 if __name__ == "__main__":
-    main()
+    sys.exit(main())

@@ -189,7 +189,7 @@ class Control:
         return response.content
 
     def release(self, lease: p.Assignment, request: p.ReleaseRequest) -> None:
-        """End the share."""
+        """End the assignment."""
         self.post_json(lease, "release", request.model_dump_json().encode())
 
     def patiently(self, call: Callable[[], ResultT], *, until: Callable[[], bool]) -> ResultT:

@@ -20,7 +20,6 @@ class Options:
         spool_bytes: bound of the spool.
         trainer: command of the trainer; None = built in.
         once: retire when there is nothing to do (tests, batch systems).
-        spare: keep a started training process for the next block (built-in trainer only).
     """
 
     url: str
@@ -32,4 +31,3 @@ class Options:
     spool_bytes: int
     trainer: list[str] | None
     once: bool = False
-    spare: bool = True

@@ -1,8 +1,8 @@
 """One training child: start it with only its device visible, talk over two pipes, end its whole tree.
 
 The child lives in its own session and process group; Linux kills it when this process dies, and
-descendants that detach are adopted by this process (subreaper) and killed with it. The tree of another
-child (a spare) is left alone. No torch here.
+descendants that detach are adopted by this process (subreaper) and killed with it. What else this process
+has started (the fork server) is left alone. No torch here.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, NamedTuple, Protocol
 
 _PR_SET_CHILD_SUBREAPER = 36
 #: What a child may inherit; device variables and secrets are not among it.
@@ -32,58 +32,87 @@ def become_subreaper() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
 
 
+class Process(Protocol):
+    """What is asked of a process here; ``subprocess.Popen`` has it."""
+
+    @property
+    def pid(self) -> int:
+        """Number of the process."""
+        ...
+
+    def poll(self) -> int | None:
+        """Return the exit code, negative for a signal; None while it runs."""
+        ...
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Wait for its end and return the exit code."""
+        ...
+
+
+class Ends(NamedTuple):
+    """Descriptors of a child: its ends of the pipes of frames, of commands, and of what it prints."""
+
+    frames: int
+    commands: int
+    output: int
+
+
+def inherited() -> dict[str, str]:
+    """Return the environment of what trains, but for the device: no secret of the supervisor is in it."""
+    allowed = {name: os.environ[name] for name in _ALLOWED if name in os.environ}
+    return {
+        **allowed,
+        "LOCKSTEP_PARENT": str(os.getpid()),
+        "PYTHONUNBUFFERED": "1",
+        "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    }
+
+
+def spawn(command: list[str], environment: Mapping[str, str], ends: Ends) -> Process:
+    """Start a program that trains.
+
+    Args:
+        command: program and arguments.
+        environment: added to what is inherited.
+        ends: of the pipes; the environment names the first two.
+    """
+    named = {"LOCKSTEP_FRAMES_FD": str(ends.frames), "LOCKSTEP_COMMANDS_FD": str(ends.commands)}
+    return subprocess.Popen(  # noqa: S603 - the operator chose the command
+        command,
+        stdin=subprocess.DEVNULL,
+        stdout=ends.output,
+        stderr=subprocess.STDOUT,
+        pass_fds=(ends.frames, ends.commands),
+        env={**inherited(), **named, **environment},
+        start_new_session=True,
+    )
+
+
 class Child:
     """A running child and its pipes.
 
     Args:
-        command: program and arguments.
-        environment: added to the allow-listed environment.
+        start: starts it with its ends of the pipes.
     """
 
-    def __init__(self, command: list[str], environment: Mapping[str, str]) -> None:
-        frames_read, frames_write = os.pipe()
-        commands_read, commands_write = os.pipe()
-        inherited = {name: os.environ[name] for name in _ALLOWED if name in os.environ}
-        extra = {
-            "LOCKSTEP_PARENT": str(os.getpid()),
-            "LOCKSTEP_FRAMES_FD": str(frames_write),
-            "LOCKSTEP_COMMANDS_FD": str(commands_read),
-            "PYTHONUNBUFFERED": "1",
-            "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
-        }
+    def __init__(self, start: Callable[[Ends], Process]) -> None:
+        frames, commands, output = os.pipe(), os.pipe(), os.pipe()
         try:
-            self.process = subprocess.Popen(  # noqa: S603 - the operator chose the command
-                command,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                pass_fds=(frames_write, commands_read),
-                env={**inherited, **extra, **environment},
-                start_new_session=True,
-            )
-        except OSError:
-            os.close(frames_read)
-            os.close(commands_write)
+            self.process = start(Ends(frames[1], commands[0], output[1]))
+        except Exception:
+            for descriptor in (frames[0], commands[1], output[0]):
+                os.close(descriptor)
             raise
         finally:
-            os.close(frames_write)
-            os.close(commands_read)
-        self._frames = os.fdopen(frames_read, "rb")
-        self._commands: IO[bytes] = os.fdopen(commands_write, "wb", buffering=0)
+            for descriptor in (frames[1], commands[0], output[1]):
+                os.close(descriptor)
+        self._frames = os.fdopen(frames[0], "rb")
+        self._commands: IO[bytes] = os.fdopen(commands[1], "wb", buffering=0)
+        #: Standard output and error of the child, merged.
+        self.output: IO[bytes] = os.fdopen(output[0], "rb")
         self.started = time.monotonic()
         self.killed_by_us = False
         _children.append(self)
-
-    @property
-    def output(self) -> IO[bytes]:
-        """Standard output and error of the child, merged."""
-        if self.process.stdout is None:
-            raise RuntimeError("the child was started without a pipe")
-        return self.process.stdout
-
-    def has_answered(self) -> bool:
-        """Wait for the first frame; False when the child ended without one."""
-        return bool(self._frames.peek(1))
 
     def frames(self) -> Iterator[dict[str, Any]]:
         """Yield frames until the child closes its pipe."""
@@ -122,7 +151,7 @@ class Child:
         return self.process.poll() is None
 
     def kill(self) -> None:
-        """Last rung: SIGKILL to the group and every remaining descendant that is not another child's, then reap."""
+        """Last rung: SIGKILL to the group and every remaining descendant but for ``others``, then reap."""
         if self.is_alive():
             self.killed_by_us = True
         self._signal(signal.SIGKILL)
@@ -138,9 +167,9 @@ class Child:
         reap()
 
     def _remaining(self) -> list[int]:
-        """Return what lives below this process, but for the child itself and the trees of other children."""
-        others = {child.process.pid for child in tuple(_children) if child is not self and child.is_alive()}
-        return [pid for pid in descendants(os.getpid(), without=others) if pid != self.process.pid]
+        """Return what lives below this process, but for the child itself and the trees of ``others``."""
+        spared = {process.pid for process in tuple(others)}
+        return [pid for pid in descendants(os.getpid(), without=spared) if pid != self.process.pid]
 
     def close(self) -> None:
         """End what is left of the tree and close the pipes."""
@@ -165,13 +194,10 @@ class Child:
         return f"exit code {code}"
 
 
-#: Children of this process that nobody has closed; a kill of one spares the others. At most a running one and a spare.
+#: Children of this process that nobody has closed.
 _children: list[Child] = []
-
-
-def default_command() -> list[str]:
-    """Return the built-in trainer."""
-    return [sys.executable, "-m", "worker.child"]
+#: What else this process has started: the end of a child does not touch it.
+others: set[Process] = set()
 
 
 def descendants(root: int, *, without: Collection[int] = ()) -> list[int]:
@@ -192,7 +218,17 @@ def descendants(root: int, *, without: Collection[int] = ()) -> list[int]:
 
 
 def reap() -> None:
-    """Reap every adopted child that has ended; in containers too nobody stays a zombie."""
+    """Reap every adopted process that has ended (Linux); in containers too nobody stays a zombie.
+
+    Of a process that somebody here asks for, its own object takes the exit code.
+    """
+    if sys.platform != "linux":
+        return
     with contextlib.suppress(ChildProcessError):
-        while os.waitpid(-1, os.WNOHANG)[0]:
-            pass
+        while (ended := os.waitid(os.P_ALL, 0, os.WEXITED | os.WNOHANG | os.WNOWAIT)) is not None:
+            known = [*others, *(child.process for child in _children)]
+            asked = [process for process in known if process.pid == ended.si_pid]
+            if asked:
+                asked[0].poll()
+            else:
+                os.waitpid(ended.si_pid, 0)

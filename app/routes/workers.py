@@ -214,7 +214,7 @@ def download_file(
 def commit_checkpoints(
     ctx: ContextDep, actor: WorkerActor, assignment_id: AssignmentId, lease: Lease, commit: p.CommitRequest
 ) -> Response:
-    """Commit the uploaded checkpoints of all runs of the share in one call."""
+    """Commit the uploaded checkpoints of all runs of the assignment in one call."""
     ingest.commit(ctx, assignment_id, lease, commit)
     return Response(status_code=204)
 
@@ -228,7 +228,7 @@ def commit_checkpoints(
 def release_assignment(
     ctx: ContextDep, actor: WorkerActor, assignment_id: AssignmentId, lease: Lease, release: p.ReleaseRequest
 ) -> Response:
-    """End the share; idempotent."""
+    """End the assignment; idempotent."""
     assignments.release(ctx, assignment_id, lease, release)
     return Response(status_code=204)
 

@@ -110,12 +110,12 @@ def _start_if_all_ready(session: Session, now: float, block: BlockRow) -> bool:
 
 
 def put_round(ctx: Context, assignment_id: str, token: str, index: int, request: RoundRequest) -> RoundReply:
-    """Store the results of one round of the share; idempotent by (run, attempt, round)."""
+    """Store the results of one round of the assignment; idempotent by (run, attempt, round)."""
     with ctx.store.write() as session:
         row, block = fenced(session, assignment_id, token)
         now = ctx.store.now(session)
         runs = experiments.runs(session, block.experiment_id, block_id=block.id)
-        new, conflict = _sort_out(session, row, _of_share(session, row, runs, request), index)
+        new, conflict = _sort_out(session, row, _of_assignment(session, row, runs, request), index)
         if conflict is not None:
             text = f"round {index} of run {conflict} was handed in twice with different results"
             blocks.stop(session, now, block, Why("worker", Cause.BUG, text), grace_seconds=grace(ctx, session, block))
@@ -125,14 +125,14 @@ def put_round(ctx: Context, assignment_id: str, token: str, index: int, request:
             ingest.store_rounds(ctx, session, now, items)
             for result, run in new:
                 _apply_outcome(session, now, block, run, index, result)
-            reply = _close_round(session, now, _Share(row, block, runs), index)
+            reply = _close_round(session, now, _Held(row, block, runs), index)
     if conflict is not None:
         raise ConflictError(text, code="round_conflict")
     ctx.bell.ring()
     return reply
 
 
-def _of_share(
+def _of_assignment(
     session: Session, row: AssignmentRow, runs: Sequence[RunOfArm], request: RoundRequest
 ) -> list[tuple[RunRound, RunOfArm]]:
     mine = set(leases.run_ids(session, row.id))
@@ -180,7 +180,7 @@ def _apply_outcome(session: Session, now: float, block: BlockRow, run: RunOfArm,
 
 
 @dataclass(frozen=True)
-class _Share:
+class _Held:
     """An assignment with its block and all runs of the block."""
 
     assignment: AssignmentRow
@@ -188,25 +188,25 @@ class _Share:
     runs: Sequence[RunOfArm]
 
 
-def _close_round(session: Session, now: float, share: _Share, index: int) -> RoundReply:
-    block = share.block
+def _close_round(session: Session, now: float, held: _Held, index: int) -> RoundReply:
+    block = held.block
     live = blocks.live_runs(session, block.id)
     for opened in range(block.open_round, max(index, block.open_round) + 1):
-        have = results.round_digests(session, block.id, share.assignment.attempt, opened)
+        have = results.round_digests(session, block.id, held.assignment.attempt, opened)
         missing = [run.id for run in live if run.id not in have]
         if missing or not have:
             return RoundReply(complete=index < opened, missing=missing if index >= opened else [])
-        _complete(session, now, share, opened)
+        _complete(session, now, held, opened)
     if not live:
         finish_if_complete(session, now, block.id)
     return RoundReply(complete=True)
 
 
-def _complete(session: Session, now: float, share: _Share, index: int) -> None:
-    block = share.block
+def _complete(session: Session, now: float, held: _Held, index: int) -> None:
+    block = held.block
     blocks.change(session, block.id, open_round=index + 1, round_opened_epoch=now)
     shown = shown_of(experiment_cache.of(session, block.experiment_id).primary)
-    comparison = compare_runs(session, share.runs, index)
+    comparison = compare_runs(session, held.runs, index)
     event = NewEvent(
         type="round_completed",
         text=f"round {index} of replicate {block.replicate}: {log_line(comparison, shown)}",
@@ -214,7 +214,7 @@ def _complete(session: Session, now: float, share: _Share, index: int) -> None:
         block_id=block.id,
         replicate=block.replicate,
         round=index,
-        payload={"attempt": share.assignment.attempt, **comparison},
+        payload={"attempt": held.assignment.attempt, **comparison},
     )
     add_events(session, now, block.experiment_id, [event])
 
@@ -240,11 +240,11 @@ def barrier(ctx: Context, block_id: str, attempt: int, index: int) -> BarrierRep
 
 
 def release(ctx: Context, assignment_id: str, token: str, request: ReleaseRequest) -> None:
-    """Record how a share ended on the worker; idempotent.
+    """Record how an assignment ended on the worker; idempotent.
 
     Raises:
         ConflictError: ``not_completed`` when it says completed and the store does not hold its last round and final
-            checkpoint; the share has ended with cause bug then.
+            checkpoint; the assignment has ended with cause bug then.
     """
     with ctx.store.write() as session:
         try:
@@ -290,7 +290,7 @@ def _released(session: Session, assignment_id: str, token: str) -> AssignmentRow
 
 
 def _unearned(session: Session, row: AssignmentRow, block: BlockRow) -> str | None:
-    """Return what is missing for a share to be completed, None when nothing is: its success is what the store holds."""
+    """Return what is missing for an assignment to be completed, None when nothing is; the store decides that."""
     mine = set(leases.run_ids(session, row.id))
     training = [run for run in blocks.live_runs(session, block.id) if run.id in mine]
     if not training:
@@ -304,7 +304,7 @@ def _unearned(session: Session, row: AssignmentRow, block: BlockRow) -> str | No
 
 @dataclass(frozen=True)
 class _Ending:
-    """A share that its worker releases, as it was before."""
+    """An assignment that its worker releases, as it was before."""
 
     assignment: AssignmentRow
     block: BlockRow
@@ -313,7 +313,7 @@ class _Ending:
 
 
 def _stop_for_release(ctx: Context, session: Session, now: float, ending: _Ending) -> None:
-    """A share that ends while its block goes on stops the block, with the cause as observed."""
+    """An assignment that ends while its block goes on stops the block, with the cause as observed."""
     row, block, worker, request = ending.assignment, ending.block, ending.worker, ending.request
     if block.status not in (BlockStatus.RESERVED, BlockStatus.RUNNING):
         return
@@ -341,7 +341,7 @@ def _stop_for_release(ctx: Context, session: Session, now: float, ending: _Endin
 
 
 def _cause(request: ReleaseRequest) -> Cause:
-    """Return why a share ended that nobody had asked to stop; each such end spends a budget."""
+    """Return why an assignment ended that nobody had asked to stop; each such end spends a budget."""
     if request.cause is None:
         return Cause.PREEMPTED if request.outcome == "stopped" else Cause.BUG
     return Cause.PREEMPTED if request.cause == "user" else Cause(request.cause)
@@ -353,7 +353,7 @@ def _oom_before(block: BlockRow) -> bool:
 
 def _clean_worker(session: Session, now: float, ending: _Ending) -> None:
     row, request = ending.assignment, ending.request
-    leases.move_worker(session, now, row.worker_id, WorkerStatus.CLEANING, f"share of block {row.block_id} ended")
+    leases.move_worker(session, now, row.worker_id, WorkerStatus.CLEANING, f"assignment of block {row.block_id} ended")
     fast = now - row.offered_at.timestamp() < FAST_FAILURE_SECONDS
     if request.outcome != "error" or request.cause not in PERHAPS_OF_THE_DEVICE or not fast:
         return

@@ -127,7 +127,7 @@ def post_points(ctx: Context, assignment_id: str, token: str, request: PointsReq
         raise InvalidError(f"{total} points exceed the limit of {MAX_POINTS} a request", code="too_many_points")
     with ctx.store.write(bulk=True) as session:
         row, _ = fenced(session, assignment_id, token)
-        numbers = {run.id: run.no for run in experiments.runs_of_share(session, row.id)}
+        numbers = {run.id: run.no for run in experiments.runs_of_assignment(session, row.id)}
         highest: dict[str, int] = {}
         for series in request.series:
             number = numbers.get(series.run_id)
@@ -235,7 +235,7 @@ def put_file(ctx: Context, assignment_id: str, token: str, upload: Upload, chunk
 
 
 def commit(ctx: Context, assignment_id: str, token: str, request: CommitRequest) -> None:
-    """Commit the checkpoints before a round for all runs of the share; the last one ends the runs."""
+    """Commit the checkpoints before a round for all runs of the assignment; the last one ends the runs."""
     with ctx.store.write() as session:
         row, block = fenced(session, assignment_id, token)
         now = ctx.store.now(session)
@@ -249,7 +249,7 @@ def commit(ctx: Context, assignment_id: str, token: str, request: CommitRequest)
         done = {run.id: run.rounds_done for run in experiments.runs(session, block.experiment_id, block_id=block.id)}
         if any(request.next_round > done[item.run_id] for item in request.runs):
             raise InvalidError(
-                f"round {request.next_round - 1} has not been handed in by this share", code="round_not_open"
+                f"round {request.next_round - 1} has not been handed in by this assignment", code="round_not_open"
             )
         results.commit_artifacts(session, [stored.id for stored in found])
         removed = _after_commit(session, now, block, request, [item.run_id for item in request.runs])

@@ -17,7 +17,7 @@ from app.store import blocks, experiment_cache, experiments, leases, results, sc
 from app.store.blocks import Why
 from app.store.events import NewEvent, add_events
 from app.store.rows import ArmRow, AssignmentRow, BlockRow, IdleWorker, RunOfArm, RunRow, WaitingBlock, WorkerRow
-from app.store.scheduling import Share
+from app.store.scheduling import NewAssignment
 from lockstep.protocol import AssignedRun, Assignment, CheckpointRef, RewardRef
 from lockstep.spec.arms import discount_of
 from lockstep.status import BlockStatus, RunStatus, WorkerStatus
@@ -181,18 +181,18 @@ def _assign(
     )
     if not moved:
         return False
-    shares = _shares(block, choice, live, idle)
-    scheduling.insert_assignments(ctx.store, session, now, block.id, attempt, settings.lease_ttl_seconds, shares)
-    for share in shares:
+    assignments = _new_assignments(block, choice, live, idle)
+    scheduling.insert_assignments(ctx.store, session, now, block.id, attempt, settings.lease_ttl_seconds, assignments)
+    for assignment in assignments:
         leases.move_worker(
             session,
             now,
-            share.worker.id,
+            assignment.worker.id,
             WorkerStatus.RESERVED,
             f"reserved for block {block.id}",
             actor="scheduler",
         )
-    _open_attempts(session, now, block, attempt, resume, live, shares)
+    _open_attempts(session, now, block, attempt, resume, live, assignments)
     if block.placement_resolved is None:
         _freeze(session, block, choice)
     return True
@@ -206,15 +206,17 @@ def _freeze(session: Session, block: WaitingBlock, choice: Fit) -> None:
     experiments.freeze_placement(session, block.experiment_id, choice.placement, needs)
 
 
-def _shares(block: BlockRow, choice: Fit, live: Sequence[RunRow], idle: Mapping[str, IdleWorker]) -> list[Share]:
-    def share(index: int, run_ids: Sequence[str]) -> Share:
+def _new_assignments(
+    block: BlockRow, choice: Fit, live: Sequence[RunRow], idle: Mapping[str, IdleWorker]
+) -> list[NewAssignment]:
+    def assignment(index: int, run_ids: Sequence[str]) -> NewAssignment:
         token = leases.token_hash(secrets.token_hex(16))
-        return Share(idle[choice.workers[index].id], index, tuple(run_ids), token)
+        return NewAssignment(idle[choice.workers[index].id], index, tuple(run_ids), token)
 
     if choice.placement == "shared_device":
-        return [share(0, [run.id for run in live])]
+        return [assignment(0, [run.id for run in live])]
     order = device_order(choice.workers, len(live), block.replicate)
-    return [share(order[position], [run.id]) for position, run in enumerate(live)]
+    return [assignment(order[position], [run.id]) for position, run in enumerate(live)]
 
 
 def _open_attempts(
@@ -224,14 +226,14 @@ def _open_attempts(
     attempt: int,
     resume: int,
     live: Sequence[RunRow],
-    shares: Sequence[Share],
+    assignments: Sequence[NewAssignment],
 ) -> None:
     """Open the new attempt of every run; what an older one has beyond the resume round is superseded."""
-    device_of = {run_id: share.worker.device_uid for share in shares for run_id in share.run_ids}
+    device_of = {run_id: assignment.worker.device_uid for assignment in assignments for run_id in assignment.run_ids}
     scheduling.open_attempts(session, now, attempt, resume, {run.no: device_of[run.id] for run in live})
-    for share in shares:
-        device, resumed = share.worker.device_uid, attempt > 1 and resume > 0
-        experiments.start_runs(session, share.run_ids, device, resumed=resumed, rounds=resume)
+    for assignment in assignments:
+        device, resumed = assignment.worker.device_uid, attempt > 1 and resume > 0
+        experiments.start_runs(session, assignment.run_ids, device, resumed=resumed, rounds=resume)
     older = live if attempt > 1 else []
     cut = [run for run in older if scheduling.end_older_attempts(session, run.no, attempt, resume)]
     add_events(session, now, block.experiment_id, [_truncation(block, run, attempt, resume) for run in cut])
@@ -296,7 +298,7 @@ def _collect(ctx: Context, session: Session, offered: AssignmentRow) -> Assignme
 
 
 def assignment_document(session: Session, row: AssignmentRow, token: str) -> Assignment:
-    """Return all that a supervisor and its child need to train their share."""
+    """Return all that a supervisor and its child need to train their assignment."""
     block = blocks.with_experiment(session, row.block_id)
     fixed = experiment_cache.of(session, block.experiment_id)
     arms = {arm.arm_index: arm for arm in fixed.arms}
@@ -316,7 +318,7 @@ def assignment_document(session: Session, row: AssignmentRow, token: str) -> Ass
         num_arms=fixed.num_arms,
         barrier=fixed.lockstep["barrier"],
         spec_hash=fixed.spec_hash,
-        runs=_assigned_runs(session, block, arms, experiments.runs_of_share(session, row.id)),
+        runs=_assigned_runs(session, block, arms, experiments.runs_of_assignment(session, row.id)),
         reward_modes=[
             RewardRef(mode=arm.reward_mode, config=arm.config["reward"], gamma=discount_of(arm.config))
             for arm in fixed.arms

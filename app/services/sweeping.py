@@ -137,7 +137,7 @@ def _reservation(ctx: Context, session: Session, now: float, block: BlockRow) ->
 
 
 def _not_ready(ctx: Context, late: Sequence[AssignmentRow]) -> Why:
-    """Return whose fault it is that these shares were not ready in time: of code of the user's that hangs, if any."""
+    """Return what made these assignments late: code of the user's that hangs, if any."""
     hung = next((row for row in late if _hangs(ctx, row)), None)
     if hung is not None:
         limit = f"and the limit until ready is {ctx.settings.warmup_seconds:g} s"
@@ -181,8 +181,8 @@ def _late_round(ctx: Context, session: Session, now: float, block: BlockRow) -> 
     if not late:
         return 0
     text = f"round {block.open_round} waited over {limit:g} s for {', '.join(late)}"
-    shares = leases.of_block(session, block.id, block.attempt)
-    waited_for = [row for row in shares if not set(late).isdisjoint(leases.run_ids(session, row.id))]
+    assigned = leases.of_block(session, block.id, block.attempt)
+    waited_for = [row for row in assigned if not set(late).isdisjoint(leases.run_ids(session, row.id))]
     hung = next((row for row in waited_for if _hangs(ctx, row)), None)
     why = Why("system", Cause.TIMEOUT, text)
     if hung is not None:
@@ -226,7 +226,7 @@ def _no_progress(ctx: Context, row: AssignmentRow) -> Why:
 
 
 def _hangs(ctx: Context, row: AssignmentRow) -> bool:
-    """Whether a share has stood in code of the user's for so long that nothing else can be at fault."""
+    """Whether an assignment has stood in code of the user's for so long that nothing else can be at fault."""
     limit = min(ctx.settings.stall_after_seconds, ctx.settings.warmup_seconds / 2)
     return bool(_inside(row)) and row.frame_age_seconds >= limit
 
@@ -236,5 +236,5 @@ def _hang(row: AssignmentRow) -> str:
 
 
 def _inside(row: AssignmentRow) -> str:
-    """Return which code of the user's a share is in, in words; empty when it is in none."""
+    """Return which code of the user's an assignment is in, in words; empty when it is in none."""
     return str(row.progress.get("inside", ""))

@@ -190,7 +190,7 @@ _RUNS = _RUN.order_by(t.run.c.replicate, t.run.c.generation, t.run.c.arm_index)
 _RUNS_OF_BLOCK = _RUNS.where(t.run.c.block_id == bindparam("block_id"))
 
 
-def runs_of_share(session: Session, assignment_id: str) -> list[RunOfArm]:
+def runs_of_assignment(session: Session, assignment_id: str) -> list[RunOfArm]:
     """Return the runs of an assignment by arm, with the arm's label."""
     return every(RunOfArm, session.execute(_RUNS_OF_SHARE, {"assignment_id": assignment_id}))
 

@@ -243,7 +243,7 @@ _REGISTERED = select(*columns(WorkerRow, t.worker)).where(t.worker.c.status.in_(
 
 
 @dataclass(frozen=True)
-class Share:
+class NewAssignment:
     """What one worker of a gang gets: its device index and its runs."""
 
     worker: IdleWorker
@@ -259,10 +259,10 @@ def insert_assignments(
     block_id: str,
     attempt: int,
     ttl: float,
-    shares: Sequence[Share],
+    assignments: Sequence[NewAssignment],
 ) -> None:
     """Insert the assignments of a gang and reserve its workers; any conflict raises."""
-    for share in shares:
+    for assignment in assignments:
         assignment_id = store.new_id("asg")
         session.execute(
             _ASSIGN,
@@ -270,11 +270,11 @@ def insert_assignments(
                 "id": assignment_id,
                 "block_id": block_id,
                 "attempt": attempt,
-                "worker_id": share.worker.id,
-                "incarnation": share.worker.incarnation,
-                "device_uid": share.worker.device_uid,
-                "device_index": share.device_index,
-                "token": share.token,
+                "worker_id": assignment.worker.id,
+                "incarnation": assignment.worker.incarnation,
+                "device_uid": assignment.worker.device_uid,
+                "device_index": assignment.device_index,
+                "token": assignment.token,
                 "state": AssignmentState.OFFERED,
                 "expires_epoch": now + ttl,
                 "collected": False,
@@ -285,7 +285,7 @@ def insert_assignments(
             },
         )
         same = {"assignment_id": assignment_id, "block_id": block_id, "attempt": attempt}
-        session.execute(_ASSIGN_RUNS, [{**same, "run_id": run_id} for run_id in share.run_ids])
+        session.execute(_ASSIGN_RUNS, [{**same, "run_id": run_id} for run_id in assignment.run_ids])
 
 
 _ASSIGN = insert(t.assignment)

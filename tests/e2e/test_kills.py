@@ -14,20 +14,24 @@ from tests.conftest import LiveServer, WorkerProcess, wait_until
 from tests.e2e.following import follow
 from tests.e2e.numbers import numbers_of
 from tests.factories import tiny_spec
-from worker.standby import is_idle_spare
+from worker.starter import SERVER_NAME, TRAINING_NAME
 from worker.supervisor import descendants
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("training")]
 ROUNDS = 9
 
 
-def child_of(worker: WorkerProcess) -> int | None:
-    """Return the pid of the training child of a supervisor, not that of its spare."""
+def named(worker: WorkerProcess, name: str) -> int | None:
+    """Return the pid of what a supervisor has started under a name."""
     for pid in descendants(worker.process.pid):
-        command = Path(f"/proc/{pid}/cmdline").read_bytes()
-        if b"worker.child" in command and not is_idle_spare(pid):
+        if Path(f"/proc/{pid}/comm").read_text().strip() == name:
             return pid
     return None
+
+
+def child_of(worker: WorkerProcess) -> int | None:
+    """Return the pid of the training process of a supervisor."""
+    return named(worker, TRAINING_NAME)
 
 
 def rounds_done(client: Client, experiment_id: str) -> int:
@@ -65,13 +69,14 @@ def test_kill_of_child_and_supervisor_loses_doubles_and_mixes_no_round(
         assert sorted(digests) == list(range(ROUNDS))
 
 
-def test_no_training_process_outlives_a_killed_supervisor(
+def test_neither_training_nor_fork_server_outlives_a_killed_supervisor(
     sqlite_server: LiveServer, start_worker: Callable[..., WorkerProcess]
 ) -> None:
     with Client(sqlite_server.url) as client:
         worker = start_worker(sqlite_server.url)
         client.submit(tiny_spec(budget={"rounds": 50}))
-        pid = wait_until(lambda: child_of(worker), what="the child")
+        pids = [wait_until(lambda: child_of(worker), what="the child"), named(worker, SERVER_NAME)]
+        assert None not in pids
         worker.process.kill()
         worker.process.wait()
-        wait_until(lambda: not Path(f"/proc/{pid}").exists(), timeout=10, what="the end of the child")
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), what="the end of both")

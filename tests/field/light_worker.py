@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import signal
 import sys
 import threading
@@ -11,7 +10,6 @@ from worker.__main__ import parse, token_of
 from worker.agent import DEVICE_IN_USE, Agent
 from worker.devices import DeviceInUse, bind
 from worker.options import Options
-from worker.standby import Starter
 
 
 class LightAgent(Agent):
@@ -31,8 +29,6 @@ def main() -> int:
     trainer = given.trainer_cmd.split()
     options = Options(given.api, token_of(given), None, 1, None, given.work_dir, given.spool_bytes, trainer, given.once)
     agent = LightAgent(options, bound)
-    if "LIGHT_SPARE" in os.environ:  # this trainer touches no device, so it may have a spare
-        agent._starter = Starter(trainer, bound.environment, keeps_spare=True)
     for number in (signal.SIGTERM, signal.SIGINT):
         signal.signal(number, lambda *_: threading.Thread(target=agent.stop).start())
     return agent.run()

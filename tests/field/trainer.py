@@ -1,9 +1,8 @@
 """A trainer without torch that speaks the frame protocol and misbehaves as its first argument says.
 
 Modes: plain, slow_stop, native, family, flood, environment, gil, wait_before_ready, wait_after_ready,
-wait_in_round, spare_ends (a spare that is given an assignment ends without a word), done_early and exit_early
-(after the first round), no_final (no checkpoint after the last round). The second argument is a folder for what
-the test wants to know.
+wait_in_round, done_early and exit_early (after the first round), no_final (no checkpoint after the last round).
+The second argument is a folder for what the test wants to know.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from typing import Any
 MODE = sys.argv[1]
 NOTES = Path(sys.argv[2])
 SECONDS = float(sys.argv[3]) if len(sys.argv) > 3 else 0.05
-IS_SPARE = "LOCKSTEP_IS_SPARE" in os.environ
 frames = os.fdopen(int(os.environ["LOCKSTEP_FRAMES_FD"]), "wb", buffering=0)
 commands = os.fdopen(int(os.environ["LOCKSTEP_COMMANDS_FD"]), "rb")
 stopped = threading.Event()
@@ -122,19 +120,8 @@ def lie(is_last: bool) -> None:
 
 def main() -> None:
     signal.signal(signal.SIGTERM, on_stop)
-    if IS_SPARE:
-        sys.stdout.write(f"spare {os.getpid()} waits\n")
-        sys.stdout.flush()
-        note("spare", str(os.getpid()))
-    line = commands.readline()
-    if not line:
-        time.sleep(5.0)  # a supervisor that ends must not leave this to the spare
-    first = json.loads(line)
-    if MODE == "spare_ends" and IS_SPARE:
-        note("ended", str(os.getpid()))
-        return
+    first = json.loads(commands.readline())
     assignment, options = first["assignment"], first["options"]
-    note(f"trains-{assignment['replicate']}", str(os.getpid()))
     root = Path(options["checkpoint_dir"])
     if MODE == "wait_before_ready":
         note("stage", MODE)

@@ -1,6 +1,6 @@
 """What the lockstep loop asks of an environment, and the plain records they exchange.
 
-One ``LockstepEnvs`` object holds environments of *all* runs of a block share, so that each step can be
+One ``LockstepEnvs`` object holds environments of *all* runs of an assignment, so that each step can be
 issued for every arm together (A0 B0 A1 B1 ..); its cohorts are such objects too and may hold fewer runs.
 Axes: E environments of a run, O observation features, I id features, H action heads. Runs are indexed
 0..K-1 in the order in which they were given; nothing here may reduce over runs.
@@ -122,7 +122,7 @@ class EpisodeRecord:
 
 
 class LockstepEnvs(Protocol):
-    """Environments of all runs of a block share, stepped together."""
+    """Environments of all runs of an assignment, stepped together."""
 
     obs_spec: ObsSpec
     heads: Sequence[HeadSpec]

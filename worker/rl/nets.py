@@ -12,6 +12,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,6 +21,8 @@ from torch.nn import functional as F  # noqa: N812 - the name in every torch tex
 
 from lockstep.spec.sections import Net
 from worker.rl.heads import Heads
+
+LayerT = TypeVar("LayerT", bound=nn.Module)
 
 #: Recurrent state: () for an MLP, (h, c) each [layers, E, hidden] for an LSTM.
 State = tuple[Tensor, ...]
@@ -53,8 +56,17 @@ class InputLayout:
 
 
 def _linear(inputs: int, outputs: int) -> nn.Linear:
-    # built without values: the default initialiser would draw from the global generator
-    return nn.Linear(inputs, outputs, device="meta").to_empty(device="cpu")
+    return _with_memory(nn.Linear(inputs, outputs, device="meta"))
+
+
+def _with_memory(layer: LayerT) -> LayerT:
+    """Give a layer built on the meta device parameters without values: default ones come from the global generator.
+
+    ``Module.to_empty`` does the same, and imports a computer algebra system (1.3 s) for it.
+    """
+    for name, parameter in list(layer.named_parameters(recurse=False)):
+        setattr(layer, name, nn.Parameter(torch.empty(parameter.shape)))
+    return layer
 
 
 def _weights(*layers: nn.Linear) -> list[tuple[Tensor, Tensor]]:
@@ -171,7 +183,7 @@ class LSTMNet(nn.Module):
         self.embed = _Embed(layout)
         self.body = _linear(layout.width, cfg.hidden)
         self.body_norm = nn.LayerNorm(cfg.hidden)
-        self.lstm = nn.LSTM(cfg.hidden, cfg.lstm_hidden, cfg.lstm_layers, device="meta").to_empty(device="cpu")
+        self.lstm = _with_memory(nn.LSTM(cfg.hidden, cfg.lstm_hidden, cfg.lstm_layers, device="meta"))
         self.lstm_norm = nn.LayerNorm(cfg.lstm_hidden)
         # the residual needs equal widths; a projection stands in where they differ
         self.skip = _linear(cfg.hidden, cfg.lstm_hidden) if cfg.hidden != cfg.lstm_hidden else nn.Identity()

@@ -1,4 +1,4 @@
-"""The lockstep loop: all runs of a block share step together, then update in a random arm order.
+"""The lockstep loop: all runs of an assignment step together, then update in a random arm order.
 
 Every env step is issued for every arm (A0 B0 A1 B1 ..); one round of all arms ends before the next begins.
 Where a device trains the hosts, the environments of every arm form two cohorts of their own, and all others train

@@ -1,4 +1,4 @@
-"""Environments, rewards and controls of a block share, built by its family; refusals name the field."""
+"""Environments, rewards and controls of an assignment, built by its family; refusals name the field."""
 
 from __future__ import annotations
 

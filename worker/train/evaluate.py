@@ -1,7 +1,7 @@
 """Frozen-policy evaluation on held-out streams, cross-evaluation and the ungrafted twin (training.md 4).
 
 Weights, normalisers and ledgers of training are only read; every stream carries the prefix ``eval/``,
-so training is bit for bit the same with evaluation on and off. All runs of a block share are evaluated
+so training is bit for bit the same with evaluation on and off. All runs of an assignment are evaluated
 together, step by step. Axes: M evaluation episode, H heads.
 """
 
@@ -97,7 +97,7 @@ class Evaluation:
 
 
 class Evaluator:
-    """Evaluates the runs of a block share on the same episodes every time.
+    """Evaluates the runs of an assignment on the same episodes every time.
 
     Args:
         plan: block.

@@ -1,4 +1,4 @@
-"""What a block share is asked to train, and what it hands back after every round. Plain records."""
+"""What an assignment is asked to train, and what it hands back after every round. Plain records."""
 
 from __future__ import annotations
 

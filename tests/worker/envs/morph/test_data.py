@@ -173,13 +173,15 @@ def test_damaged_cifar_names_the_file_and_the_command_and_is_not_announced(
     assert "cifar10" not in datasets(tmp_path)
 
 
-def test_digits_of_another_library_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    changed = load_digits()
-    changed.images[0, 0, 0] += 1
-    monkeypatch.setattr(data, "load_digits", lambda: changed)
-    with pytest.raises(ValueError, match="digits images of this scikit-learn differ"):
-        load("digits", None)
-    assert "digits" not in datasets(None)
+def test_digits_are_those_of_the_library_and_others_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    bunch, table = load_digits(), data._digits_table()
+    assert np.array_equal(table[:, :-1].reshape(-1, 8, 8), bunch.images)
+    assert np.array_equal(table[:, -1], bunch.target)
+    changed = table.copy()
+    changed[0, 0] += 1
+    monkeypatch.setattr(data, "_digits_table", lambda: changed)
+    with pytest.raises(ValueError, match="differ"):
+        data.load("digits", None)
 
 
 def test_another_text_under_the_same_name_has_another_fingerprint(tmp_path: Path) -> None:

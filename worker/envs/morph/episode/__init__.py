@@ -1,1 +1,1 @@
-"""The episode: environments of all runs of a block share, stepped together."""
+"""The episode: environments of all runs of an assignment, stepped together."""

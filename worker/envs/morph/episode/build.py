@@ -1,4 +1,4 @@
-"""Builds the environments of a block share from a resolved spec: together, or in cohorts out of phase."""
+"""Builds the environments of an assignment from a resolved spec: together, or in cohorts out of phase."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def make_envs(
     xeval: Mapping[str, RewardFunction] | None = None,
     data_dir: Path | None = None,
 ) -> MorphEnvs:
-    """Build the environments of all runs of a block share from a resolved spec.
+    """Build the environments of all runs of an assignment from a resolved spec.
 
     Args:
         config: resolved spec as nested plain dicts (training.md 5.1).

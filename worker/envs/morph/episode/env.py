@@ -1,4 +1,4 @@
-"""Morphogenesis: the environments of all runs of a block share, stepped together.
+"""Morphogenesis: the environments of all runs of an assignment, stepped together.
 
 Implements ``worker.envs.base.LockstepEnvs``. A step follows environment.md 6.2: act, tick, train an
 epoch (``issue``), validate, judge, reward, observe (``collect``). Hosts are issued in the order A0 B0 A1 B1 ..

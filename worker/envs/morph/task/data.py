@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import codecs
 import hashlib
+import importlib.util
 import pydoc_data.topics
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,6 @@ from pathlib import Path
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from sklearn.datasets import load_digits
 from torch import Tensor
 
 from lockstep import keys
@@ -116,10 +116,23 @@ def _read_utf8(path: Path) -> bytes:
     return corpus
 
 
+def _digits_table() -> NDArray[np.uint8]:
+    """Return [1797, 65]: 64 pixels and the label, from scikit-learn's own file; importing its reader takes 1.5 s.
+
+    Raises:
+        FileNotFoundError: scikit-learn is not installed, or keeps the file elsewhere.
+    """
+    package = importlib.util.find_spec("sklearn")
+    if package is None or package.origin is None:
+        raise FileNotFoundError("the digits images come with scikit-learn; pip install scikit-learn")
+    path = Path(package.origin).parent / "datasets" / "data" / "digits.csv.gz"
+    return np.loadtxt(path, delimiter=",", dtype=np.float64).astype(np.uint8)
+
+
 def _digits() -> Arrays:
-    bunch = load_digits()
-    images = bunch.images.astype(np.uint8)[:, None]
-    labels = bunch.target.astype(np.uint8)
+    table = _digits_table()
+    images = table[:, :-1].reshape(-1, 1, 8, 8)
+    labels = table[:, -1]
     place = np.empty(len(labels), dtype=np.int64)
     for label in range(10):
         where = np.flatnonzero(labels == label)
