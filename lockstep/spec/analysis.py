@@ -7,6 +7,7 @@ covers the resolved plan. Rules that need facts of the experiment live in ``anal
 
 from __future__ import annotations
 
+from math import isfinite
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
@@ -63,8 +64,9 @@ class Looks(_Strict):
     boundary: Literal["pocock", "obf"] = Field("pocock", description="planned: shape of the boundary")
     e_value: Literal["sign", "t", "betting"] = Field(
         "sign",
-        description="anytime: which e-value. betting: for metrics with two bounds, or estimand learned; it assumes "
-        "nothing but the bounds and needs differences that fill much of the range",
+        description="anytime: which e-value. betting: for metrics with two bounds, or estimand learned, and there the "
+        "default (estimand mean or learned); it assumes nothing but the bounds and needs differences that fill much of "
+        "the range. sign: differences are symmetric when the arms are equal; t: they are normal",
     )
 
 
@@ -170,7 +172,9 @@ def complete_analysis(spec: AnalysisSpec, *, kind: str, replicates: int, env_kin
     """Return the analysis with every default that depends on the experiment filled in; idempotent.
 
     Planned and largest block counts come from ``experiment.replicates``, the metric from the kind
-    of environment, and A/A or single-replicate experiments are demonstrations unless said otherwise.
+    of environment, and A/A or single-replicate experiments are demonstrations unless said otherwise. An anytime
+    analysis of the mean or of shares that learned bets within the bounds of its scores where they have two: the other
+    e-values test symmetry, which is another question.
     """
     planned = spec.replicates.planned or replicates
     largest = spec.replicates.max or max(planned, *spec.looks.at, planned)
@@ -179,7 +183,11 @@ def complete_analysis(spec: AnalysisSpec, *, kind: str, replicates: int, env_kin
         update["primary"] = PrimaryMetric(metric=default_primary(env_kind))
     if "inference" not in spec.model_fields_set and (largest == 1 or kind == "aa"):
         update["inference"] = "none"
-    return spec.model_copy(update=update)
+    full = spec.model_copy(update=update)
+    chosen = spec.looks.mode != "anytime" or "e_value" in spec.looks.model_fields_set
+    if chosen or full.estimand not in ("mean", "learned") or reach_of(full) is None:
+        return full
+    return full.model_copy(update={"looks": spec.looks.model_copy(update={"e_value": "betting"})})
 
 
 def default_analysis(*, kind: str, replicates: int, env_kind: str = "morphogenesis") -> AnalysisSpec:
@@ -195,7 +203,7 @@ def reach_of(analysis: AnalysisSpec) -> float | None:
     metric, floor = find_metric(analysis.primary.metric), analysis.failure.floor
     if metric is None or metric.lower is None or metric.upper is None:
         return None
-    ends = [metric.lower, metric.upper] + ([] if floor is None else [floor])
+    ends = [metric.lower, metric.upper] + ([] if floor is None or not isfinite(floor) else [floor])
     return max(ends) - min(ends)
 
 

@@ -14,10 +14,12 @@ from math import isfinite
 from pydantic import ValidationError
 
 from lockstep.spec.analysis import AnalysisSpec, analysis_hash, complete_analysis, default_analysis, reach_of
+from lockstep.spec.design import design_of
 from lockstep.spec.metrics import find_metric, is_reward_dependent, primary_candidates
 from lockstep.spec.power import expected_power, level_to_beat, num_tests
 from lockstep.spec.problems import Problem, pointer
-from lockstep.stats.exact import min_p, smallest_n, smallest_n_anytime, within
+from lockstep.stats.exact import min_p, smallest_n, within
+from lockstep.stats.registered import wager_of
 from lockstep.stats.sequential import look_levels
 
 __all__ = [
@@ -31,6 +33,10 @@ __all__ = [
     "seed_problems",
     "validate_analysis",
 ]
+
+
+#: No experiment has more replicates than this.
+_MOST_BLOCKS = 1000
 
 
 @dataclass(frozen=True)
@@ -250,9 +256,10 @@ def _floor_bound_problems(analysis: AnalysisSpec, floor: float) -> Iterator[Prob
 def _reach_problems(analysis: AnalysisSpec, num_arms: int) -> Iterator[Problem]:
     largest = analysis.replicates.max or 1
     if analysis.looks.mode == "anytime":
-        need = smallest_n_anytime(analysis.alpha)
-        if largest < need:
-            message = f"no e-value of {largest} blocks can reach 1/alpha = {1 / analysis.alpha:g} (at most 2^n/2)"
+        wager = wager_of(design_of(analysis, analysis.alpha))
+        if not within(wager.min_p(largest), analysis.alpha):
+            need = next(n for n in range(largest + 1, _MOST_BLOCKS) if within(wager.min_p(n), analysis.alpha))
+            message = f"no {wager.kind} e-value of {largest} blocks can reach 1/alpha = {1 / analysis.alpha:g}"
             yield _found("E_ALPHA_UNREACHABLE", "/analysis/alpha", message, f"raise replicates.max to {need}")
         return
     if analysis.looks.mode == "planned":
@@ -296,6 +303,7 @@ def _warnings(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]:
         message = f"robust summaries and bootstrap intervals need 10 replicates; {largest} are planned"
         yield _found("W_FEW_REPLICATES", "/analysis/replicates/max", message, "plan 10 or more for them")
     yield from _power_warnings(analysis, facts)
+    yield from _betting_warnings(analysis)
     effort = analysis.tuning_effort or {}
     if len(set(effort.values())) > 1 or (effort and set(effort) != set(facts.labels)):
         message = f"declared tuning effort differs between arms: {dict(sorted(effort.items()))}"
@@ -315,6 +323,25 @@ def _power_warnings(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]:
     if found is not None and found < 0.5:
         message = f"expected power at {analysis.sesoi:g} is {found:.2f} with the pilot SD {analysis.pilot_sd:g}"
         yield _found("W_LOW_POWER", "/analysis/replicates/max", message, "plan more replicates or a larger sesoi")
+
+
+def _betting_warnings(analysis: AnalysisSpec) -> Iterator[Problem]:
+    """Warn where bets within the bounds of the metric must stay too small to notice what was declared to matter."""
+    sesoi, largest = analysis.sesoi, analysis.replicates.max or 1
+    wager = wager_of(design_of(analysis, analysis.alpha))
+    if analysis.looks.mode != "anytime" or wager.kind != "betting" or wager.reach is None:
+        return
+    if sesoi is None or not 0 < sesoi <= wager.reach:
+        return
+    fewest = wager.fewest(sesoi, analysis.alpha, _MOST_BLOCKS)
+    if fewest is None or fewest > largest:
+        needs = f"{fewest} blocks" if fewest else f"more than {_MOST_BLOCKS} blocks"
+        message = (
+            f"e_value betting allows for differences of up to {wager.reach:g}, so that {needs} are needed even if "
+            f"every one differs by {sesoi:g}; {largest} are planned"
+        )
+        remedy = "name e_value sign if differences are symmetric when the arms are equal, or use planned looks"
+        yield _found("W_BETTING_SLOW", "/analysis/looks/e_value", message, remedy)
 
 
 def _found(code: str, at: str, message: str, remedy: str) -> Problem:

@@ -123,11 +123,6 @@ def smallest_n(level: float, paired: bool) -> int:
     return _first(lambda n: within(min_p(paired, n), level))
 
 
-def smallest_n_anytime(alpha: float) -> int:
-    """Return the smallest n with 2^n / 2 >= 1/alpha, before which no sign e-value can reject."""
-    return _first(lambda n: 2.0**n / 2 * alpha >= 1 - LEVEL_SLACK)
-
-
 def mann_whitney_critical(n: int, m: int, alpha: float) -> int | None:
     """Return the largest u with 2 P(U <= u) <= alpha under the untied null, or None."""
     return largest_tail(rank_sum_null(n, m), alpha / 2)

@@ -173,7 +173,7 @@ def _anytime(x: FlooredArm, y: FlooredArm, design: Design) -> PairTest:
         # what earlier blocks rejected stays rejected, though the estimate may wander back
         estimate = min(max(estimate, standing.low), standing.high)
     name, p, e = f"{design.e_value} e-value", anytime_p(path), float(path.max())
-    floor_p, sign = min_p_paired(d.size), _sign(estimate)
+    floor_p, sign = wager.min_p(d.size), _sign(estimate)
     return PairTest(name, "anytime", estimate, _se(d), p, floor_p, sign, at, _constant(d), e)
 
 

@@ -28,6 +28,7 @@ from numpy.typing import ArrayLike, NDArray
 from scipy.optimize import brentq
 from scipy.special import ndtr, ndtri
 
+from lockstep.stats.exact import LEVEL_SLACK, min_p_paired
 from lockstep.stats.results import TIE, Floats, Interval, as_floats, sd, tolerance
 
 MAX_LOOKS = 5
@@ -227,6 +228,17 @@ class Wager:
             return np.asarray(_t_rows(d, theta).max(axis=1))
         reach = max(self.reach or 0.0, float(np.abs(d).max(initial=0.0)))
         return np.asarray(_betting_paths(d, np.full(len(d), theta), reach).max(axis=1))
+
+    def min_p(self, n: int) -> float:
+        """Return the smallest p that n differences can give: of E <= 2^n / 2, or where each is as large as can be."""
+        if self.kind != "betting" or self.reach is None or n < 1:
+            return min_p_paired(n)
+        return anytime_p(self.path(np.full(n, self.reach)))
+
+    def fewest(self, difference: float, level: float, most: int) -> int | None:
+        """Return after how many blocks E reaches 1/level when every one differs by ``difference``, None beyond most."""
+        reached = np.flatnonzero(self.path(np.full(most, difference)) >= (1 - LEVEL_SLACK) / level)
+        return int(reached[0]) + 1 if reached.size else None
 
     def interval(self, d: ArrayLike, level: float) -> Interval | None:
         """Return the smallest interval holding every theta that no block has rejected at 1/level, or None.

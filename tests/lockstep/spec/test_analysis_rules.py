@@ -93,7 +93,35 @@ def test_complete_gymnasium_default_metric_is_native_return() -> None:
     assert spec.primary.metric == "eval/native_return_mean"
 
 
-BETTING = {"mode": "anytime", "e_value": "betting"}
+ANYTIME = {"mode": "anytime"}
+
+
+@pytest.mark.parametrize(
+    ("fields", "e_value"),
+    [
+        ({"looks": ANYTIME}, "betting"),
+        ({"looks": ANYTIME, "estimand": "learned", "threshold": 50.0, "sesoi": 0.2}, "betting"),
+        ({"looks": ANYTIME, "estimand": "shift"}, "sign"),
+        ({"looks": ANYTIME, "primary": {"metric": "eval/loss", "direction": "min"}}, "sign"),
+        ({"looks": ANYTIME | {"e_value": "sign"}}, "sign"),
+        ({}, "sign"),
+    ],
+)
+def test_complete_anytime_bets_within_the_bounds_where_scores_have_them(fields: dict[str, Any], e_value: str) -> None:
+    once = complete(GOOD | fields, 12)
+    assert once.looks.e_value == e_value
+    assert analysis_hash(complete_analysis(once, kind="ab", replicates=12, env_kind="morphogenesis")) == (
+        analysis_hash(once)
+    )
+
+
+def test_betting_that_cannot_notice_what_matters_is_warned_of_with_the_blocks_it_needs() -> None:
+    spec = complete(GOOD | {"looks": ANYTIME}, 12)
+    found = validate_analysis(spec, labels=("a", "b"), replicates=12)
+    assert found[0] == []
+    assert any(text.startswith("W_BETTING_SLOW") and "blocks are needed even if" in text for text in found[1])
+    large = complete(GOOD | {"looks": ANYTIME, "sesoi": 90.0}, 12)
+    assert not any("W_BETTING_SLOW" in text for text in validate_analysis(large, labels=("a", "b"), replicates=12)[1])
 
 
 @pytest.mark.parametrize(("kind", "replicates"), [("aa", 6), ("ab", 1)])
@@ -205,7 +233,8 @@ def test_validate_look_remedy_names_the_earliest_block() -> None:
     ("raw", "replicates", "code"),
     [
         ({"looks": {"mode": "anytime"}, "paired": False}, 10, "E_ANYTIME_UNPAIRED"),
-        ({"looks": {"mode": "anytime"}}, 5, "E_ALPHA_UNREACHABLE"),
+        ({"looks": {"mode": "anytime", "e_value": "sign"}}, 5, "E_ALPHA_UNREACHABLE"),
+        ({"looks": {"mode": "anytime"}}, 9, "E_ALPHA_UNREACHABLE"),
         (
             {
                 "looks": {"mode": "anytime", "e_value": "betting"},

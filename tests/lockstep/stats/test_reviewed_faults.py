@@ -286,7 +286,8 @@ def test_row_12_an_anytime_crossing_is_not_taken_back() -> None:
     a: list[Cell] = [61.0 + 0.1 * (i % 3) for i in range(8)]
     b: list[Cell] = [60.0 + 0.01 * i for i in range(8)]
     scores: Scores = {"a": [*a, *[40.0] * 4], "b": [*b, *[60.0] * 4]}
-    analysis = make_analysis(12, looks={"mode": "anytime"}, sesoi=0.1)
+    looks = {"mode": "anytime", "e_value": "sign"}
+    analysis = make_analysis(12, looks=looks, sesoi=0.1)
     report = build_report(make_inputs(scores, analysis))
     steps = report["sequential"]["e"]
     assert steps[7] >= 20 > 1 > steps[-1]
@@ -295,7 +296,7 @@ def test_row_12_an_anytime_crossing_is_not_taken_back() -> None:
     assert comparison["p"] == pytest.approx(1 / max(steps))
     assert comparison["ci_superiority"][0] > 0
     assert "TEST_INTERVAL_DISAGREE" not in report["verdict"]["flags"]
-    before = build_report(make_inputs({"a": a, "b": b}, make_analysis(8, looks={"mode": "anytime"}, sesoi=0.1)))
+    before = build_report(make_inputs({"a": a, "b": b}, make_analysis(8, looks=looks, sesoi=0.1)))
     standing, now = before["comparisons"][0]["ci_superiority"], comparison["ci_superiority"]
     assert standing[0] <= now[0] <= comparison["estimate"] <= now[1] <= standing[1]
 
