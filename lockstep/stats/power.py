@@ -157,8 +157,22 @@ def needed(plan: Plan, scenario: Scenario, seed: int = 0, pilot_size: int | None
     return Needed(plugin, None if upper is None else max(upper, plugin or 0))
 
 
+@lru_cache(maxsize=256)
 def _searched(plan: Plan, scenario: Scenario, effect: float, seed: int) -> float:
-    return outlook(plan, scenario, effect, seed, _SEARCH, _SEARCH_DRAWS).power
+    """Return the power alone: with one look it hangs on who is better, not on how much or on who is equal."""
+    if len(plan.looks) > 1:
+        return outlook(plan, scenario, effect, seed, _SEARCH, _SEARCH_DRAWS).power
+    look, raised = plan.looks[0], _raised(plan)
+    if min_p(plan.design.paired, look.n) > look.level * (1 + LEVEL_SLACK):
+        return 0.0
+    rng = np.random.Generator(np.random.Philox(key=seed))
+    arms = _drawn(scenario, plan, look.n, effect, _SEARCH, rng)
+    pairs = _pairs(plan)
+    if not _is_family(plan):
+        pairs = [pair for pair in pairs if raised in pair]
+    design = replace(plan.design, level=look.level)
+    _, signs = _pair_codes(arms, design, pairs, _Effort(_SEARCH_DRAWS, sizes=False))
+    return float(_is_named(signs, pairs, plan).mean())
 
 
 def _smallest(plan: Plan, scenario: Scenario, seed: int) -> int | None:
@@ -257,6 +271,33 @@ def _resampled(
 
 
 @dataclass(frozen=True)
+class _Effort:
+    """How many random signs or splits; ``sizes``: whether it matters how large a difference is, or only its sign."""
+
+    draws: int
+    sizes: bool = True
+
+
+def _pairs(plan: Plan) -> list[tuple[int, int]]:
+    """Return the comparisons that the rule reads; the first arm stands for the control."""
+    pairs = combinations(range(plan.num_arms), 2)
+    return [pair for pair in pairs if plan.design.comparisons != "vs_control" or 0 in pair]
+
+
+def _is_family(plan: Plan) -> bool:
+    asked = plan.design.comparisons
+    return asked == "vs_control" or (asked == "all_pairs" and plan.num_arms > 2)
+
+
+def _is_named(signs: Codes, pairs: Sequence[tuple[int, int]], plan: Plan) -> NDArray[np.bool_]:
+    """Return whether the raised arm is called better: than every other, or in the first comparison of a family."""
+    raised = _raised(plan)
+    ways = [(k, 1 if raised == i else -1) for k, (i, j) in enumerate(pairs) if raised in (i, j)]
+    asked = ways[:1] if _is_family(plan) else ways
+    return np.asarray(np.all([signs[:, k] == way for k, way in asked], axis=0))
+
+
+@dataclass(frozen=True)
 class _Judged:
     """Per experiment: index of the verdict code among ``names``, and whether the raised arm was named."""
 
@@ -271,7 +312,7 @@ class _Judged:
 
 def _judged(arms: Floats, plan: Plan, draws: int) -> tuple[_Judged, Floats]:
     """Return the verdicts, and how many blocks each experiment took: the first crossing stands."""
-    pairs = list(combinations(range(plan.num_arms), 2))
+    pairs, effort = _pairs(plan), _Effort(draws)
     codes = np.zeros((len(arms), len(pairs)), dtype=np.int64)
     signs = np.zeros_like(codes)
     blocks = np.full(len(arms), float(plan.looks[-1].n))
@@ -280,7 +321,7 @@ def _judged(arms: Floats, plan: Plan, draws: int) -> tuple[_Judged, Floats]:
         rows = np.flatnonzero(open_)
         if rows.size == 0 or min_p(plan.design.paired, look.n) > look.level * (1 + LEVEL_SLACK):
             continue
-        found, better = _pair_codes(arms[rows][:, :, : look.n], replace(plan.design, level=look.level), pairs, draws)
+        found, better = _pair_codes(arms[rows][:, :, : look.n], replace(plan.design, level=look.level), pairs, effort)
         fresh = codes[rows] == _OPEN
         codes[rows], signs[rows] = np.where(fresh, found, codes[rows]), np.where(fresh, better, signs[rows])
         answered = _experiment(codes[rows], signs[rows], pairs, plan)[1]
@@ -289,18 +330,18 @@ def _judged(arms: Floats, plan: Plan, draws: int) -> tuple[_Judged, Floats]:
     return _experiment(codes, signs, pairs, plan)[0], blocks
 
 
-def _pair_codes(arms: Floats, design: Design, pairs: Sequence[tuple[int, int]], draws: int) -> tuple[Codes, Codes]:
+def _pair_codes(arms: Floats, design: Design, pairs: Sequence[tuple[int, int]], effort: _Effort) -> tuple[Codes, Codes]:
     """Return code and better arm of every pair; with failures the weaker of what both floors allow."""
     failed = np.isneginf(arms)
     seen = np.where(failed, np.inf, arms)
     floor = float(seen.min()) if design.floor is None else design.floor
-    codes, signs = _at_floor(arms, replace(design, floor=min(floor, float(seen.min()))), pairs, draws)
+    codes, signs = _at_floor(arms, replace(design, floor=min(floor, float(seen.min()))), pairs, effort)
     hit = np.flatnonzero(failed.any(axis=(1, 2)))
     if hit.size == 0 or design.estimand == "learned":
         return codes, signs
     worst = seen[hit].min(axis=(1, 2), keepdims=True)
     filled = np.where(failed[hit], np.minimum(worst, arms[hit].max()), arms[hit])
-    other, theirs = _at_floor(filled, design, pairs, draws)
+    other, theirs = _at_floor(filled, design, pairs, effort)
     codes[hit], signs[hit] = _weaker((codes[hit], signs[hit]), (other, theirs))
     return codes, signs
 
@@ -315,21 +356,23 @@ def _weaker(ours: tuple[Codes, Codes], theirs: tuple[Codes, Codes]) -> tuple[Cod
     return kept, np.where(kept >= _NEGLIGIBLE, sign, 0)
 
 
-def _at_floor(arms: Floats, design: Design, pairs: Sequence[tuple[int, int]], draws: int) -> tuple[Codes, Codes]:
-    found = [batch(arms[:, i], arms[:, j], design, draws) for i, j in pairs]
+def _at_floor(arms: Floats, design: Design, pairs: Sequence[tuple[int, int]], effort: _Effort) -> tuple[Codes, Codes]:
+    found = [batch(arms[:, i], arms[:, j], design, effort.draws) for i, j in pairs]
     p = np.stack([b.p for b in found], axis=1)
     levels = _levels(p, arms, design, pairs)
-    judged = [_codes(b, levels[:, k], design) for k, b in enumerate(found)]
+    judged = [_codes(b, levels[:, k], design, effort.sizes) for k, b in enumerate(found)]
     return np.stack([c for c, _ in judged], axis=1), np.stack([s for _, s in judged], axis=1)
 
 
-def _codes(found: Batch, level: Floats, design: Design) -> tuple[Codes, Codes]:
-    """Return the verdict table for one pair in every experiment."""
+def _codes(found: Batch, level: Floats, design: Design, sizes: bool) -> tuple[Codes, Codes]:
+    """Return the verdict table for one pair in every experiment; without ``sizes`` only who is better."""
     sesoi = design.sesoi or 0.0
     limit = level * (1 + LEVEL_SLACK)
     sign = np.sign(found.estimate).astype(np.int64)
     superior = (found.p <= limit) & (sign != 0)
     codes = np.where(superior, _BETTER, _OPEN)
+    if not sizes:
+        return codes, np.where(superior, sign, 0)
     for way in (1, -1):
         rows = np.flatnonzero(superior & (sign == way) & (way * found.estimate > sesoi))
         if rows.size:
@@ -347,28 +390,19 @@ def _levels(p: Floats, arms: Floats, design: Design, pairs: Sequence[tuple[int, 
     """Return the level at which each pair of each experiment is judged: the step of the family's correction."""
     if design.comparisons == "winner":
         return np.full(p.shape, design.level)
-    asked = _asked(design, pairs)
-    levels = np.full(p.shape, design.level)
     if _is_max_t(design, arms.shape[1]):
         adjusted = np.maximum(_max_t(arms, design, pairs), p)
         return np.where(adjusted <= design.level, design.level * p / adjusted, design.level / len(pairs))
-    family = p[:, asked]
-    m, order = family.shape[1], np.argsort(family, axis=1, kind="stable")
-    ranked = np.take_along_axis(family, order, axis=1)
+    m, order = p.shape[1], np.argsort(p, axis=1, kind="stable")
+    ranked = np.take_along_axis(p, order, axis=1)
     steps = design.level / (m - np.arange(m))
     passed = np.cumprod(ranked <= steps * (1 + LEVEL_SLACK), axis=1).astype(bool)
     # those after the first that fails share its level
     failed_at = np.minimum(passed.sum(axis=1), m - 1)
     own = np.where(passed, steps[None, :], steps[failed_at][:, None])
-    back = np.empty_like(own)
-    np.put_along_axis(back, order, own, axis=1)
-    levels[:, asked] = back
+    levels = np.empty(own.shape)
+    np.put_along_axis(levels, order, own, axis=1)
     return levels
-
-
-def _asked(design: Design, pairs: Sequence[tuple[int, int]]) -> list[int]:
-    """Return the registered comparisons; the control is the first arm."""
-    return [k for k, pair in enumerate(pairs) if design.comparisons != "vs_control" or 0 in pair]
 
 
 def _is_max_t(design: Design, num_arms: int) -> bool:
@@ -400,24 +434,20 @@ def _experiment(
     codes: Codes, signs: Codes, pairs: Sequence[tuple[int, int]], plan: Plan
 ) -> tuple[_Judged, NDArray[np.bool_]]:
     """Return the answer to the registered question in every experiment, and whether it is final."""
-    design, count = plan.design, plan.num_arms
-    family = design.comparisons == "vs_control" or (design.comparisons == "all_pairs" and count > 2)
-    return _family(codes, signs, pairs, plan) if family else _winner(codes, signs, pairs, plan)
+    return _family(codes, signs, pairs, plan) if _is_family(plan) else _winner(codes, signs, pairs, plan)
 
 
 def _family(
     codes: Codes, signs: Codes, pairs: Sequence[tuple[int, int]], plan: Plan
 ) -> tuple[_Judged, NDArray[np.bool_]]:
-    asked, raised = _asked(plan.design, pairs), _raised(plan)
-    own, better = codes[:, asked], signs[:, asked]
     control = plan.design.comparisons == "vs_control"
     # the control stands first in its pairs: the second arm is better where the sign is negative
-    named = (better < 0).any(axis=1) if control else (better != 0).any(axis=1)
-    equal = np.isin(own, (_EQUAL, _NEGLIGIBLE)).all(axis=1)
-    hit = better[:, 0] == (-1 if raised == 1 else 1)
+    named = (signs < 0).any(axis=1) if control else (signs != 0).any(axis=1)
+    equal = np.isin(codes, (_EQUAL, _NEGLIGIBLE)).all(axis=1)
     names = (TREATMENTS_BETTER, EQUIVALENT, INCONCLUSIVE)
     found = np.where(named, 0, np.where(equal, 1, 2))
-    return _Judged(found, names, hit), np.where(named, (own != _OPEN).all(axis=1), equal)
+    settled = (codes != _OPEN).all(axis=1)
+    return _Judged(found, names, _is_named(signs, pairs, plan)), np.where(named, settled, equal)
 
 
 def _winner(
@@ -433,7 +463,7 @@ def _winner(
     won, equal = wins.any(axis=1), np.isin(codes, (_EQUAL, _NEGLIGIBLE)).all(axis=1)
     level = np.array([_MEANINGFUL, _BETTER, _NEGLIGIBLE])[np.where(wins, weakest, 0).max(axis=1)]
     found = np.where(won, level, np.where(equal, _EQUAL, _OPEN))
-    return _Judged(found, names, wins[:, _raised(plan)]), np.asarray(won | equal)
+    return _Judged(found, names, _is_named(signs, pairs, plan)), np.asarray(won | equal)
 
 
 def _rank_of(codes: Codes) -> Codes:

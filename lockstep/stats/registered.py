@@ -201,7 +201,8 @@ def _rank_test(x: FlooredArm, y: FlooredArm, design: Design) -> PairTest:
 def _permutation(x: FlooredArm, y: FlooredArm, design: Design) -> PairTest:
     n, m = x.values.size, y.values.size
     test = permutation_mean(x.values, y.values, studentised=True, splits=seeded_splits(n, m, design.seed))
-    at, sign = _intervals(test.interval, design), _sign(test.difference)
+    tie = noise(x, y)
+    at, sign = _intervals(lambda level: _snapped(test.interval(level), tie), design), _sign(test.difference)
     name, flags, floor_p = "studentised permutation", _constant_arms(x, y), min_p_unpaired(n, m)
     se = _welch_se(x, y)
     return PairTest(name, test.method, test.difference, se, test.p_two_sided, floor_p, sign, at, flags)
@@ -249,6 +250,14 @@ def as_estimand(design: Design, estimand: str) -> Design:
 def _intervals(at_level: Callable[[float], Interval | None], design: Design) -> Intervals:
     """Return the superiority interval at a and, when wanted, the equivalence interval at 2a, for every a."""
     return lambda a: (at_level(a), at_level(2 * a) if design.equivalence else None)
+
+
+def _snapped(interval: Interval | None, tie: float) -> Interval | None:
+    """Return an interval whose ends are 0 where they differ from it by less than two tied scores do."""
+    if interval is None:
+        return None
+    low, high = (0.0 if abs(end) <= tie else end for end in (interval.low, interval.high))
+    return replace(interval, low=low, high=high)
 
 
 def _sign(value: float) -> int:

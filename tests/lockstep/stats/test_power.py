@@ -9,7 +9,20 @@ import numpy as np
 import pytest
 
 from lockstep.stats.failures import analyse_with_sensitivity
-from lockstep.stats.power import Look, Plan, Scenario, detectable, needed, outlook
+from lockstep.stats.power import (
+    _NAMES,
+    Look,
+    Plan,
+    Scenario,
+    _Effort,
+    _judged,
+    _pair_codes,
+    _pairs,
+    _searched,
+    detectable,
+    needed,
+    outlook,
+)
 from lockstep.stats.registered import Design
 from lockstep.stats.scores import arm_scores
 
@@ -55,6 +68,35 @@ def test_verdicts_come_as_often_as_from_the_pipeline(found: Plan, effect: float,
         assert ours.get(code, 0.0) == pytest.approx(theirs.get(code, 0.0), abs=0.08), code
 
 
+@pytest.mark.parametrize(
+    ("found", "effect", "failure"),
+    [
+        (plan(10, 4, comparisons="all_pairs", adjust="holm"), 1.5, 0.0),
+        (plan(10, 3, comparisons="vs_control", control="arm0"), 1.2, 0.1),
+        (plan(9, 3, estimand="shift"), 1.0, 0.1),
+        (plan(5, 3, paired=False), 2.0, 0.0),
+        (plan(10, 3, mode="anytime", e_value="sign"), 1.5, 0.0),
+    ],
+    ids=["Holm", "control, failures", "shift, failures", "unpaired mean", "anytime"],
+)
+def test_every_single_experiment_gets_the_verdicts_of_the_pipeline(found: Plan, effect: float, failure: float) -> None:
+    rng, n = np.random.default_rng(3), found.looks[0].n
+    values = rng.standard_normal((24, found.num_arms, n))
+    values[:, 1] += effect
+    scores = np.where(rng.random(values.shape) < failure, -np.inf, values)
+    pairs = _pairs(found)
+    codes, signs = _pair_codes(scores, found.design, pairs, _Effort(399))
+    for rows, own, ways in zip(scores, codes, signs, strict=True):
+        arms = [
+            arm_scores(f"arm{k}", [float(v) for v in row], ["failed" if v == -np.inf else "ok" for v in row])
+            for k, row in enumerate(rows)
+        ]
+        by_pair = {(p.a.label, p.b.label): p.verdict for p in analyse_with_sensitivity(arms, found.design)[0].pairs}
+        theirs = [by_pair[f"arm{i}", f"arm{j}"] for i, j in pairs]
+        assert [_NAMES[code] for code in own] == [v.code.replace("NO_INFERENCE", "INCONCLUSIVE") for v in theirs]
+        assert ways.tolist() == [v.better for v in theirs]
+
+
 def test_row_7_failures_in_both_arms_are_counted_as_the_rule_counts_them() -> None:
     found = plan(30, estimand="shift", sesoi=2.0, floor=0.0)
     scenario = Scenario(float(np.sqrt(2)), failure=0.1, location=60.0)
@@ -80,6 +122,18 @@ def test_looks_stop_early_where_the_effect_is_large() -> None:
     assert none.power < 0.05
 
 
+def test_what_a_look_settled_stands_in_planning_too() -> None:
+    family = replace(MEAN, comparisons="vs_control", control="arm0", adjust="holm", sesoi=0.1)
+    looks = Plan(family, 3, (Look(8, 0.03), Look(16, 0.03)))
+    steps = np.arange(16) % 4 / 10
+    # better at the first look and far behind in the end; the other treatment stays open
+    ahead = np.where(np.arange(16) < 8, 2.0, -9.0) + steps
+    arms = np.stack([steps * 0, ahead, np.where(np.arange(16) % 2, 1.0, -1.0) + steps])[None]
+    judged, blocks = _judged(arms, looks, 399)
+    assert judged.hit.tolist() == [True]
+    assert blocks.tolist() == [16.0]
+
+
 def test_the_smallest_effect_found_is_found_with_the_wanted_power() -> None:
     found = plan(12)
     least = detectable(found, Scenario(1.0))
@@ -89,3 +143,9 @@ def test_the_smallest_effect_found_is_found_with_the_wanted_power() -> None:
 
 def test_no_number_is_proposed_where_none_would_do() -> None:
     assert needed(plan(10, sesoi=0.01), Scenario(1.0)).plugin is None
+
+
+@pytest.mark.parametrize("fields", [{}, {"comparisons": "vs_control", "control": "arm0"}, {"comparisons": "all_pairs"}])
+def test_a_search_counts_the_power_of_the_whole_rule(fields: dict[str, Any]) -> None:
+    found, scenario = plan(9, 4, adjust="holm", **fields), Scenario(1.0, failure=0.05)
+    assert _searched(found, scenario, 1.4, 0) == outlook(found, scenario, 1.4, 0, 300, 199).power > 0.2
