@@ -40,6 +40,7 @@ from lockstep.report.sections import (
     secondary_rows,
     sequential_panel,
     training_rows,
+    worst_level,
 )
 from lockstep.report.staged import Judged, judge
 from lockstep.report.words.methods import methods_sentence, methods_sentences
@@ -50,6 +51,7 @@ from lockstep.stats.failures import Sensitivity, analyse_with_sensitivity
 from lockstep.stats.power import Needed
 from lockstep.stats.registered import Design, registered_test
 from lockstep.stats.scores import usable
+from lockstep.stats.shapes import TrueLevel
 from lockstep.stats.verdict import INCONCLUSIVE, ExperimentResult, PairResult
 
 SCHEMA = 2
@@ -76,6 +78,7 @@ class _Analysis:
         self.more: Needed | None = None
         if self.result.verdict == INCONCLUSIVE and self.result.reason is None and self.design.inference == "full":
             self.more = replicates_more(self.decisive, self.result, inputs.analysis, self.design)
+        self.level: TrueLevel | None = worst_level(self.decisive, self.result, self.design)
 
     def judged(self, pair: PairResult) -> bool:
         """Return whether a comparison carries a verdict of its own: it was asked for, not one of many of a winner."""
@@ -83,7 +86,7 @@ class _Analysis:
 
     def finding(self) -> Finding:
         """Return what the headline is written from."""
-        return Finding(self.inputs, self.gates, self.stand, self.guardrails, self.more, self.early)
+        return Finding(self.inputs, self.gates, self.stand, self.guardrails, self.more, self.early, self.level)
 
 
 def build_report(inputs: ReportInputs) -> dict[str, Any]:
@@ -105,6 +108,7 @@ def build_report(inputs: ReportInputs) -> dict[str, Any]:
         "overrun": _overrun(found),
         "quantities": [quantity_row(p, design, found.scores.arms) for p in result.pairs if p.in_family],
         "bimodal": {label: [number(v) for v in gap] for label, gap in bimodal_arms(result.arms).items()},
+        "true_level": _true_level(found.level),
         "adjustment": result.adjustment,
         "omnibus": omnibus(result, design),
         "guardrails": found.guardrails,
@@ -126,7 +130,7 @@ def build_report(inputs: ReportInputs) -> dict[str, Any]:
         "training": training_rows(inputs),
         "xeval": cross_scores(inputs),
         "exploratory": _exploratory(found),
-        "methods_sentence": methods_sentence(inputs.analysis, methods_sentences(inputs, found.stand)),
+        "methods_sentence": methods_sentence(inputs.analysis, methods_sentences(inputs, found.stand, found.level)),
         "scores_sha256": hashlib.sha256(scores_csv(inputs).encode()).hexdigest(),
         "seeds": {"analysis": inputs.analysis.analysis_seed},
         "notes": dict(sorted(inputs.notes.items())),
@@ -178,6 +182,13 @@ def _registration(inputs: ReportInputs) -> dict[str, Any]:
         "cancelled": list(cancelled_blocks(inputs)),
         "extension": None if extension is None else asdict(extension),
     }
+
+
+def _true_level(level: TrueLevel | None) -> dict[str, Any] | None:
+    """Return at what level the test of means runs for scores as skewed as these."""
+    if level is None:
+        return None
+    return {"simulated": level.simulated, "nominal": level.nominal, "skewness": [number(g) for g in level.skewness]}
 
 
 def _facts(found: _Analysis) -> dict[str, Any]:

@@ -22,6 +22,7 @@ from lockstep.stats.estimands import Contradiction, contradictions
 from lockstep.stats.failures import HARM, UNPROVEN
 from lockstep.stats.power import Needed
 from lockstep.stats.registered import Design, as_estimand, registered_test, uses_unpaired_test
+from lockstep.stats.shapes import TrueLevel
 from lockstep.stats.verdict import (
     IDENTICAL_RUNS,
     INCONCLUSIVE,
@@ -61,6 +62,7 @@ class Finding:
     guardrails: Sequence[Mapping[str, Any]]
     more: Needed | None
     early: tuple[Mapping[str, Any], ...]
+    level: TrueLevel | None
 
     @property
     def clock(self) -> Clock:
@@ -191,6 +193,7 @@ def _flags(finding: Finding, code: str) -> list[str]:
         "STOPPED_EARLY": finding.stand.stopped,
         "NEGATIVE_CORRELATION": _fallback_is_liberal(finding),
         "EXPLORATORY_EXTENSION": finding.inputs.extension is not None,
+        "SKEWED": bool(finding.result.claims) and finding.level is not None and finding.level.is_off,
     }
     return sorted(flags | {flag for flag, is_set in holds.items() if is_set})
 

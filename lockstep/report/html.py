@@ -31,6 +31,7 @@ _TEXT_COLUMNS = (
     "gate",
     "comparison",
     "reward",
+    "test",
 )
 
 
@@ -59,11 +60,16 @@ def code_spans(text: str) -> Markup:
     return Markup("".join(f"<code>{part}</code>" if i % 2 else part for i, part in enumerate(parts)))  # noqa: S704
 
 
+def breakable(text: str) -> Markup:
+    """Return escaped text that may go on in the next line after an underscore."""
+    return Markup(str(escape(text)).replace("_", "_<wbr>"))  # noqa: S704 - escaped above
+
+
 def _environment() -> Environment:
     environment = Environment(
         loader=FileSystemLoader(_HERE), autoescape=True, undefined=StrictUndefined, trim_blocks=False
     )
-    environment.filters["code_spans"] = code_spans
+    environment.filters |= {"code_spans": code_spans, "breakable": breakable}
     return environment
 
 

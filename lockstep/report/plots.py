@@ -11,7 +11,8 @@ from html import escape
 from math import ceil, floor, log10
 from typing import Any
 
-from lockstep.report.numbers import exact, percent, plain, signed
+from lockstep.report.numbers import exact, plain, signed
+from lockstep.report.tables import interval_names
 
 
 @dataclass
@@ -119,6 +120,8 @@ def padded(values: Iterable[float], share: float = 0.06) -> tuple[float, float]:
 
 
 Report = Mapping[str, Any]
+#: Width over which the replicates of an arm are spread, in distances between arms.
+_JITTER, _GOLDEN = 0.22, (5**0.5 - 1) / 2
 
 
 def plots(report: Report) -> list[tuple[str, str, str]]:
@@ -144,7 +147,7 @@ def strip_plot(report: Report) -> tuple[str, str, str] | None:
     for row in rows:
         draw = frame.cross if row["status"] == "failed" else frame.dot
         note = f"{row['arm']}, replicate {row['replicate']}: {plain(row['value'], 5)}"
-        draw(place[row["arm"]], row["value"], f"mark arm{place[row['arm']]}", note)
+        draw(_spread(row, place), row["value"], f"mark arm{place[row['arm']]}", note)
     for row in report["table"]:
         i = place[row["arm"]]
         if row["mean_ci"]:
@@ -153,7 +156,8 @@ def strip_plot(report: Report) -> tuple[str, str, str] | None:
             frame.line([(i + 0.12, row["mean"]), (i + 0.24, row["mean"])], f"bar arm{i}")
         frame.text(frame.px(i), frame.height - frame.bottom + 18, f"{row['arm']} (n = {row['n']})", "tick")
     caption = (
-        "One dot per replicate (one complete training run); a cross is a failed run at its registered score. "
+        "One dot per replicate (one complete training run); a cross is a failed run at its registered score. Dots are "
+        "spread sideways so that equal scores stay visible. "
         "Thin lines join the arms of one block, which share their random seeds. The bar beside the dots "
         "is the "
         "mean with its 95 % t interval: how well the mean is known, not how far runs spread."
@@ -176,16 +180,13 @@ def forest_plot(report: Report) -> tuple[str, str, str] | None:
     for i, c in enumerate(rows):
         _forest_row(frame, c, len(rows) - i - 0.5)
     frame.axis_x(f"advantage of the first arm ({report['facts']['difference_unit'] or 'raw units'})")
-    level = report["comparisons"][0]["alpha_used"]
+    superiority, equivalence = interval_names({c["alpha_used"] for c in report["comparisons"]})
     n = _n_text(report)
     band = f"The shaded band is the smallest effect of interest, +/-{exact(sesoi)}. " if sesoi else ""
     caption = (
-        f"Dot: estimated difference ({n}). Thin line: {percent(1 - level)} % interval, by which an arm "
-        f"is called better "
-        f"when it lies wholly beyond 0. Thick line: {percent(1 - 2 * level)} % interval, by which two "
-        f"arms are called "
-        f"equivalent when it lies wholly inside the band. {band}A missing line means that this n allows "
-        f"no interval."
+        f"Dot: estimated difference ({n}). Thin line: {superiority}, by which an arm is called better when it lies "
+        f"wholly beyond 0. Thick line: {equivalence}, by which two arms are called equivalent when it lies wholly "
+        f"inside the band. {band}A missing line means that this n allows no interval."
     )
     return "Differences", caption, frame.render()
 
@@ -292,9 +293,17 @@ def sequential_plot(report: Report) -> tuple[str, str, str] | None:
 def _join_blocks(frame: Frame, rows: list[Any], place: Mapping[str, int]) -> None:
     blocks: dict[int, list[tuple[float, float]]] = {}
     for row in rows:
-        blocks.setdefault(row["replicate"], []).append((place[row["arm"]], row["value"]))
+        blocks.setdefault(row["replicate"], []).append((_spread(row, place), row["value"]))
     for points in blocks.values():
         frame.line(sorted(points), "join")
+
+
+def _spread(row: Mapping[str, Any], place: Mapping[str, int]) -> float:
+    """Return where a replicate stands beside its arm's place: equal scores must not hide one another.
+
+    Multiples of the golden ratio lie evenly whatever their number; a block keeps its offset in every arm.
+    """
+    return place[row["arm"]] + _JITTER * (int(row["replicate"]) * _GOLDEN % 1 - 0.5)
 
 
 def _forest_row(frame: Frame, c: Mapping[str, Any], y: float) -> None:

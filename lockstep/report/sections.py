@@ -47,8 +47,9 @@ from lockstep.stats.registered import (
 )
 from lockstep.stats.results import scaled, sd
 from lockstep.stats.scores import ArmScores, FlooredArm, resolve_floor, usable
+from lockstep.stats.shapes import TrueLevel, true_level
 from lockstep.stats.shares import clopper_pearson, fisher
-from lockstep.stats.verdict import ExperimentResult, PairResult, location
+from lockstep.stats.verdict import INVALID, NO_INFERENCE, ExperimentResult, PairResult, location
 
 BH_RATE = 0.1
 #: Most blocks for leave-one-out; beyond, a single block carries little and n tests take seconds.
@@ -151,6 +152,13 @@ def leave_one_out_row(pair: PairResult | None, design: Design) -> dict[str, Any]
     ps = [_without(pair, i, design).p for i in range(n)]
     flips = any(within(p, level) != within(pair.test.p, level) for p in ps)
     return found | {"p_range": [number(min(ps)), number(max(ps))], "flips": flips, "reason": None}
+
+
+def worst_level(pair: PairResult | None, result: ExperimentResult, design: Design) -> TrueLevel | None:
+    """Return how far skewness pushes the level of a claim, the worst of them; without a claim, of the deciding pair."""
+    judged = [p for p in (result.claims or (pair,)) if p is not None and p.verdict.code not in (INVALID, NO_INFERENCE)]
+    found = [true_level(p.a, p.b, design, p.evidence.level) for p in judged if not p.by_failures]
+    return max((f for f in found if f is not None), key=lambda f: f.simulated / f.nominal, default=None)
 
 
 def _without(pair: PairResult, block: int, design: Design) -> PairTest:

@@ -5,7 +5,7 @@ Numbers are formatted here once; p values the design could not bring below alpha
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -101,15 +101,15 @@ def arms_table(report: Report) -> TextTable:
 
 
 def differences_table(report: Report) -> TextTable:
-    """Return the pairwise table."""
+    """Return the pairwise table, without columns in which no row has anything."""
     comparisons = report["comparisons"]
-    level = comparisons[0]["alpha_used"]
-    rows = tuple(_difference_row(c) for c in comparisons)
+    levels = {c["alpha_used"] for c in comparisons}
+    superiority, equivalence = interval_names(levels)
     header = (
         "comparison",
         "difference",
-        f"{percent(1 - level)} % CI",
-        f"{percent(1 - 2 * level)} % CI",
+        superiority,
+        equivalence,
         "test",
         "p",
         "p adjusted",
@@ -118,13 +118,25 @@ def differences_table(report: Report) -> TextTable:
         "g",
         "verdict",
     )
+    rows = [_difference_row(c, len(levels) > 1) for c in comparisons]
+    kept = [i for i in range(len(header)) if any(row[i] for row in rows)]
     unit = report["facts"]["difference_unit"] or "raw units"
+    e_text = "E: largest e-value so far of an anytime analysis. " if "E" in (header[i] for i in kept) else ""
     note = (
         f"First arm minus second in {unit}, positive when the first is better. "
-        f"Adjusted p: {report['adjustment']}. A12: share of pairs of runs that the first arm wins. "
-        "E: largest e-value so far of an anytime analysis."
+        f"Adjusted p: {report['adjustment']}. {e_text}A12: share of pairs of runs that the first arm wins; g: "
+        "difference in SDs of runs."
     )
-    return TextTable("Differences", header, rows, note)
+    shown = tuple(tuple(row[i] for i in kept) for row in rows)
+    return TextTable("Differences", tuple(header[i] for i in kept), shown, note)
+
+
+def interval_names(levels: Collection[float]) -> tuple[str, str]:
+    """Return what superiority and equivalence intervals are called; comparisons of a family differ in their level."""
+    if len(levels) > 1:
+        return "superiority CI", "equivalence CI"
+    level = next(iter(levels), 0.05)
+    return f"{percent(1 - level)} % CI", f"{percent(1 - 2 * level)} % CI"
 
 
 def early_stops_table(report: Report) -> TextTable:
@@ -429,13 +441,17 @@ def _needed_text(more: Mapping[str, Any] | None) -> str:
     return f"about {low} to {high} in all" if high is not None else f"about {low} or more in all"
 
 
-def _difference_row(c: Mapping[str, Any]) -> tuple[str, ...]:
+def _difference_row(c: Mapping[str, Any], own_level: bool) -> tuple[str, ...]:
+    """Return a row; ``own_level``: comparisons differ in their level, so that each interval names its own."""
     unreachable = not _inference(c)
+    cells = []
+    for key, level in (("ci_superiority", c["alpha_used"]), ("ci_equivalence", 2 * c["alpha_used"])):
+        named = f" ({percent(1 - level)} %)" if own_level and c[key] else ""
+        cells.append(f"{span(c[key])}{named}" or "none")
     return (
         f"{c['a']} - {c['b']}",
         signed(c["estimate"]),
-        span(c["ci_superiority"]) or "none",
-        span(c["ci_equivalence"]) or "none",
+        *cells,
         c["test"] or "",
         "not shown" if unreachable else p_cell(c["p"]),
         "not shown" if unreachable else p_cell(c["p_adj"]),

@@ -14,7 +14,7 @@ import numpy as np
 
 from lockstep.stats.exact import within
 from lockstep.stats.registered import Design, PairTest, as_estimand, noise, registered_test
-from lockstep.stats.results import Floats, sd
+from lockstep.stats.results import Floats
 from lockstep.stats.scores import ArmScores, FlooredArm
 from lockstep.stats.shares import fisher
 from lockstep.stats.verdict import (
@@ -101,16 +101,6 @@ def quantity_flags(result: ExperimentResult, arms: Sequence[ArmScores], design: 
     """Return ESTIMANDS_DISAGREE and BIMODAL where they apply."""
     flags = {ESTIMANDS_DISAGREE} if contradictions(result, arms, design) else set()
     return flags | ({BIMODAL} if bimodal_arms(result.arms) else set())
-
-
-def skewness(values: Floats) -> float | None:
-    """Return the bias-adjusted sample skewness, None below three values or without variance."""
-    n, spread = values.size, sd(values)
-    if n < 3 or spread <= 1e-9 * float(np.abs(values).max()):
-        return None
-    z = (values - values.mean()) / spread
-    # z has divisor n - 1: G1 = n / ((n-1)(n-2)) sum z^3
-    return float(n / ((n - 1) * (n - 2)) * (z**3).sum())
 
 
 def other_quantities(pair: PairResult, design: Design) -> Mapping[str, PairTest]:

@@ -64,6 +64,8 @@ FLAGS = {
     "RESUMED_RUNS": "some runs were resumed from a checkpoint",
     "REWARD_SHARED": "the primary metric depends on the reward, which is the same for all arms",
     "SEPARATED": "the arms do not overlap at all; only the exact rank test applies",
+    "SKEWED": "with scores as skewed as these the test calls equal means different more often than its level says; the "
+    "method below says how often",
     "STOPPED_EARLY": "the experiment was ended before its planned blocks, which no plan foresaw: do not promote",
     "TEST_INTERVAL_DISAGREE": "test and interval of some comparison disagree because of ties; it claims nothing",
     "ZERO_VARIANCE": "differences or scores have no spread; t statistics are undefined",

@@ -9,9 +9,10 @@ import scipy
 
 from lockstep.report.clock import planned_blocks
 from lockstep.report.inputs import ReportInputs
-from lockstep.report.numbers import difference_unit, exact
+from lockstep.report.numbers import difference_unit, exact, percent, plain
 from lockstep.report.staged import Judged
 from lockstep.spec.analysis import AnalysisSpec
+from lockstep.stats.shapes import TrueLevel
 from lockstep.stats.verdict import ExperimentResult
 
 
@@ -55,7 +56,7 @@ _BETS = {
 }
 
 
-def methods_sentences(inputs: ReportInputs, stand: Judged) -> list[str]:
+def methods_sentences(inputs: ReportInputs, stand: Judged, level: TrueLevel | None) -> list[str]:
     """Return the sentences: test, levels, multiplicity, looks, failures, seeds, hash."""
     analysis, design, result = inputs.analysis, stand.design, stand.result
     if analysis.inference == "none":
@@ -64,7 +65,7 @@ def methods_sentences(inputs: ReportInputs, stand: Judged) -> list[str]:
     sesoi = f"{exact(analysis.sesoi)} {unit}".strip()
     scope = "for all arms" if analysis.paired else "for its arm"
     return [
-        _registered_test(analysis),
+        _registered_test(analysis) + _skewed(level),
         f"Two-sided level {exact(round(design.level, 5))}; smallest effect of interest {sesoi}.",
         _multiplicity(analysis, result, len(inputs.arms)),
         _looks(analysis) + (_stopped(inputs, stand) if stand.stopped else ""),
@@ -83,6 +84,17 @@ def _registered_test(analysis: AnalysisSpec) -> str:
             f"p = 1/max E, intervals hold what no block has rejected at 1/alpha.{_BETS.get(analysis.looks.e_value, '')}"
         )
     return _TESTS[analysis.paired, analysis.estimand]
+
+
+def _skewed(level: TrueLevel | None) -> str:
+    """Return at what level the test of means runs for scores as skewed as these, where it is far from the nominal."""
+    if level is None or not level.is_off:
+        return ""
+    seen = " and ".join(plain(g, 2) for g in level.skewness)
+    return (
+        f" In simulation, scores with the skewness that was seen ({seen}) and equal means are called different in "
+        f"{percent(level.simulated)} % of experiments of this size, instead of {percent(level.nominal)} %."
+    )
 
 
 def _multiplicity(analysis: AnalysisSpec, result: ExperimentResult, num_arms: int) -> str:

@@ -219,6 +219,7 @@ EDGES: dict[str, dict[str, list[Cell]]] = {
         {"paired": False, "estimand": "mean"},
         {"paired": False, "estimand": "p_superiority", "sesoi": 0.2},
         {"looks": {"mode": "anytime"}},
+        {"looks": {"mode": "anytime", "e_value": "sign"}},
         {"looks": {"mode": "anytime", "e_value": "t"}},
         {"comparisons": "all_pairs", "bayes_panel": True},
         {"small_n_fallback": "unpaired_rank"},
@@ -286,6 +287,15 @@ def test_guardrail_harm_turns_the_winner_into_winner_with_harm() -> None:
     assert "harm on eval/param_ratio" in report["verdict"]["sentence"]
 
 
+def test_harm_on_one_of_two_guardrails_is_judged_at_half_of_alpha() -> None:
+    guards = [{"metric": "eval/param_ratio", "max_harm": 0.1}, {"metric": "eval/loss", "max_harm": 0.1}]
+    extra = score_rows({"a": [2.0 + 0.01 * i for i in range(6)], "b": [1.0] * 6}, "eval/param_ratio")
+    extra += score_rows({"a": [1.0 + 0.01 * i for i in range(6)], "b": [1.5] * 6}, "eval/loss")
+    report = build(make_inputs({"a": BETTER, "b": WORSE}, make_analysis(6, guardrails=guards), extra))
+    # six blocks reach p = .031: harm for one guardrail, not for one of two
+    assert [row["state"] for row in report["guardrails"]] == ["unproven", "pass", "pass"]
+
+
 @pytest.mark.parametrize(("ours", "state", "promotable"), [(1.15, "pass", True), (1.3, "unproven", False)])
 def test_guardrail_pass_and_unproven_decide_promotion(ours: float, state: str, promotable: bool) -> None:
     analysis = make_analysis(6, guardrails=[{"metric": "eval/param_ratio", "max_harm_rel": 0.2}])
@@ -340,7 +350,7 @@ def test_planned_look_not_reached_gives_no_analysis() -> None:
 def test_anytime_verdict_carries_e_value_and_suffix() -> None:
     a: list[Cell] = [70.0 + 0.3 * (i % 3) for i in range(10)]
     b: list[Cell] = [60.0 + 0.2 * (i % 4) for i in range(10)]
-    report = build(make_inputs({"a": a, "b": b}, make_analysis(10, looks={"mode": "anytime"})))
+    report = build(make_inputs({"a": a, "b": b}, make_analysis(10, looks={"mode": "anytime", "e_value": "sign"})))
     assert report["verdict"]["code"] == "WINNER_MEANINGFUL"
     assert report["verdict"]["suffix"] == "@anytime 10"
     assert report["comparisons"][0]["e_value"] >= 20

@@ -62,7 +62,7 @@ class _Tags(HTMLParser):
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
         self.opened.append(tag)
         self.attributes += attrs
-        if tag not in ("meta", "polyline", "polygon"):
+        if tag not in ("meta", "polyline", "polygon", "wbr"):
             self.balance.append(tag)
 
     def handle_startendtag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
