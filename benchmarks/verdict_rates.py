@@ -5,18 +5,20 @@ registered analysis under ``mean`` (the default) and under ``shift`` (the defaul
 the means are equal in at most .06 + 2 standard errors, a false equivalence at the margin in at most .07, learned .5
 against .3 EQUIVALENT in at most .05, power on shares of ten episodes within .02 of the exact test's. A cell of ``mean``
 that misses its bar must be in ``EXPLAINED`` or the exit code is 1. Writes benchmarks/results/verdict_rates.json after
-every cell.
+every cell; ``--resume`` keeps the cells that the file already holds.
 
-    nice python -m benchmarks.verdict_rates [repetitions] [largest n]
+    nice python -m benchmarks.verdict_rates [repetitions] [largest n] [--resume]
 """
 
 from __future__ import annotations
 
+import json
 import sys
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import asdict, dataclass
-from math import exp, sqrt
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from math import exp, nan, sqrt
 from pathlib import Path
 
 import numpy as np
@@ -108,6 +110,11 @@ class Cell:
     explained: str | None = None
 
     @property
+    def key(self) -> tuple[object, ...]:
+        """Return what the rate is of."""
+        return self.what, self.scores, self.estimand, self.n, self.paired, self.repetitions
+
+    @property
     def standard_error(self) -> float:
         """Return the standard error of the rate."""
         return sqrt(self.rate * (1 - self.rate) / self.repetitions)
@@ -118,7 +125,15 @@ class Cell:
         return self.rate <= self.bar
 
 
-def cells(repetitions: int, largest: int) -> Iterator[Cell]:
+@dataclass(frozen=True)
+class Simulation:
+    """A cell whose rate is still to be found, and how."""
+
+    cell: Cell
+    rate: Callable[[], float]
+
+
+def simulations(repetitions: int, largest: int) -> Iterator[Simulation]:
     """Yield every cell, the quick ones first."""
     # unpaired arms of ten have 184,756 splits each time: they come last
     for paired, n in ((True, 6), (True, 10), (True, 20), (False, 6), (False, 20), (False, 10)):
@@ -131,44 +146,53 @@ def cells(repetitions: int, largest: int) -> Iterator[Cell]:
         yield from _discrete_power(n, paired, repetitions)
 
 
-def _false_claims(kind: Kind, key: int, estimand: str, n: int, paired: bool, repetitions: int) -> Iterator[Cell]:
+def _false_claims(kind: Kind, key: int, estimand: str, n: int, paired: bool, repetitions: int) -> Iterator[Simulation]:
     slack = 2 * sqrt(0.06 * 0.94 / repetitions)
     for what, up, bar in (("false winner", 0.0, 0.06 + slack), ("false equivalence", kind.sesoi, 0.07)):
-        # the equivalence interval is asked for where it matters: it costs as much as the test
-        design = Design(paired, estimand, kind.sesoi, ALPHA, FLOOR, equivalence=up > 0)
-        rng = np.random.Generator(np.random.Philox(key=1000 * n + 10 * key + paired))
-        found = [_verdict(kind.first(rng, n, 0.0), kind.second(rng, n, up), design) for _ in range(repetitions)]
-        wrong = [code in SUPERIOR_VERDICTS if up == 0 else code == EQUIVALENT for code in found]
         reason = EXPLAINED.get((what, kind.name, n, paired)) if estimand == "mean" else None
-        yield Cell(what, kind.name, estimand, n, paired, sum(wrong) / repetitions, repetitions, bar, reason)
+        cell = Cell(what, kind.name, estimand, n, paired, nan, repetitions, bar, reason)
+        yield Simulation(cell, partial(_false_claim_rate, kind, key, cell, up))
 
 
-def _learned_unequal(n: int, paired: bool, repetitions: int) -> Iterator[Cell]:
+def _false_claim_rate(kind: Kind, key: int, cell: Cell, up: float) -> float:
+    # the equivalence interval is asked for where it matters: it costs as much as the test
+    design = Design(cell.paired, cell.estimand, kind.sesoi, ALPHA, FLOOR, equivalence=up > 0)
+    rng, n = np.random.Generator(np.random.Philox(key=1000 * cell.n + 10 * key + cell.paired)), cell.n
+    found = [_verdict(kind.first(rng, n, 0.0), kind.second(rng, n, up), design) for _ in range(cell.repetitions)]
+    wrong = [code in SUPERIOR_VERDICTS if up == 0 else code == EQUIVALENT for code in found]
+    return sum(wrong) / cell.repetitions
+
+
+def _learned_unequal(n: int, paired: bool, repetitions: int) -> Iterator[Simulation]:
     """Yield how often .5 against .3 is called equivalent although the means are 14 apart and 10 matters."""
     for estimand in ("mean", "shift"):
-        design = Design(paired, estimand, 10.0, ALPHA, FLOOR)
-        rng = np.random.Generator(np.random.Philox(key=2000 * n + paired))
-        found = [_verdict(learned(0.5)(rng, n, 0.0), learned(0.3)(rng, n, 0.0), design) for _ in range(repetitions)]
-        rate = sum(code == EQUIVALENT for code in found) / repetitions
-        yield Cell("false equivalence", "learned .5 against .3", estimand, n, paired, rate, repetitions, 0.05)
+        cell = Cell("false equivalence", "learned .5 against .3", estimand, n, paired, nan, repetitions, 0.05)
+        yield Simulation(cell, partial(_learned_rate, cell))
 
 
-def _discrete_power(n: int, paired: bool, repetitions: int) -> Iterator[Cell]:
+def _learned_rate(cell: Cell) -> float:
+    design = Design(cell.paired, cell.estimand, 10.0, ALPHA, FLOOR)
+    rng, n = np.random.Generator(np.random.Philox(key=2000 * cell.n + cell.paired)), cell.n
+    found = [_verdict(learned(0.5)(rng, n, 0.0), learned(0.3)(rng, n, 0.0), design) for _ in range(cell.repetitions)]
+    return sum(code == EQUIVALENT for code in found) / cell.repetitions
+
+
+def _discrete_power(n: int, paired: bool, repetitions: int) -> Iterator[Simulation]:
     """Yield how much power the verdict loses against the exact test alone, success rates .9 against .7."""
+    what, scores = "power below the exact test's", "success rates of 10 episodes"
     for estimand in ("mean", "shift"):
-        design = Design(paired, estimand, 5.0, ALPHA, FLOOR, equivalence=False)
-        rng = np.random.Generator(np.random.Philox(key=3000 * n + paired))
-        lost = 0
-        for _ in range(repetitions):
-            result, _ = analyse_with_sensitivity(
-                _arms(successes(0.9)(rng, n, 0.0), successes(0.7)(rng, n, 0.0)), design
-            )
-            p = result.pairs[0].evidence.p
-            lost += p is not None and within(p, ALPHA) and result.verdict not in SUPERIOR_VERDICTS
-        rate = lost / repetitions
-        yield Cell(
-            "power below the exact test's", "success rates of 10 episodes", estimand, n, paired, rate, repetitions, 0.02
-        )
+        cell = Cell(what, scores, estimand, n, paired, nan, repetitions, 0.02)
+        yield Simulation(cell, partial(_lost_power, cell))
+
+
+def _lost_power(cell: Cell) -> float:
+    design = Design(cell.paired, cell.estimand, 5.0, ALPHA, FLOOR, equivalence=False)
+    rng, n, lost = np.random.Generator(np.random.Philox(key=3000 * cell.n + cell.paired)), cell.n, 0
+    for _ in range(cell.repetitions):
+        result, _ = analyse_with_sensitivity(_arms(successes(0.9)(rng, n, 0.0), successes(0.7)(rng, n, 0.0)), design)
+        p = result.pairs[0].evidence.p
+        lost += p is not None and within(p, ALPHA) and result.verdict not in SUPERIOR_VERDICTS
+    return lost / cell.repetitions
 
 
 def _verdict(first: Scores, second: Scores, design: Design) -> str:
@@ -182,16 +206,28 @@ def _arms(first: Scores, second: Scores) -> list[ArmScores]:
     ]
 
 
-def main(repetitions: int, largest: int) -> int:
+def main(repetitions: int, largest: int, resume: bool) -> int:
     """Simulate every cell; 1 when one of the default estimand misses its bar without an explanation."""
-    start, done = time.perf_counter(), []
-    for cell in cells(repetitions, largest):
+    start, done, known = time.perf_counter(), [], _kept() if resume else {}
+    for simulation in simulations(repetitions, largest):
+        rate = known.get(simulation.cell.key)
+        cell = replace(simulation.cell, rate=simulation.rate() if rate is None else rate)
         done.append(cell)
-        _write(done, time.perf_counter() - start)
+        if rate is None:
+            _write(done, time.perf_counter() - start)
         mark = "" if cell.passed else "  above the bar" + (f" ({cell.explained})" if cell.explained else "")
         pairing = "paired" if cell.paired else "unpaired"
         print(f"{cell.what}, {cell.scores}, {cell.estimand}, n = {cell.n} {pairing}: {cell.rate:.4f}{mark}", flush=True)
+    _write(done, time.perf_counter() - start)
     return 1 if any(c.estimand == "mean" and not c.passed and c.explained is None for c in done) else 0
+
+
+def _kept() -> dict[tuple[object, ...], float]:
+    """Return the rates that the file holds; the draws of a cell hang on nothing but the cell."""
+    fields = set(Cell.__dataclass_fields__)
+    rows = json.loads(RESULT.read_text())["cells"] if RESULT.exists() else []
+    cells = [Cell(**{name: value for name, value in row.items() if name in fields}) for row in rows]
+    return {cell.key: cell.rate for cell in cells}
 
 
 def _write(done: list[Cell], seconds: float) -> None:
@@ -201,5 +237,7 @@ def _write(done: list[Cell], seconds: float) -> None:
 
 
 if __name__ == "__main__":
-    given = [int(word) for word in sys.argv[1:]]
-    sys.exit(main(*(given + [2000, 20][len(given) :])))
+    words = sys.argv[1:]
+    given = [int(word) for word in words if word != "--resume"]
+    numbers = [*given, *[2000, 20][len(given) :]]
+    sys.exit(main(numbers[0], numbers[1], "--resume" in words))

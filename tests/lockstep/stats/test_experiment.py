@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from lockstep.stats.estimands import bimodal_gap
 from lockstep.stats.failures import analyse_with_sensitivity, failure_guardrail, worst_state
 from lockstep.stats.registered import Design
 from lockstep.stats.results import Interval
@@ -212,6 +213,22 @@ def test_sensitivity_floor_variants_that_differ_in_the_arm_claim_nothing() -> No
     result, variants = analyse_with_sensitivity(arms, Design(estimand="shift", sesoi=2.0, floor=0.0))
     assert (result.verdict, result.reason, result.winner) == ("INCONCLUSIVE", "FLOOR_SENSITIVE", None)
     assert variants.floor == "WINNER"
+
+
+@pytest.mark.parametrize(
+    ("scores", "gap"),
+    [
+        ((5.0, 60.0, 61.0, 62.0), None),
+        ((5.0, 6.0, 61.0, 62.0), (6.0, 61.0)),
+        ((5.0, 6.0, 30.0, 62.0, 63.0), (30.0, 62.0)),
+        ((0.0, 1.0, 2.0, 3.0, 4.0), None),
+        ((1.0, 9.0, 9.0), None),
+    ],
+)
+def test_two_groups_need_two_runs_each_and_a_gap_of_half_the_range(
+    scores: tuple[float, ...], gap: tuple[float, float] | None
+) -> None:
+    assert bimodal_gap(np.array(scores)) == gap
 
 
 def _differs(a: ExperimentResult, b: ExperimentResult) -> bool:
