@@ -152,7 +152,7 @@ def _holds(path: Path, name: str) -> bool:
 
 #: "training.md 2.4", "environment.md 2 and 5.1": a file of the specification and sections of it.
 NUMBER = r"\d+(?:\.\d+)*"
-FILES = "training|environment|statistics|performance|control-plane"
+FILES = "tasks|training|environment|statistics|performance|control-plane"
 CITATION = re.compile(rf"\b({FILES})\.md(?:,? sections?)? ({NUMBER})((?:(?:,| and| to) {NUMBER})*)")
 
 

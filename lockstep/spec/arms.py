@@ -16,6 +16,11 @@ def discount_of(config: Mapping[str, Any]) -> float:
     return float(config["ppo"]["gamma"])
 
 
+def action_bounds_of(config: Mapping[str, Any]) -> str:
+    """Return how an arm's real-numbered actions are brought between their bounds; clipped where nothing is said."""
+    return str(config.get("action", {}).get("bounds") or sections.CLIP)
+
+
 @dataclass(frozen=True)
 class Difference:
     """One field in which an arm departs from the base."""

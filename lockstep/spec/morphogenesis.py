@@ -134,6 +134,9 @@ def _rules(env: Env, arms: Sequence[ResolvedArm]) -> Iterator[Problem]:
     task = tasks.TASKS[env.task]
     for index, arm in enumerate(arms):
         yield from _static_rules(index, arm, env)
+        if "action" in arm.config:
+            message = "env.kind morphogenesis has no real-numbered actions"
+            yield Problem(arm.at(index, "action", "bounds"), "not_applicable", message, "remove action.bounds")
     if env.id is not None:
         yield Problem("/env/id", "not_applicable", "env.id belongs to env.kind gymnasium", "remove it")
     for index, slot in enumerate(env.slots or ()):

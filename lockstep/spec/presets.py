@@ -34,6 +34,24 @@ _GYM: dict[str, Any] = {
 }
 
 
+#: The published settings of PPO for MuJoCo tasks (docs/environments.md).
+_CONTINUOUS: dict[str, Any] = {
+    **_GYM,
+    "env": {"kind": "gymnasium", "n_envs": 1, "rollout_steps": 2048},
+    "ppo": {
+        **_GYM["ppo"],
+        "lr": 3e-4,
+        "epochs": 10,
+        "minibatches": 32,
+        "entropy_coef_start": 0.0,
+        "entropy_coef_end": 0.0,
+    },
+    "action": {"bounds": "clip"},
+    "obs_norm": {"enabled": True, "clip": 10.0},
+    "reward_norm": "return_std",
+}
+
+
 def _cifar(task: str, start: float, end: float, **env: Any) -> dict[str, Any]:
     ppo = {"entropy_coef_start": start, "entropy_coef_end": end}
     return {"env": {"task": task, **env}, "ppo": ppo}
@@ -121,6 +139,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "synth_small_bench": {"env": {"task": "synth_small"}, "host": {"lr": 0.001}},
     "lm_bench": {"env": {"task": "lm_tiny", "horizon": 40}, "host": {"lr": 3e-4}, "graft": {"lr": 0.02}},
     "gym_classic": _GYM,
+    "gym_continuous": _CONTINUOUS,
     "gym_lstm": {
         **_GYM,
         "env": {**_GYM["env"], "n_envs": 8},

@@ -34,7 +34,7 @@ from lockstep.text import control_at
 ModelT = TypeVar("ModelT", bound=BaseModel)
 
 #: What an arm may change (training.md 5.4); anything else would change the task.
-OVERRIDABLE = ("reward", *ALGORITHMS, "net", "obs_norm", "return_norm", "reward_norm")
+OVERRIDABLE = ("reward", *ALGORITHMS, "action", "net", "obs_norm", "return_norm", "reward_norm")
 _META = ("experiment", "arms", "preset", "analysis")
 
 
@@ -47,6 +47,12 @@ class Config(sections.Section):
     graft: sections.Optimiser = Field(default_factory=sections.Optimiser, description="Optimiser of grafts")
     reward: Reward = Field(default_factory=Reward, description="Reward mode and its constants")
     ppo: sections.Ppo = Field(default_factory=sections.Ppo, description="Proximal policy optimisation")
+    action: sections.Action = Field(
+        default_factory=sections.Action,
+        # left out of the resolved spec while nothing is said, so that specs from before it keep their hash
+        exclude_if=lambda value: value.bounds is None,
+        description="Bounds of real-numbered actions",
+    )
     net: sections.Net = Field(default_factory=sections.Net, description="Network of the policy")
     obs_norm: sections.ObsNorm = Field(
         default_factory=sections.ObsNorm, description="Running statistics of observations"
@@ -118,6 +124,8 @@ def diff_paths(base: Mapping[str, Any], other: Mapping[str, Any], prefix: str = 
         left, right = base.get(key), other.get(key)
         if isinstance(left, Mapping) and isinstance(right, Mapping):
             found.extend(diff_paths(left, right, path + "."))
+        elif isinstance(right, Mapping) and key not in base:
+            found.extend(diff_paths({}, right, path + "."))
         elif left != right:
             found.append(Difference(path, left, right))
     return found
@@ -269,7 +277,7 @@ def _config_data(spec: Spec) -> dict[str, Any]:
 def _resolve_arm(index: int, arm: sections.Arm, base: Mapping[str, Any], named: frozenset[str]) -> ResolvedArm:
     """Return one arm; ``named`` are the fields of the experiment's own reward section, presets left out."""
     overrides = _overrides(index, arm)
-    merged = json.loads(json.dumps(base))
+    merged = {"action": {}, **json.loads(json.dumps(base))}
     for path, value in overrides.items():
         _set_path(merged, path.split("."), value, pointer("arms", index, "overrides", path))
     for algorithm in ALGORITHMS.values():

@@ -190,6 +190,20 @@ class Ppo(Section):
     )
 
 
+#: Default of ``action.bounds``.
+CLIP = "clip"
+
+
+class Action(Section):
+    """How real-numbered actions (Box spaces) reach the environment; what is recorded is the sample before it."""
+
+    bounds: Literal["clip", "rescale", "tanh"] | None = Field(
+        None,
+        description="clip (default): the sample, clipped; rescale: clipped to [-1, 1], then mapped to the bounds; "
+        "tanh: its tanh, mapped",
+    )
+
+
 class Net(Section):
     """Body of the policy network."""
 

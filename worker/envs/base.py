@@ -2,8 +2,10 @@
 
 One ``LockstepEnvs`` object holds environments of *all* runs of an assignment, so that each step can be
 issued for every arm together (A0 B0 A1 B1 ..); its cohorts are such objects too and may hold fewer runs.
-Axes: E environments of a run, O observation features, I id features, H action heads. Runs are indexed
-0..K-1 in the order in which they were given; nothing here may reduce over runs.
+Axes: E environments of a run, O observation features, I id features, H action heads, C columns of a row of actions:
+one for each head of choices, one for each component of a Gaussian head. Rows of actions are int64 where all heads are
+choices, else float32, with choices as whole numbers. Runs are indexed 0..K-1 in the order in which they were given;
+nothing here may reduce over runs.
 """
 
 from __future__ import annotations
@@ -14,20 +16,23 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-#: One legality tensor (bool) per head, shape [E, *sizes of the head's parents, size of the head].
+#: One legality tensor (bool) per head, shape [E, *sizes of the head's parents, outputs of the head]; that of a Gaussian
+#: head is true everywhere.
 Masks = Mapping[str, Tensor]
 
 
 @dataclass(frozen=True)
 class HeadSpec:
-    """One discrete action head; head 0 of a list decides which of the others are relevant.
+    """One action head; head 0 of a list decides which of the others are relevant.
 
     Attributes:
         name: head name, unique.
-        size: number of choices.
+        size: number of choices; of a Gaussian head the number of its components.
         parents: earlier heads whose choices select the row of this head's mask.
         relevant_ops: choices of head 0 for which this head enters log-prob and entropy; None = always.
         canonical: index stored when the head is irrelevant.
+        bounds: (low, high) of each component of a Gaussian head, between which a uniform control draws; None for
+            a head of choices.
     """
 
     name: str
@@ -35,6 +40,22 @@ class HeadSpec:
     parents: tuple[str, ...] = ()
     relevant_ops: tuple[int, ...] | None = None
     canonical: int = 0
+    bounds: tuple[tuple[float, float], ...] | None = None
+
+    @property
+    def is_gaussian(self) -> bool:
+        """Whether actions are real numbers, drawn from a diagonal Gaussian."""
+        return self.bounds is not None
+
+    @property
+    def columns(self) -> int:
+        """Return how many columns of a row of actions the head has."""
+        return self.size if self.is_gaussian else 1
+
+    @property
+    def outputs(self) -> int:
+        """Return how many of the network's outputs it reads: logits, or mean and log-std of each component."""
+        return 2 * self.size if self.is_gaussian else self.size
 
 
 @dataclass(frozen=True)
@@ -150,7 +171,7 @@ class LockstepEnvs(Protocol):
         ...
 
     def issue(self, actions: Sequence[Tensor | None]) -> None:
-        """Start a step with one action [E, H] int64 per run; None stands for a run that has ended."""
+        """Start a step with one action [E, C] per run; None stands for a run that has ended."""
         ...
 
     def collect(self) -> list[Seen | None]:

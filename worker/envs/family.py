@@ -10,11 +10,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from lockstep.keys import generator
-from worker.envs.base import LockstepEnvs
+from lockstep.spec.sections import CLIP
+from worker.envs.base import HeadSpec, LockstepEnvs
 
 
 class Reward(Protocol):
@@ -40,7 +42,7 @@ class Control(Protocol):
     """A policy that does not learn."""
 
     def act(self, step: int) -> Tensor:
-        """Return the actions [E, H] of a step of the current round."""
+        """Return the actions [E, C] of a step of the current round."""
         ...
 
 
@@ -53,6 +55,7 @@ class RunEnv:
         policy: an algorithm or a control of the family.
         static_set: {slot: blueprint} of the static controls.
         gamma: discount of the run's reward.
+        action_bounds: ``action.bounds`` of the run, for Gaussian heads.
     """
 
     run_id: str
@@ -60,6 +63,7 @@ class RunEnv:
     policy: str
     static_set: Mapping[str, str] | None
     gamma: float
+    action_bounds: str = CLIP
 
 
 @dataclass(frozen=True)
@@ -121,7 +125,7 @@ class EnvironmentFamily:
 
 
 class UniformControl:
-    """The ``random`` control of environments without a control of their own: uniform over each head.
+    """The ``random`` control of environments without a control of their own: uniform over each head or its bounds.
 
     Args:
         envs: environments; their masks must allow every choice.
@@ -130,12 +134,18 @@ class UniformControl:
     """
 
     def __init__(self, envs: LockstepEnvs, seed: int, round_index: int) -> None:
-        self._sizes = [head.size for head in envs.heads]
+        self._heads = list(envs.heads)
         prefix = "eval/" if envs.resets_each_round else ""
         self._draws = [
             generator(seed, f"{prefix}control_policy", env=e, episode=round_index) for e in range(envs.num_envs)
         ]
 
     def act(self, step: int) -> Tensor:  # noqa: ARG002 - of the protocol
-        """Return actions [E, H]."""
-        return torch.tensor([[int(g.integers(size)) for size in self._sizes] for g in self._draws])
+        """Return actions [E, C]."""
+        return torch.tensor([[x for head in self._heads for x in _uniform(head, g)] for g in self._draws])
+
+
+def _uniform(head: HeadSpec, draw: np.random.Generator) -> list[float]:
+    if head.bounds is None:
+        return [int(draw.integers(head.size))]
+    return [float(draw.uniform(low, high)) for low, high in head.bounds]

@@ -13,8 +13,8 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from lockstep.spec.algorithms import ALGORITHMS
-from lockstep.spec.arms import discount_of
-from lockstep.spec.sections import Budget, Net, ObsNorm, Ppo, Precision, Section
+from lockstep.spec.arms import action_bounds_of, discount_of
+from lockstep.spec.sections import CLIP, Budget, Net, ObsNorm, Ppo, Precision, Section
 
 SectionT = TypeVar("SectionT", bound=Section)
 
@@ -32,6 +32,7 @@ class LearnerConfig:
         precision: ``fp32`` or ``bf16``.
         rounds: planned rounds, the length of every schedule.
         gamma: discount of the task, whatever the algorithm.
+        action_bounds: how real-numbered actions are brought between the bounds of their space.
     """
 
     ppo: Ppo
@@ -42,6 +43,7 @@ class LearnerConfig:
     precision: str
     rounds: int
     gamma: float
+    action_bounds: str = CLIP
 
     @classmethod
     def parse(cls, config: Mapping[str, Any]) -> LearnerConfig:
@@ -57,6 +59,7 @@ class LearnerConfig:
             precision=_section(Precision, "precision", data).policy,
             rounds=_section(Budget, "budget", data).rounds,
             gamma=discount_of(config),
+            action_bounds=action_bounds_of(config),
         )
         _check(parsed, int(config["env"]["n_envs"]))
         return parsed

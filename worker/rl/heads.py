@@ -1,20 +1,23 @@
-"""Factored discrete actions: masked, floored, sampled by inverse CDF (training.md 1.3 to 1.6).
+"""Factored actions: choices, masked, floored, sampled by inverse CDF; and Gaussian heads (training.md 1.3 to 1.6).
 
 Head 0 decides which of the other heads are relevant. Irrelevant heads hold a canonical index and
 contribute log-probability 0, entropy 0 and gradient 0. Axes: .. any leading axes (E, or T E),
-H heads, N choices of the widest head (padded choices are never legal).
+H heads, N outputs of the widest head (padded ones are never legal), C columns of a row of actions.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F  # noqa: N812 - the name in every torch text
 
 from worker.envs.base import HeadSpec
+from worker.rl import gaussian
 
 #: Logit of a masked choice: its probability is exactly 0 while p ln p stays finite in value and gradient.
 MASKED = -1e9
@@ -31,9 +34,13 @@ class Heads:
     Attributes:
         specs: one per head, head 0 first.
         relevance: [choices of head 0, H] bool.
-        canonical: [H] int64, the index stored for an irrelevant head.
-        width: N, the size of the widest head.
+        canonical: [C], what is stored for an irrelevant head; its dtype is that of actions.
+        width: N, the outputs of the widest head.
         always_relevant: whether every head is relevant for every choice of head 0.
+        columns: of each head in a row of actions.
+        gaussian: [H] bool, heads whose actions are real numbers.
+        normal_columns: [C] bool, their columns; None where there is none.
+        squashed: whether what Gaussian heads draw goes through tanh.
     """
 
     specs: tuple[HeadSpec, ...]
@@ -41,9 +48,13 @@ class Heads:
     canonical: Tensor
     width: int
     always_relevant: bool
+    columns: tuple[slice, ...]
+    gaussian: Tensor
+    normal_columns: np.ndarray | None
+    squashed: bool
 
     @classmethod
-    def build(cls, specs: Sequence[HeadSpec], device: torch.device) -> Heads:
+    def build(cls, specs: Sequence[HeadSpec], device: torch.device, *, squashed: bool = False) -> Heads:
         """Lay out ``specs``; a parent that does not precede its child raises ``ValueError``."""
         names = [spec.name for spec in specs]
         relevance = torch.ones(specs[0].size, len(specs), dtype=torch.bool)
@@ -53,18 +64,49 @@ class Heads:
             if spec.relevant_ops is not None:
                 relevance[:, index] = False
                 relevance[list(spec.relevant_ops), index] = True
-        canonical = torch.tensor([spec.canonical for spec in specs])
-        width = max(spec.size for spec in specs)
-        return cls(tuple(specs), relevance.to(device), canonical.to(device), width, bool(relevance.all()))
+        stops = list(accumulate(spec.columns for spec in specs))
+        normal = np.array([spec.is_gaussian for spec in specs for _ in range(spec.columns)])
+        canonical = torch.tensor([spec.canonical for spec in specs for _ in range(spec.columns)])
+        return cls(
+            specs=tuple(specs),
+            relevance=relevance.to(device),
+            canonical=(canonical.float() if normal.any() else canonical).to(device),
+            width=max(spec.outputs for spec in specs),
+            always_relevant=bool(relevance.all()),
+            columns=tuple(slice(stop - spec.columns, stop) for stop, spec in zip(stops, specs, strict=True)),
+            gaussian=torch.tensor([spec.is_gaussian for spec in specs], device=device),
+            normal_columns=normal if normal.any() else None,
+            squashed=squashed,
+        )
 
     @property
     def names(self) -> list[str]:
         """Names of the heads in order."""
         return [spec.name for spec in self.specs]
 
+    @property
+    def num_columns(self) -> int:
+        """Return C."""
+        return int(self.columns[-1].stop)
+
     def relevant(self, actions: Tensor) -> Tensor:
-        """Return [.., H] bool: which heads enter log-probability and entropy for ``actions`` [.., H]."""
-        return self.relevance[actions[..., 0]]
+        """Return [.., H] bool: which heads enter log-probability and entropy for ``actions`` [.., C]."""
+        if self.always_relevant:
+            return self.relevance[0].expand(*actions.shape[:-1], -1)
+        return self.relevance[actions[..., 0].long()]
+
+    def entropy_unit(self, rows: Tensor) -> Tensor:
+        """Return [.., H], the entropy in nats that counts as 1: ln n of n >= 2 legal choices, 1 for a Gaussian head."""
+        return torch.where(self.gaussian, 1.0, rows.sum(-1).clamp(min=2).log())
+
+    def sharpness(self, logits: Tensor) -> Tensor:
+        """Return [..], how far the joint log-density may move when means move: the sum of 1 / std of all components."""
+        total = torch.zeros(logits.shape[:-2], device=logits.device)
+        for index, spec in enumerate(self.specs):
+            if spec.is_gaussian:
+                _, log_std = gaussian.parameters(logits[..., index, : spec.outputs])
+                total = total + (-log_std).exp().sum(-1)
+        return total
 
     def mask_row(self, index: int, masks: Mapping[str, Tensor], actions: Tensor) -> Tensor:
         """Return [.., size]: the legality of head ``index`` given its parents' choices in ``actions``."""
@@ -77,16 +119,16 @@ class Heads:
         count = 1
         for parent in spec.parents:
             position = self.names.index(parent)
-            row = row * self.specs[position].size + actions[..., position]
+            row = row * self.specs[position].size + actions[..., self.columns[position].start].long()
             count *= self.specs[position].size
-        flat = mask.reshape(-1, count, spec.size)
-        chosen = flat.gather(1, row.reshape(-1, 1, 1).expand(-1, 1, spec.size))
-        return chosen.reshape(*lead, spec.size)
+        flat = mask.reshape(-1, count, spec.outputs)
+        chosen = flat.gather(1, row.reshape(-1, 1, 1).expand(-1, 1, spec.outputs))
+        return chosen.reshape(*lead, spec.outputs)
 
     def mask_rows(self, masks: Mapping[str, Tensor], actions: Tensor) -> Tensor:
         """Return [.., H, N] bool: every head's legality given the executed actions, padding illegal."""
         rows = [
-            F.pad(self.mask_row(i, masks, actions), (0, self.width - spec.size)) for i, spec in enumerate(self.specs)
+            F.pad(self.mask_row(i, masks, actions), (0, self.width - spec.outputs)) for i, spec in enumerate(self.specs)
         ]
         return torch.stack(rows, dim=-2)
 
@@ -118,6 +160,9 @@ class Floors:
         unknown = sorted(set(floors) - set(heads.names))
         if unknown:
             raise ValueError(f"ppo.prob_floor names unknown heads {unknown}; known are {heads.names}")
+        real = sorted(spec.name for spec in heads.specs if spec.is_gaussian and floors.get(spec.name, 0.0) > 0)
+        if real:
+            raise ValueError(f"ppo.prob_floor names {real}, which have no choices; leave them out")
         value = torch.tensor([scale * floors.get(name, 0.0) for name in heads.names])
         if not bool((value > 0).any()):
             return None
@@ -153,16 +198,17 @@ def choose(
     heads: Heads,
     logits: Tensor,
     masks: Mapping[str, Tensor],
-    uniforms: Tensor | None,
+    noise: Tensor | None,
     floors: Floors | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Choose one action per row: [E, H] int64 and its joint log-probability [E].
+    """Choose one action per row: [E, C] and its joint log-probability [E].
 
     Args:
         heads: layout.
         logits: [E, H, N].
         masks: legality per head (see ``LockstepEnvs``).
-        uniforms: [E, H] in [0, ``BELOW_ONE``], the noise of the inverse CDF; None = greedy.
+        noise: [E, C], uniforms in [0, ``BELOW_ONE``] of the inverse CDF, and standard normals in the columns of
+            Gaussian heads; None = greedy.
         floors: probability floors in force.
 
     A non-finite distribution gives log-probability NaN and choice 0; every row of ``masks`` must hold a
@@ -170,26 +216,38 @@ def choose(
     """
     if len(heads.specs) == 1:
         # one head: nothing to slice, and slices cost as much as arithmetic on a few environments
+        if heads.specs[0].is_gaussian:
+            pick, joint = _draw_head(logits[:, 0], noise, squashed=heads.squashed)
+            return pick, joint.squeeze(1)
         own = None if floors is None else floors.head(0, heads.width)
-        pick, joint = _choose_head(logits[:, 0], masks[heads.specs[0].name], uniforms, own)
+        pick, joint = _choose_head(logits[:, 0], masks[heads.specs[0].name], noise, own)
         return pick, joint.squeeze(1)
 
     def pick_of(index: int, actions: Tensor) -> tuple[Tensor, Tensor]:
-        size = heads.specs[index].size
-        noise = None if uniforms is None else uniforms[:, index : index + 1]
-        own = None if floors is None else floors.head(index, size)
-        return _choose_head(logits[:, index, :size], heads.mask_row(index, masks, actions), noise, own)
+        spec = heads.specs[index]
+        own_noise = None if noise is None else noise[:, heads.columns[index]]
+        if spec.is_gaussian:
+            return _draw_head(logits[:, index, : spec.outputs], own_noise, squashed=heads.squashed)
+        own = None if floors is None else floors.head(index, spec.size)
+        return _choose_head(logits[:, index, : spec.size], heads.mask_row(index, masks, actions), own_noise, own)
 
     actions = heads.canonical.expand(logits.shape[0], -1)
     pick, taken = pick_of(0, actions)
-    actions, joint = torch.cat([pick, actions[:, 1:]], dim=1), taken.squeeze(1)
+    actions, joint = torch.cat([pick.to(actions.dtype), actions[:, heads.columns[0].stop :]], dim=1), taken.squeeze(1)
     relevant = heads.relevant(actions)
     for index in range(1, len(heads.specs)):
         pick, taken = pick_of(index, actions)
-        used = relevant[:, index]
-        actions[:, index] = torch.where(used, pick.squeeze(1), actions[:, index])
+        used, columns = relevant[:, index], heads.columns[index]
+        actions[:, columns] = torch.where(used.unsqueeze(1), pick.to(actions.dtype), actions[:, columns])
         joint = joint + torch.where(used, taken.squeeze(1), 0.0)
     return actions, joint
+
+
+def _draw_head(outputs: Tensor, noise: Tensor | None, *, squashed: bool) -> tuple[Tensor, Tensor]:
+    """Return one Gaussian head's sample [E, A] and its log-density [E, 1]."""
+    mean, log_std = gaussian.parameters(outputs)
+    u = gaussian.sample(mean, log_std, noise)
+    return u, gaussian.log_density(u, mean, log_std, squashed=squashed).unsqueeze(1)
 
 
 def _choose_head(logits: Tensor, mask: Tensor, uniforms: Tensor | None, floors: Floors | None) -> tuple[Tensor, Tensor]:
@@ -213,22 +271,46 @@ class HeadTerms:
 
 
 def evaluate(
-    logits: Tensor, actions: Tensor, rows: Tensor, relevant: Tensor | None, floors: Floors | None
+    heads: Heads, logits: Tensor, actions: Tensor, rows: Tensor, relevant: Tensor | None, floors: Floors | None
 ) -> HeadTerms:
     """Return log-probability and raw entropy (nats) of each head for stored actions.
 
     Args:
+        heads: layout.
         logits: [.., H, N].
-        actions: [.., H] int64.
+        actions: [.., C].
         rows: [.., H, N] bool from ``Heads.mask_rows``.
         relevant: [.., H] bool, or None where every head is.
         floors: as in force when the actions were drawn.
     """
+    if heads.normal_columns is None:
+        taken, entropy = _choice_terms(logits, actions, rows, floors)
+    else:
+        parts = [_head_terms(heads, index, logits, actions, rows, floors) for index in range(len(heads.specs))]
+        taken, entropy = (torch.stack(part, dim=-1) for part in zip(*parts, strict=True))
+    if relevant is None:
+        return HeadTerms(taken, entropy)
+    zero = torch.zeros((), dtype=taken.dtype, device=taken.device)
+    return HeadTerms(torch.where(relevant, taken, zero), torch.where(relevant, entropy, zero))
+
+
+def _head_terms(
+    heads: Heads, index: int, logits: Tensor, actions: Tensor, rows: Tensor, floors: Floors | None
+) -> tuple[Tensor, Tensor]:
+    """Return log-probability and entropy [..] of one head, whatever its kind."""
+    spec, columns = heads.specs[index], heads.columns[index]
+    outputs = logits[..., index, : spec.outputs]
+    if spec.is_gaussian:
+        mean, log_std = gaussian.parameters(outputs)
+        taken = gaussian.log_density(actions[..., columns], mean, log_std, squashed=heads.squashed)
+        return taken, gaussian.entropy(log_std)
+    own = None if floors is None else floors.head(index, spec.size)
+    return _choice_terms(outputs, actions[..., columns.start].long(), rows[..., index, : spec.size], own)
+
+
+def _choice_terms(logits: Tensor, actions: Tensor, rows: Tensor, floors: Floors | None) -> tuple[Tensor, Tensor]:
+    """Return log-probability and entropy [..] of choices [..] under logits [.., N]."""
     log_p = log_probabilities(logits, rows, floors)
     taken = log_p.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
     # an illegal choice has p = 0 exactly and a finite ln p: no term, no gradient
-    plogp = (log_p.exp() * log_p).sum(-1)
-    if relevant is None:
-        return HeadTerms(taken, -plogp)
-    zero = torch.zeros((), dtype=log_p.dtype, device=log_p.device)
-    return HeadTerms(torch.where(relevant, taken, zero), torch.where(relevant, -plogp, zero))
+    return taken, -(log_p.exp() * log_p).sum(-1)

@@ -46,14 +46,16 @@ class Streams:
         arm = {} if self.arm is None else {"arm": self.arm}
         return generator(self.seed, purpose, **key, **arm)
 
-    def action_noise(self, round_index: int, shape: tuple[int, int, int], prefix: str = "") -> Tensor:
-        """Return uniforms [T, E, H] of a round: one per environment, step and head."""
-        steps, envs, heads = shape
+    def action_noise(
+        self, round_index: int, shape: tuple[int, int, int], normal_columns: np.ndarray | None = None
+    ) -> Tensor:
+        """Return the noise [T, E, C] of a round that ``choose`` takes: one number per environment, step and column."""
+        steps, envs, columns = shape
         rows = [
-            self.generator(f"{prefix}action_noise", env=e, episode=round_index).random((steps, heads), dtype=np.float32)
+            noise_of(self.generator("action_noise", env=e, episode=round_index), (steps, columns), normal_columns)
             for e in range(envs)
         ]
-        return bounded_uniforms(np.stack(rows, axis=1))
+        return torch.from_numpy(np.stack(rows, axis=1))
 
 
 @dataclass(frozen=True)
@@ -180,7 +182,7 @@ def build_learner(
     device: torch.device,
 ) -> Learner:
     """Build a run's policy at round 0; parameters come from stream ``policy_init``, keyed by name."""
-    heads = Heads.build(specs, device)
+    heads = Heads.build(specs, device, squashed=cfg.action_bounds == "tanh")
 
     def draw(name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
         return streams.generator("policy_init", parameter=name).standard_normal(shape)
@@ -218,9 +220,18 @@ def adam_step(flat: FlatParameters, adam: Adam, lr: float, eps: float, scale: fl
     flat.data.addcdiv_(adam.m, spread, value=-lr / (1.0 - beta1**adam.steps))
 
 
-def bounded_uniforms(draws: np.ndarray[Any, Any]) -> Tensor:
-    """Return FP32 draws in [0, 1) as the uniforms that ``choose`` takes."""
-    return torch.from_numpy(draws).mul_(BELOW_ONE)
+def noise_of(
+    draw: np.random.Generator, shape: tuple[int, ...], normal_columns: np.ndarray | None
+) -> np.ndarray[Any, Any]:
+    """Return FP32 noise [.., C] that ``choose`` takes: uniforms, and standard normals in the columns so marked."""
+    if normal_columns is None:
+        return draw.random(shape, dtype=np.float32) * np.float32(BELOW_ONE)
+    noise = np.empty(shape, dtype=np.float32)
+    normal = int(normal_columns.sum())
+    lead, uniform = shape[:-1], shape[-1] - normal
+    noise[..., ~normal_columns] = draw.random((*lead, uniform), dtype=np.float32) * np.float32(BELOW_ONE)
+    noise[..., normal_columns] = draw.standard_normal((*lead, normal), dtype=np.float32)
+    return noise
 
 
 def _under(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name in every torch text
 
 from lockstep.spec.sections import Net
+from worker.rl.gaussian import LOG_STD_MAX, LOG_STD_MIN
 from worker.rl.heads import Heads
 
 LayerT = TypeVar("LayerT", bound=nn.Module)
@@ -93,19 +94,30 @@ class _Embed(nn.Module):
 
 
 class _Outputs(nn.Module):
-    """One linear layer per head on [.., H, D] or [.., D]; logits padded to [.., H, N]."""
+    """One linear layer per head on [.., H, D] or [.., D]; logits padded to [.., H, N].
+
+    The layer of a Gaussian head gives the means; its log standard deviations are parameters of their own, which no
+    observation enters.
+    """
 
     def __init__(self, heads: Heads, inputs: int) -> None:
         super().__init__()
         self.width = heads.width
         layers = [_linear(inputs, spec.size) for spec in heads.specs]
         self.layers, self._weights = nn.ModuleList(layers), _weights(*layers)
+        gaussian = {
+            str(i): nn.Parameter(torch.empty(spec.size)) for i, spec in enumerate(heads.specs) if spec.is_gaussian
+        }
+        self.log_std = nn.ParameterDict(gaussian)
+        self._log_std = [gaussian.get(str(i)) for i in range(len(heads.specs))]
 
     def logits(self, hidden: Tensor, *, per_head: bool) -> Tensor:
         """Return padded logits; with ``per_head`` each layer reads its own row of ``hidden``."""
         parts = []
-        for index, (weight, bias) in enumerate(self._weights):
+        for index, ((weight, bias), log_std) in enumerate(zip(self._weights, self._log_std, strict=True)):
             out = F.linear(hidden[..., index, :] if per_head else hidden, weight, bias)
+            if log_std is not None:
+                out = torch.cat([out, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX).expand(out.shape)], dim=-1)
             parts.append(out if out.shape[-1] == self.width else F.pad(out, (0, self.width - out.shape[-1])))
         return parts[0].unsqueeze(-2) if len(parts) == 1 else torch.stack(parts, dim=-2)
 

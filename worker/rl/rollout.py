@@ -27,7 +27,7 @@ from worker.rl.heads import Floors, Heads, choose
 from worker.rl.nets import PolicyNet, State
 from worker.rl.normalise import ObsNormalizer
 
-#: (features, ids, masks, state, uniforms) to actions [E, H], log-probability [E] and the state after.
+#: (features, ids, masks, state, noise) to actions [E, C], log-probability [E] and the state after.
 Step = Callable[[Tensor, Tensor, Mapping[str, Tensor], State, Tensor], tuple[Tensor, Tensor, State]]
 
 
@@ -36,7 +36,7 @@ class Acted:
     """What a step chose.
 
     Attributes:
-        actions: [E, H] int64 on the device.
+        actions: [E, C] on the device.
         chosen: the same on the host.
         log_prob: [E] on the device.
         total: sum of ``log_prob``, on the host.
@@ -55,7 +55,7 @@ class Actor:
 
     Args:
         step: what is captured; weights are read at their addresses, so updates in place are seen.
-        inputs: an example of features, ids, masks, state and uniforms.
+        inputs: an example of features, ids, masks, state and noise.
     """
 
     def __init__(self, step: Step, inputs: tuple[Tensor, Tensor, Mapping[str, Tensor], State, Tensor]) -> None:
@@ -80,13 +80,13 @@ class Actor:
         self._landed.copy_(packed, non_blocking=True)
         kept = tuple(part.clone() for part in after)
         torch.cuda.current_stream(packed.device).synchronize()
-        chosen = self._landed[:-1].to(torch.int64).view(actions.shape)
+        chosen = self._landed[:-1].to(actions.dtype).view(actions.shape)
         return Acted(actions, chosen, log_prob, float(self._landed[-1]), kept)
 
 
 def _flat(inputs: tuple[Tensor, Tensor, Mapping[str, Tensor], State, Tensor]) -> list[Tensor]:
-    features, ids, masks, state, uniforms = inputs
-    return [features, ids, *masks.values(), *state, uniforms]
+    features, ids, masks, state, noise = inputs
+    return [features, ids, *masks.values(), *state, noise]
 
 
 class PolicyError(RuntimeError):
@@ -131,15 +131,15 @@ class Rollout:
         self.finals: dict[int, tuple[Tensor, Tensor]] = {}
         self._store(0, observation, masks)
 
-    def act(self, net: PolicyNet, t: int, uniforms: Tensor | None, floors: Floors | None) -> Tensor:
-        """Choose and store the actions [E, H] of step ``t``; a non-finite policy raises ``PolicyError``.
+    def act(self, net: PolicyNet, t: int, noise: Tensor | None, floors: Floors | None) -> Tensor:
+        """Choose and store the actions [E, C] of step ``t``; a non-finite policy raises ``PolicyError``.
 
         On CUDA the step is one graph replay and the actions returned lie on the host.
         """
         row, chosen, log_probs = self._rows[t], self._actions[t], self._log_probs[t]
-        if self.features.is_cuda and uniforms is not None:
+        if self.features.is_cuda and noise is not None:
             with torch.no_grad():
-                acted = self._replay(net, floors, (row.features, row.ids, row.masks, self.state, uniforms))
+                acted = self._replay(net, floors, (row.features, row.ids, row.masks, self.state, noise))
             chosen.copy_(acted.actions)
             log_probs.copy_(acted.log_prob)
             chosen, self.state, total = acted.chosen, acted.state, acted.total
@@ -148,7 +148,7 @@ class Rollout:
             with torch.inference_mode():
                 with autocast(self.features.device, self.precision):
                     logits, self.state = net.step(row.features, row.ids, self.state)
-                actions, log_prob = choose(self.heads, logits, row.masks, uniforms, floors)
+                actions, log_prob = choose(self.heads, logits, row.masks, noise, floors)
                 chosen.copy_(actions)
                 log_probs.copy_(log_prob)
                 total = sum(log_prob.tolist())
@@ -170,11 +170,11 @@ class Rollout:
             known = self._acts_for = (net, own)
 
             def step(
-                features: Tensor, ids: Tensor, masks: Mapping[str, Tensor], state: State, uniforms: Tensor
+                features: Tensor, ids: Tensor, masks: Mapping[str, Tensor], state: State, noise: Tensor
             ) -> tuple[Tensor, Tensor, State]:
                 with autocast(features.device, self.precision):
                     logits, after = net.step(features, ids, state)
-                return *choose(self.heads, logits, masks, uniforms, own), after
+                return *choose(self.heads, logits, masks, noise, own), after
 
             self._actor = Actor(step, inputs)
         if floors is not None and known[1] is not None:
@@ -228,7 +228,7 @@ class Rollout:
             spec.name: torch.zeros(T + 1, *masks[spec.name].shape, dtype=torch.bool, device=device)
             for spec in self.heads.specs
         }
-        self.actions = torch.zeros(T, E, len(self.heads.specs), dtype=torch.int64, device=device)
+        self.actions = torch.zeros(T, E, self.heads.num_columns, dtype=self.heads.canonical.dtype, device=device)
         self.log_probs, self.rewards = torch.zeros(2, T, E, device=device)
         self.terminated, self.truncated, self.valid = torch.zeros(3, T, E, dtype=torch.bool, device=device)
         masks_of = [

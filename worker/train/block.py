@@ -44,6 +44,7 @@ from worker.train.metrics import (
     kept_metrics,
     policy_metrics,
     reward_metrics,
+    std_metrics,
     train_metrics,
 )
 from worker.train.plan import ArmOutOfMemory, BlockPlan, ConfigRefused, RoundRecord, RunPlan, RunRound, owned
@@ -357,10 +358,13 @@ class BlockTrainer:
         run = self.runs[position]
         episodes = self.envs.pop_episodes(position)
         evaluation = evaluations.get(run.plan.run_id, Evaluation())
-        names = self.family.op_names(run.rollout.heads.specs[0].size)
+        first = run.rollout.heads.specs[0]
+        names = [] if first.is_gaussian else self.family.op_names(first.size)
         metrics = train_metrics(episodes) | reward_metrics(self.envs.reward_sums(position), episodes)
         metrics |= policy_metrics(run.rollout.heads, run.rollout, run.prepared, names)
         metrics |= update
+        if isinstance(run, TrainedRun):
+            metrics |= std_metrics(run.learner)
         digest = hashlib.sha256()
         run.hash_into(digest)
         # what depends on the clock is outside the digest, and so is evaluation, which is no training

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import torch
@@ -15,10 +16,10 @@ import torch
 from lockstep.keys import derive, generator
 from worker.envs.base import LockstepEnvs
 from worker.rl.heads import Heads, choose
-from worker.rl.learner import bounded_uniforms
+from worker.rl.learner import noise_of
 from worker.rl.normalise import ObsNormalizer
 from worker.train.environments import make_environments
-from worker.train.plan import BlockPlan
+from worker.train.plan import BlockPlan, RunPlan
 
 
 def calibrate(
@@ -37,11 +38,16 @@ def calibrate(
         num_envs=episodes,
         seed=derive(plan.replicate_seed, "obs_calibration"),
         data_dir=data_dir,
-        runs=plan.runs[:1],
+        runs=[_unmapped(plan.runs[0])],
         alive=alive,
     )
     with contextlib.closing(envs):
         _observe(envs, plan, normalisers, device, alive)
+
+
+def _unmapped(run: RunPlan) -> RunPlan:
+    """Return a run whose real-numbered actions are the environment's own: what the random policy draws."""
+    return replace(run, config={**run.config, "action": {}})
 
 
 def _observe(
@@ -53,16 +59,20 @@ def _observe(
 ) -> None:
     episodes = envs.num_envs
     heads = Heads.build(list(envs.heads), device)
-    noise = generator(plan.replicate_seed, "obs_calibration").random(
-        (envs.steps_per_round, episodes, len(heads.specs)), dtype="float32"
-    )
+    draw = generator(plan.replicate_seed, "obs_calibration")
+    noise = noise_of(draw, (envs.steps_per_round, episodes, heads.num_columns), None)
+    bounds = torch.tensor([pair for head in heads.specs for pair in head.bounds or [(0.0, 0.0)]], device=device)
     logits = torch.zeros(episodes, len(heads.specs), heads.width, device=device)
     [(observation, masks)] = envs.begin_round(0)
     valid = torch.ones(episodes, dtype=torch.bool, device=device)
     for t in range(envs.steps_per_round):
         for normaliser in normalisers:
             normaliser.update(observation.features, valid)
-        actions, _ = choose(heads, logits, masks, bounded_uniforms(noise[t]).to(device))
+        uniforms = torch.from_numpy(noise[t]).to(device)
+        actions, _ = choose(heads, logits, masks, uniforms)
+        for columns in (c for c, head in zip(heads.columns, heads.specs, strict=True) if head.is_gaussian):
+            low, high = bounds[columns].unbind(1)
+            actions[:, columns] = low + (high - low) * uniforms[:, columns]
         [result] = envs.step([actions])
         if result is None:
             raise RuntimeError("a calibration environment gave no result")

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 
 from lockstep.spec.algorithms import ALGORITHMS
-from lockstep.spec.arms import discount_of
+from lockstep.spec.arms import action_bounds_of, discount_of
 from lockstep.spec.families import FAMILIES
+from lockstep.spec.sections import CLIP
 from worker.envs import families
 from worker.envs.base import LockstepEnvs, ObsSpec
 from worker.envs.family import Control, EnvironmentFamily, Order, Reward, RunEnv
@@ -93,7 +94,9 @@ def make_environments(
     chosen = [plan.runs[i] for i in ordered_runs(plan)] if runs is None else list(runs)
     order = Order(
         config=chosen[0].config,
-        runs=[RunEnv(r.run_id, r.arm, r.policy, r.static_set, discount_of(r.config)) for r in chosen],
+        runs=[
+            RunEnv(r.run_id, r.arm, r.policy, r.static_set, discount_of(r.config), _action_bounds(r)) for r in chosen
+        ],
         rewards=[reward_of(plan, run) for run in chosen],
         replicate_seed=plan.replicate_seed if seed is None else seed,
         device=device,
@@ -108,6 +111,11 @@ def make_environments(
         return family.evaluate(order, xeval or {})
     except ValueError as error:
         raise ConfigRefused("env", str(error), "correct the named field") from error
+
+
+def _action_bounds(run: RunPlan) -> str:
+    """Return how real-numbered actions of a run are mapped; those of a control are the environment's own."""
+    return action_bounds_of(run.config) if run.policy in ALGORITHMS else CLIP
 
 
 def make_control(plan: BlockPlan, run: RunPlan, envs: LockstepEnvs, position: int, round_index: int) -> Control:

@@ -24,7 +24,7 @@ from worker.envs.base import EpisodeRecord, LockstepEnvs, Masks, Observation
 from worker.envs.family import Control
 from worker.rl.cuda import autocast
 from worker.rl.heads import choose
-from worker.rl.learner import Learner, Streams, bounded_uniforms
+from worker.rl.learner import Learner, Streams, noise_of
 from worker.train.environments import cross_rewards, family_of, make_control, make_environments
 from worker.train.plan import BlockPlan, RunPlan, owned
 from worker.train.runs import Run, TrainedRun
@@ -53,14 +53,15 @@ class FrozenPolicy:
         features = observation.features if learner.obs_norm is None else learner.obs_norm(observation.features)
         with autocast(features.device, learner.cfg.precision):
             logits, self.state = learner.net.step(features, observation.ids, self.state)
-        actions, _ = choose(learner.heads, logits, masks, self._uniforms(features.device))
+        actions, _ = choose(learner.heads, logits, masks, self._drawn(features.device))
         return actions
 
-    def _uniforms(self, device: torch.device) -> Tensor | None:
+    def _drawn(self, device: torch.device) -> Tensor | None:
         if self._noise is None:
             return None
-        heads = len(self.learner.heads.specs)
-        return bounded_uniforms(np.stack([g.random(heads, dtype=np.float32) for g in self._noise])).to(device)
+        heads = self.learner.heads
+        rows = [noise_of(draw, (heads.num_columns,), heads.normal_columns) for draw in self._noise]
+        return torch.from_numpy(np.stack(rows)).to(device)
 
 
 class _ControlActor:

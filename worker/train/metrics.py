@@ -14,6 +14,7 @@ from torch import Tensor
 
 from worker.envs.base import EpisodeRecord
 from worker.rl.algorithms.base import Algorithm, Prepared
+from worker.rl.gaussian import LOG_STD_MAX, LOG_STD_MIN
 from worker.rl.heads import Heads
 from worker.rl.learner import Learner
 from worker.rl.rollout import Rollout
@@ -93,7 +94,7 @@ def policy_metrics(
     """Return the group ``policy/``; entropies need a policy that learns, the rest counts actions.
 
     ``entropy_<head>`` is normalised by ln n and averaged over relevant steps with at least two legal
-    choices; ``entropy_op_conditional`` is that of head 0. One transfer to the host.
+    choices, in nats for a Gaussian head; ``entropy_op_conditional`` is that of head 0. One transfer to the host.
     """
     steps = rollout.num_steps
     rows = heads.mask_rows({k: m[:steps] for k, m in rollout.masks.items()}, rollout.actions)
@@ -102,31 +103,39 @@ def policy_metrics(
     open_steps = relevant & (legal >= 2)
     count = relevant.sum((0, 1)).clamp(min=1)
     valid = rollout.valid.sum().clamp(min=1)
-    ops = torch.stack([((rollout.actions[..., 0] == i) & rollout.valid).sum() / valid for i in range(len(op_names))])
+    ops = [((rollout.actions[..., 0] == i) & rollout.valid).sum() / valid for i in range(len(op_names))]
     forced = (rollout.valid & ~open_steps.any(-1)).sum() / valid
     waits = open_steps.any(-1) & rollout.valid
     idle = ((rollout.actions[..., 0] == 0) & waits).sum() / waits.sum()
     parts = [
-        ops,
-        torch.stack([forced, idle]),
+        torch.stack([*ops, forced, idle]),
         (legal * relevant).sum((0, 1)) / count,
         open_steps.sum((0, 1)).float(),
     ]
     if prepared is not None:
-        normalised = prepared.entropy / legal.clamp(min=2).log()
+        normalised = prepared.entropy / heads.entropy_unit(rows)
         parts.append((normalised * open_steps).sum((0, 1)) / open_steps.sum((0, 1)))
     values = iter(torch.cat([p.double() for p in parts]).tolist())
     metrics = {f"policy/op_frac_{name}": next(values) for name in op_names}
     forced_frac, idle_frac = next(values), next(values)
     metrics["policy/forced_frac"] = forced_frac if prepared is not None else 1.0
     # choice 0 on steps where something else was legal; WAIT in the morphogenesis environment
-    metrics["policy/wait_unforced"] = idle_frac if op_names[0] == "WAIT" else math.nan
+    metrics["policy/wait_unforced"] = idle_frac if "WAIT" in op_names[:1] else math.nan
     metrics |= {f"policy/mask_valid_mean_{name}": next(values) for name in heads.names}
+    for spec in heads.specs:
+        if spec.is_gaussian:  # which has no choices to count
+            del metrics[f"policy/mask_valid_mean_{spec.name}"]
     metrics |= {f"policy/open_steps_{name}": next(values) for name in heads.names}
     if prepared is not None:
         metrics |= {f"policy/entropy_{name}": next(values) for name in heads.names}
         metrics["policy/entropy_op_conditional"] = metrics[f"policy/entropy_{heads.names[0]}"]
     return metrics
+
+
+def std_metrics(learner: Learner) -> dict[str, float]:
+    """Return ``policy/std``, the mean standard deviation of all components of Gaussian heads; nothing without any."""
+    log_std = [part.detach().clamp(LOG_STD_MIN, LOG_STD_MAX) for part in learner.net.outputs.log_std.values()]
+    return {"policy/std": float(torch.cat(log_std).exp().mean())} if log_std else {}
 
 
 def _known(rows: Sequence[Mapping[str, Any]], column: str) -> list[float]:

@@ -91,7 +91,7 @@ def save_policy(root: Path, plan: BlockPlan, run: TrainedRun, envs: LockstepEnvs
         "spec_hash": plan.spec_hash,
         "config": run.plan.config,
         "inputs": [spec.num_features, spec.num_ids, spec.id_vocab, spec.id_dim],
-        "heads": [[h.name, h.size, h.parents, h.relevant_ops, h.canonical] for h in envs.heads],
+        "heads": [[h.name, h.size, h.parents, h.relevant_ops, h.canonical, h.bounds] for h in envs.heads],
         "parameters": {name: list(p.shape) for name, p in learner.net.named_parameters()},
     }
     path = root / "policy" / run.plan.arm / f"r{plan.replicate}.safetensors"
@@ -103,10 +103,7 @@ def load_policy(path: Path, device: torch.device) -> tuple[Learner, dict[str, An
     """Return a saved policy, ready to act, and its header."""
     saved = decode(path.read_bytes())
     header = dict(saved.header)
-    heads = [
-        HeadSpec(name, size, tuple(parents), None if ops is None else tuple(ops), canonical)
-        for name, size, parents, ops, canonical in header["heads"]
-    ]
+    heads = [_head(*fields) for fields in header["heads"]]
     layout = ObsLayout(InputLayout(*header["inputs"]), saved.tensors["obs/continuous"], saved.tensors["obs/sentinel"])
     cfg = LearnerConfig.parse(header["config"])
     streams = Streams(int(header["identity"]["replicate_seed"]))
@@ -114,3 +111,15 @@ def load_policy(path: Path, device: torch.device) -> tuple[Learner, dict[str, An
     learner.flat.data.copy_(saved.tensors["policy/flat"])
     learner.load_normalisers(saved.tensors)
     return learner, header
+
+
+def _head(
+    name: str,
+    size: int,
+    parents: list[str],
+    ops: list[int] | None,
+    canonical: int,
+    bounds: list[list[float]] | None = None,  # absent in files from before Gaussian heads
+) -> HeadSpec:
+    pairs = None if bounds is None else tuple((low, high) for low, high in bounds)
+    return HeadSpec(name, size, tuple(parents), None if ops is None else tuple(ops), canonical, pairs)

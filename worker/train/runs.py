@@ -93,8 +93,8 @@ class TrainedRun:
         self.round = round_index
         state = learner.net.initial_state(learner.num_envs) if fresh else learner.carry
         self._parts.begin(observation, masks, state)
-        shape = (self.num_steps, learner.num_envs, len(learner.heads.specs))
-        noise = self.streams.action_noise(round_index, shape).to(learner.device)
+        shape = (self.num_steps, learner.num_envs, learner.heads.num_columns)
+        noise = self.streams.action_noise(round_index, shape, learner.heads.normal_columns).to(learner.device)
         self.noise = [noise[:, rows].unbind() for rows in self._parts.rows]
         self.floors = self.algorithm.floors(learner, round_index, self._never_floored)
 

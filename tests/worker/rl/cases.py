@@ -69,16 +69,17 @@ def make_learner(
 
 def full_masks(heads: Sequence[HeadSpec], num_envs: int) -> dict[str, Tensor]:
     sizes = {h.name: h.size for h in heads}
-    return {h.name: torch.ones(num_envs, *(sizes[p] for p in h.parents), h.size, dtype=torch.bool) for h in heads}
+    return {h.name: torch.ones(num_envs, *(sizes[p] for p in h.parents), h.outputs, dtype=torch.bool) for h in heads}
 
 
 def random_masks(heads: Sequence[HeadSpec], num_envs: int, rng: np.random.Generator) -> dict[str, Tensor]:
     """Masks with at least one legal choice per row."""
-    masks = {}
-    for name, mask in full_masks(heads, num_envs).items():
-        drawn = torch.from_numpy(rng.random(tuple(mask.shape)) < 0.6)
-        drawn[..., 0] |= ~drawn.any(-1)
-        masks[name] = drawn
+    masks = full_masks(heads, num_envs)
+    for head in heads:
+        if not head.is_gaussian:  # which has nothing to mask
+            drawn = torch.from_numpy(rng.random(tuple(masks[head.name].shape)) < 0.6)
+            drawn[..., 0] |= ~drawn.any(-1)
+            masks[head.name] = drawn
     return masks
 
 
@@ -99,8 +100,8 @@ def random_rollout(
     observation, masks = observe()
     rollout.begin(observation, masks, learner.net.initial_state(E))
     for t in range(num_steps):
-        uniforms = torch.from_numpy(rng.random((E, len(heads)), dtype=np.float32))
-        rollout.act(learner.net, t, uniforms, None)
+        noise = torch.from_numpy(rng.random((E, learner.heads.num_columns), dtype=np.float32))
+        rollout.act(learner.net, t, noise, None)
         observation, masks = observe()
         ended = torch.from_numpy(rng.random(E) < ends)
         kind = torch.from_numpy(rng.random(E) < 0.5)

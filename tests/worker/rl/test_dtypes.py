@@ -10,7 +10,8 @@ import torch
 from torch import Tensor
 
 from lockstep.spec.sections import ObsNorm
-from tests.worker.rl.cases import HEADS, learner_config, make_learner, random_rollout
+from tests.worker.rl.cases import HEADS, build_heads, learner_config, make_learner, random_rollout
+from worker.envs.base import HeadSpec
 from worker.rl.algorithms.ppo import Prepared, gae, loss_and_grad, ppo_loss, prepare
 from worker.rl.cuda import autocast
 from worker.rl.heads import evaluate, log_probabilities
@@ -69,7 +70,8 @@ def test_softmax_and_entropy_of_bf16_logits_are_fp32() -> None:
     mask = torch.ones(6, 1, 3, dtype=torch.bool)
     assert log_probabilities(logits, mask, None).dtype == torch.float32
     relevant = torch.ones(6, 1, dtype=torch.bool)
-    terms = evaluate(logits, torch.zeros(6, 1, dtype=torch.int64), mask, relevant, None)
+    heads = build_heads((HeadSpec("op", 3),))
+    terms = evaluate(heads, logits, torch.zeros(6, 1, dtype=torch.int64), mask, relevant, None)
     assert (terms.log_prob.dtype, terms.entropy.dtype) == (torch.float32, torch.float32)
 
 

@@ -32,7 +32,9 @@ def test_masked_choice_has_probability_zero_and_no_gradient() -> None:
 def test_entropy_of_equal_legal_choices_is_log_of_their_number(legal: int, raw: float) -> None:
     heads = build_heads((HeadSpec("op", 4),))
     rows = (torch.arange(4) < legal).view(1, 1, 4)
-    terms = evaluate(torch.zeros(1, 1, 4), torch.zeros(1, 1, dtype=torch.int64), rows, torch.ones(1, 1) > 0, None)
+    terms = evaluate(
+        heads, torch.zeros(1, 1, 4), torch.zeros(1, 1, dtype=torch.int64), rows, torch.ones(1, 1) > 0, None
+    )
     assert float(terms.entropy) == pytest.approx(raw, abs=1e-6)
     assert heads.width == 4
 
@@ -48,7 +50,7 @@ def test_joint_log_probability_equals_a_brute_force_table() -> None:
             continue
         actions = torch.tensor([[op, where, size]])
         rows, relevant = heads.mask_rows(masks, actions), heads.relevant(actions)
-        joint = float(evaluate(logits, actions, rows, relevant, None).log_prob.sum())
+        joint = float(evaluate(heads, logits, actions, rows, relevant, None).log_prob.sum())
         expected = _table(logits[0].numpy(), masks, (op, where, size))
         if expected == 0.0:
             assert joint < -1e8
@@ -85,7 +87,7 @@ def test_sampling_frequencies_match_probabilities_and_stay_legal() -> None:
     taken = rows.gather(-1, actions.unsqueeze(-1)).squeeze(-1)
     assert bool(taken[relevant].all())
     assert bool((actions[~relevant] == heads.canonical.expand(n, -1)[~relevant]).all())
-    terms = evaluate(logits, actions, rows, relevant, None)
+    terms = evaluate(heads, logits, actions, rows, relevant, None)
     torch.testing.assert_close(terms.log_prob.sum(-1), joint)
     for action in {tuple(a) for a in actions.tolist()}:
         share = float((actions == torch.tensor(action)).all(-1).float().mean())

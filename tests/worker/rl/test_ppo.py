@@ -34,6 +34,8 @@ from worker.rl.nets import FlatParameters
 from worker.rl.rollout import PolicyError, Rollout
 
 T, E, O = 16, 6, 5  # noqa: E741 - axis letters
+#: A choice beside two Gaussians.
+REAL = (HeadSpec("arm", 2, bounds=((-1.0, 1.0),) * 2), HeadSpec("grip", 3), HeadSpec("turn", 1, bounds=((0.0, 2.0),)))
 
 
 def setup(body: str, heads: tuple[HeadSpec, ...] = HEADS, **changes: Any) -> tuple[Learner, Rollout, Prepared]:
@@ -50,9 +52,10 @@ def order() -> np.random.Generator:
     return np.random.default_rng(5)
 
 
+@pytest.mark.parametrize("heads", [HEADS, REAL], ids=["choices", "real"])
 @pytest.mark.parametrize("body", ["mlp", "lstm"])
-def test_first_minibatch_has_ratio_one_with_episode_ends_inside(body: str) -> None:
-    learner, rollout, prepared = setup(body, epochs=1, minibatches=1)
+def test_first_minibatch_has_ratio_one_with_episode_ends_inside(body: str, heads: tuple[HeadSpec, ...]) -> None:
+    learner, rollout, prepared = setup(body, heads, epochs=1, minibatches=1)
     assert bool((rollout.terminated | rollout.truncated)[:-1].any())
     metrics = update(learner, prepared, 3e-3, order())
     assert abs(metrics["ratio_max"] - 1) < 1e-5
@@ -127,6 +130,8 @@ LOSSES: dict[str, dict[str, Any]] = {
     "raw_entropy": {"entropy_normalised": False, "entropy_head_weights": {"op": 2.0, "size": 0.5}},
     "minibatch_norm": {"adv_norm": "minibatch"},
     "floors": {"prob_floor": {"op": 0.1, "size": 0.15}},
+    "real": {"heads": REAL},
+    "real_per_head": {"heads": REAL, "ratio": "per_head", "entropy_normalised": False},
 }
 
 
@@ -135,7 +140,8 @@ LOSSES: dict[str, dict[str, Any]] = {
 def test_gradient_of_the_full_loss_equals_finite_differences(body: str, loss_of: str) -> None:
     changes = LOSSES[loss_of]
     learner, _, prepared = setup(body, hidden=8, **changes)
-    floors = Floors.build(learner.heads, changes.get("prob_floor", {}), {"op": (2,)}, 1.0)
+    never = {"op": (2,)} if "prob_floor" in changes else {}
+    floors = Floors.build(learner.heads, changes.get("prob_floor", {}), never, 1.0)
     if floors is not None:
         floors = Floors(floors.value.double(), floors.allowed)
     # large enough that a wrong slope of the entropy shows
@@ -150,7 +156,7 @@ def test_gradient_of_the_full_loss_equals_finite_differences(body: str, loss_of:
         batch = replace(batch, old_log_prob=torch.where(batch.relevant, batch.old_log_prob + shift, 0.0))
         if floors is not None:
             logits, _ = learner.net.sequence(batch.features, batch.ids, state, resets)
-            mixed = evaluate(logits, batch.actions, batch.rows, batch.relevant, floors).log_prob
+            mixed = evaluate(learner.heads, logits, batch.actions, batch.rows, batch.relevant, floors).log_prob
             batch = replace(batch, old_log_prob=torch.where(batch.relevant, mixed + shift, 0.0))
         if "value_clip" in changes:
             # on both sides of the clip

@@ -21,6 +21,17 @@ GYM: dict[str, Any] = {
     "ppo": {"minibatches": 3, "lr": 3e-3},
     "eval": {"episodes": 2},
 }
+#: Real-numbered actions; episodes of 10 steps are truncated inside a round.
+GYM_BOX: dict[str, Any] = {
+    **GYM,
+    "preset": "gym_continuous",
+    "env": {
+        **GYM["env"],
+        "id": "Pendulum-v1",
+        "kwargs": {"max_episode_steps": 10},
+    },
+    "ppo": {"minibatches": 3, "epochs": 4},
+}
 GYM_LSTM: dict[str, Any] = {**GYM, "preset": "gym_lstm", "net": {"hidden": 8, "lstm_hidden": 12}}
 MORPH: dict[str, Any] = {
     "preset": "digits_cpu",
@@ -34,6 +45,7 @@ MORPH: dict[str, Any] = {
 Arms = Sequence[Mapping[str, Any]]
 #: Two arms that differ in something that any environment has.
 GYM_ARMS: Arms = [{"label": "A"}, {"label": "B", "overrides": {"ppo.lr": 1e-3, "ppo.clip": 0.1}}]
+BOX_ARMS: Arms = [{"label": "A"}, {"label": "B", "overrides": {"action.bounds": "tanh"}}]
 MORPH_ARMS: Arms = [{"label": "A", "reward": "shaped"}, {"label": "B", "reward": "simplified"}]
 
 

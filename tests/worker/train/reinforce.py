@@ -34,7 +34,7 @@ def _prepare(learner: Learner, rollout: Rollout, round_index: int, floors: Floor
     steps = rollout.num_steps
     logits, _ = learner.net.sequence(rollout.features[:steps], rollout.ids[:steps], rollout.initial_state, ())
     rows = learner.heads.mask_rows({k: m[:steps] for k, m in rollout.masks.items()}, rollout.actions)
-    terms = evaluate(logits, rollout.actions, rows, learner.heads.relevant(rollout.actions), floors)
+    terms = evaluate(learner.heads, logits, rollout.actions, rows, learner.heads.relevant(rollout.actions), floors)
     # G_t = r_t + gamma G_{t+1}
     to_go = torch.zeros_like(rollout.rewards)
     after = torch.zeros_like(rollout.rewards[0])

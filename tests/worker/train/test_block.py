@@ -10,8 +10,10 @@ import pytest
 import torch
 
 from tests.worker.train.cases import (
+    BOX_ARMS,
     GYM,
     GYM_ARMS,
+    GYM_BOX,
     GYM_LSTM,
     MORPH,
     MORPH_ARMS,
@@ -28,10 +30,11 @@ from worker.train.runs import TrainedRun
 
 AA: Arms = [{"label": "A"}, {"label": "B"}]
 BASES = [pytest.param(GYM, id="gym"), pytest.param(GYM_LSTM, id="gym_lstm"), pytest.param(MORPH, id="morph")]
+BOX = pytest.param(GYM_BOX, id="box")
 
 
 def arms_of(base: dict[str, Any]) -> Arms:
-    return MORPH_ARMS if base is MORPH else GYM_ARMS
+    return {id(MORPH): MORPH_ARMS, id(GYM_BOX): BOX_ARMS}.get(id(base), GYM_ARMS)
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -46,7 +49,7 @@ def test_equal_arms_give_bit_equal_runs(base: dict[str, Any]) -> None:
     )
 
 
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("base", [*BASES, BOX])
 def test_an_arm_alone_equals_the_arm_beside_another_and_repeats(base: dict[str, Any]) -> None:
     arms = arms_of(base)
     both = train(block(base, arms))
@@ -296,7 +299,6 @@ def test_random_policy_runs_on_gymnasium_and_slots_are_refused_there() -> None:
     ("change", "field", "words"),
     [
         ({"env": {"id": "CartPole-v9"}}, "env", "CartPole-v9"),
-        ({"env": {"id": "Pendulum-v1"}}, "env", "Discrete"),
     ],
 )
 def test_settings_that_cannot_be_trained_are_refused_before_round_0(

@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from tests.worker.train.cases import (
+    BOX_ARMS,
     CPU,
     GYM,
     GYM_ARMS,
+    GYM_BOX,
     GYM_LSTM,
     MORPH,
     MORPH_ARMS,
@@ -34,12 +36,13 @@ from worker.train.evaluate import FrozenPolicy, mean, play
 from worker.train.policies import load_policy
 
 BASES = [pytest.param(GYM, id="gym"), pytest.param(GYM_LSTM, id="gym_lstm"), pytest.param(MORPH, id="morph")]
+BOX = pytest.param(GYM_BOX, id="box")
 _CLOCKS = ("sys/", "ppo/update_seconds")
 _CLOCK_COLUMNS = ("started_at", "wall_seconds", "device_seconds")
 
 
 def arms_of(base: dict[str, Any]) -> Arms:
-    return MORPH_ARMS if base is MORPH else GYM_ARMS
+    return {id(MORPH): MORPH_ARMS, id(GYM_BOX): BOX_ARMS}.get(id(base), GYM_ARMS)
 
 
 def told(records: list[RoundRecord]) -> str:
@@ -55,7 +58,7 @@ def told(records: list[RoundRecord]) -> str:
     return json.dumps(rows, sort_keys=True, default=str)
 
 
-@pytest.mark.parametrize("base", BASES)
+@pytest.mark.parametrize("base", [*BASES, BOX])
 def test_resume_at_any_round_equals_the_uninterrupted_run(base: dict[str, Any], tmp_path: Path) -> None:
     plan = block(base, arms_of(base), checkpoint={"keep": 10}, obs_norm={"enabled": True})
     whole = trainer(plan)

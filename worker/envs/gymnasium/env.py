@@ -23,8 +23,10 @@ from torch import Tensor
 
 from lockstep.keys import derive
 from lockstep.spec.gymnasium import CAPPED, EVAL_MAX_STEPS
+from lockstep.spec.sections import CLIP
 from worker.envs.base import Cohort, EpisodeRecord, HeadSpec, Masks, Observation, ObsSpec, Seen, StepResult
 from worker.envs.faults import RAISED, EnvironmentFault, building, last_line, playing
+from worker.envs.gymnasium.actions import ActionDoor, UnsupportedSpace
 from worker.envs.gymnasium.door import BadValue, is_true, observation_of, reset_values, reward_of, step_values
 from worker.envs.gymnasium.ledger import Ledger
 from worker.envs.gymnasium.rewards import GymReward, Transition, make_gym_reward
@@ -52,10 +54,6 @@ class _Choices(spaces.Discrete):
         return 0 <= int(x) - int(self.start) < int(self.n) if type(x) is np.int64 else super().contains(x)
 
 
-class UnsupportedSpace(ValueError):  # noqa: N818 - says what is wrong, not that something is
-    """The environment's spaces are not Box observations with Discrete or MultiDiscrete actions."""
-
-
 @dataclass
 class _Lane:
     """One environment instance and its running episode."""
@@ -64,7 +62,7 @@ class _Lane:
     episode: int = -1
     reset_seed: int = 0
     steps: int = 0
-    actions: array[int] = field(default_factory=lambda: array("q"))  # H of each step, for a replay
+    actions: array[Any] = field(default_factory=lambda: array("q"))  # C of each step as executed, for a replay
     rewards: array[float] = field(default_factory=lambda: array("d"))
     native: float = 0.0
     started_at: str = ""
@@ -81,6 +79,7 @@ class GymEnvs:
         phase: ``train`` (carries on over rounds, autoreset) or ``eval`` (one episode each, cut as truncated after
             ``eval.max_steps``, then idle).
         ledgers: what each run is paid, and under what else its episodes are scored.
+        bounds: ``action.bounds`` of each run.
         alive: called after everything that may take long: an environment built or reset, a step of a run.
 
     Raises:
@@ -91,6 +90,7 @@ class GymEnvs:
         self,
         config: Mapping[str, Any],
         ledgers: Sequence[Ledger],
+        bounds: Sequence[str],
         *,
         replicate_seed: int,
         num_envs: int,
@@ -101,7 +101,7 @@ class GymEnvs:
         if section.get("wrappers") and set(section["wrappers"]) - {"mask_velocity"}:
             raise ValueError(f"env.wrappers={list(section['wrappers'])}: known are ['mask_velocity']")
         self.num_envs, self._seed, self._phase, self._alive = num_envs, replicate_seed, phase, alive
-        self._name, self._ledgers = str(section["id"]), list(ledgers)
+        self._name, self._ledgers, self._bounds = str(section["id"]), list(ledgers), list(bounds)
         self._lanes: list[list[_Lane]] = [[] for _ in ledgers]
         try:
             self._build(section, config.get("eval", {}).get("max_steps"))
@@ -119,15 +119,11 @@ class GymEnvs:
         with building(f"env.id={self._name!r}"):
             seen, acted = sample.observation_space, sample.action_space
         self._shape, self._dtype = _observation_layout(seen)
-        self.heads: Sequence[HeadSpec]
-        self.heads = _heads(acted)
+        self._door = ActionDoor(acted)
+        for mode in dict.fromkeys(self._bounds):
+            self._door.check(mode)
+        self.heads: Sequence[HeadSpec] = self._door.heads
         size = int(np.prod(self._shape))
-        # scalars of numpy's own, as gymnasium's vector environments hand on
-        self._choices = None
-        if isinstance(acted, spaces.Discrete):
-            self._choices = [np.dtype(acted.dtype).type(acted.start + i) for i in range(self.heads[0].size)]
-        elif isinstance(acted, spaces.MultiDiscrete):
-            self._starts = np.asarray(acted.start, dtype=acted.dtype)
         self.obs_spec = ObsSpec(size, torch.ones(size, dtype=torch.bool), torch.zeros(size, dtype=torch.bool))
         limit = sample.spec.max_episode_steps if sample.spec is not None else None
         self.resets_each_round = self._phase == "eval"
@@ -137,7 +133,7 @@ class GymEnvs:
         self._keep = _velocity_mask(section, size)
         self._round = 0
         self._obs = [np.zeros((num_envs, size), dtype=np.float32) for _ in range(num_runs)]
-        self._masks: Masks = {head.name: torch.ones(num_envs, head.size, dtype=torch.bool) for head in self.heads}
+        self._masks: Masks = {head.name: torch.ones(num_envs, head.outputs, dtype=torch.bool) for head in self.heads}
         self._no_ids = torch.zeros(num_envs, 0, dtype=torch.int64)
         self._actions: Sequence[Tensor | None] = ()
         self._results: list[StepResult | None] = []
@@ -177,7 +173,7 @@ class GymEnvs:
         return [None if result is None else result.reward for result in self._results]
 
     def step(self, actions: Sequence[Tensor | None]) -> list[StepResult | None]:
-        """Execute one action [E, H] per run."""
+        """Execute one action [E, C] per run."""
         return [None if a is None else self._step_run(run, a) for run, a in enumerate(actions)]
 
     def reward_sums(self, run: int) -> dict[str, Tensor]:
@@ -201,7 +197,7 @@ class GymEnvs:
             "paid": torch.from_numpy(self._ledgers[run].paid.copy()),
         }
         for index, lane in enumerate(self._lanes[run]):
-            actions = np.array(lane.actions, dtype=np.int64).reshape(-1, len(self.heads))
+            actions = np.array(lane.actions).reshape(-1, self._door.num_columns)
             state[f"actions/{index}"] = torch.from_numpy(actions)
             state[f"rewards/{index}"] = torch.from_numpy(np.array(lane.rewards))
         return state
@@ -219,7 +215,7 @@ class GymEnvs:
                 raise self._not_reproducible(run, index, "the observation is another")
         self._ledgers[run].paid[:] = state["paid"].cpu().numpy()
 
-    def _replay(self, run: int, index: int, actions: Sequence[list[int]], rewards: Sequence[float]) -> None:
+    def _replay(self, run: int, index: int, actions: Sequence[list[float]], rewards: Sequence[float]) -> None:
         for action, before in zip(actions, rewards, strict=True):
             paid, ends, cut, _ = self._advance(run, index, action)
             if paid != before:
@@ -249,6 +245,7 @@ class GymEnvs:
         before = None if ledger.is_native else self._obs[run].copy()
         infos: list[Mapping[str, Any]] = [{}] * E
         ended: dict[int, str] = {}
+        actions = self._door.executed(actions, self._bounds[run])
         for index, action in enumerate(actions.tolist()):
             if lanes[index].is_over:
                 continue
@@ -296,10 +293,10 @@ class GymEnvs:
                 self._reset(run, index)
         return final
 
-    def _advance(self, run: int, index: int, action: Sequence[int]) -> tuple[float, bool, bool, Mapping[str, Any]]:
+    def _advance(self, run: int, index: int, action: Sequence[float]) -> tuple[float, bool, bool, Mapping[str, Any]]:
         """Step one environment and write its observation; return reward, terminated, truncated and info."""
         lane = self._lanes[run][index]
-        native = self._native(action)  # made anew: the environment may change what it is handed
+        native = self._door.native(action)  # made anew: the environment may change what it is handed
         lane.steps += 1
         cells = INSIDE.cells
         cells[1], cells[2], cells[0] = index, lane.steps, STEP
@@ -346,7 +343,7 @@ class GymEnvs:
         else:
             key = derive(self._seed, "env_reset", env=index, episode=lane.episode)
         lane.reset_seed = key & _SEED_BITS
-        lane.actions, lane.rewards = array("q"), array("d")
+        lane.actions, lane.rewards = self._door.record(), array("d")
         lane.steps, lane.native, lane.is_over = 0, 0.0, False
         cells = INSIDE.cells
         cells[1], cells[0] = index, RESET
@@ -389,13 +386,6 @@ class GymEnvs:
     def _observation(self, run: int) -> Observation:
         return Observation(torch.from_numpy(self._obs[run]), self._no_ids)
 
-    def _native(self, action: Sequence[int]) -> Any:
-        if min(action) < 0:
-            raise ValueError(f"action {list(action)} is outside its mask")
-        if self._choices is not None:
-            return self._choices[action[0]]
-        return np.asarray(action, dtype=self._starts.dtype) + self._starts
-
 
 def make_envs(
     config: Mapping[str, Any],
@@ -405,19 +395,21 @@ def make_envs(
     num_envs: int,
     phase: str,
     rewards: Sequence[GymReward] | None = None,
+    bounds: Sequence[str] | None = None,
     xeval: Mapping[str, GymReward] | None = None,
     alive: Callable[[], None] = lambda: None,
     **_unused: Any,
 ) -> GymEnvs:
     """Build the environments of ``runs``; the same call as for every environment kind.
 
-    Everything lives on the CPU, so device and data folder are not used. ``rewards`` holds one function per
-    run (default: native); ``xeval`` further ones under which evaluation episodes are scored; ``alive`` is called
-    after everything that may take long.
+    Everything lives on the CPU, so device and data folder are not used. ``rewards`` holds one function per run
+    (default: native), ``bounds`` its ``action.bounds`` (default: clip); ``xeval`` further functions under which
+    evaluation episodes are scored; ``alive`` is called after everything that may take long.
     """
     own = rewards or [make_gym_reward("native", {}, gamma=1.0, task=str(config["env"]["id"]))] * len(runs)
     ledgers = [Ledger(reward, xeval or {}, num_envs) for reward in own]
-    return GymEnvs(config, ledgers, replicate_seed=replicate_seed, num_envs=num_envs, phase=phase, alive=alive)
+    modes = bounds or [CLIP] * len(runs)
+    return GymEnvs(config, ledgers, modes, replicate_seed=replicate_seed, num_envs=num_envs, phase=phase, alive=alive)
 
 
 def build_one(section: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
@@ -446,14 +438,6 @@ def _observation_layout(space: spaces.Space[Any]) -> tuple[tuple[int, ...], np.d
     if not isinstance(space, spaces.Box):
         raise UnsupportedSpace(f"observation space {space}: only Box is supported; wrap the environment")
     return tuple(space.shape), np.dtype(space.dtype)
-
-
-def _heads(space: spaces.Space[Any]) -> list[HeadSpec]:
-    if isinstance(space, spaces.Discrete):
-        return [HeadSpec("action", int(space.n))]
-    if isinstance(space, spaces.MultiDiscrete) and space.nvec.ndim == 1:
-        return [HeadSpec(f"action_{i}", int(n)) for i, n in enumerate(space.nvec)]
-    raise UnsupportedSpace(f"action space {space}: only Discrete and MultiDiscrete are supported")
 
 
 def _velocity_mask(section: Mapping[str, Any], size: int) -> np.ndarray | None:

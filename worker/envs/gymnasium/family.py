@@ -19,6 +19,7 @@ def _envs(order: Order, phase: str, xeval: Mapping[str, GymReward]) -> GymEnvs:
         num_envs=order.num_envs,
         phase=phase,
         rewards=order.rewards,
+        bounds=[run.action_bounds for run in order.runs],
         xeval=xeval,
         alive=order.alive,
     )

@@ -40,7 +40,8 @@ class Transition:
 
     Attributes:
         observation: [E, O] float32, on which the action was chosen.
-        action: [E, H] int64, counted from 0 for every head.
+        action: [E, C] as the environment gets it: choices counted from 0 (int64), Box components in its own units
+            (then all as float64).
         reward: [E] float32, the environment's own.
         next_observation: [E, O] float32, the true next one, never that after a reset.
         terminated: [E] bool, the task ended.

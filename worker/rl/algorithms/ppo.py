@@ -86,7 +86,7 @@ class Batch:
     """Transitions of an update; leading axes [T, E], [T, e] or [B].
 
     ``valid``, ``unforced`` [..] and ``open_steps`` [.., H] (relevant, unforced, two or more legal
-    choices) are weights 0 or 1; ``entropy_scale`` [.., H] turns nats into shares of ln n.
+    choices, or Gaussian) are weights 0 or 1; ``entropy_scale`` [.., H] turns nats into shares of ln n.
     """
 
     features: Tensor
@@ -152,7 +152,7 @@ def ppo_loss(net: PolicyNet, replay: Replay, rule: LossRule) -> tuple[Tensor, Te
     batch, cfg = replay.batch, rule.cfg.ppo
     logits, values = net.sequence(batch.features, batch.ids, replay.state, replay.resets)
     relevant = None if rule.heads.always_relevant else batch.relevant
-    terms = evaluate(logits, batch.actions, batch.rows, relevant, rule.floors)
+    terms = evaluate(rule.heads, logits, batch.actions, batch.rows, relevant, rule.floors)
     share = _shares(batch.unforced)
     advantage = batch.advantage
     if cfg.adv_norm == "minibatch":
@@ -238,7 +238,7 @@ class Prepared:
         returns: [T, E] reward units.
         values: [T, E] reward units, V before the update.
         entropy: [T, E, H] nats.
-        anchor_gap: largest |anchor - rollout| of the joint log-probability.
+        anchor_gap: largest |anchor - rollout| of the joint log-probability, over 1 + the sum of 1 / std of Gaussians.
         adv_moments: mean and std of the raw advantages over unforced valid steps, and sigma_R.
     """
 
@@ -274,8 +274,8 @@ def prepare(learner: Learner, rollout: Rollout, entropy_coef: float, floors: Flo
     relevant = learner.heads.relevant(rollout.actions)
     if bool((relevant & rollout.valid.unsqueeze(-1) & ~rows.any(-1)).any()):
         raise PolicyError("a relevant head had no legal choice: the environment's masks are wrong")
-    terms = evaluate(logits, rollout.actions, rows, relevant, floors)
-    gap = _check_anchor(terms.log_prob.sum(-1), rollout, cfg.precision)
+    terms = evaluate(learner.heads, logits, rollout.actions, rows, relevant, floors)
+    gap = _check_anchor(terms.log_prob.sum(-1), rollout, cfg.precision, learner.heads.sharpness(logits))
     values = _denormalise(learner, raw_values.float())
     discount = (cfg.gamma, cfg.ppo.lambda_)
     advantages, returns = gae(rewards, values, next_values, rollout.terminated, rollout.truncated, discount)
@@ -302,7 +302,7 @@ def prepare(learner: Learner, rollout: Rollout, entropy_coef: float, floors: Flo
         valid=rollout.valid.to(values.dtype),
         unforced=unforced.to(values.dtype),
         open_steps=open_steps.to(values.dtype),
-        entropy_scale=1.0 / legal.clamp(min=2).to(values.dtype).log(),
+        entropy_scale=1.0 / learner.heads.entropy_unit(rows),
     )
     rule = LossRule(cfg, learner.heads, entropy_coef, floors, floor)
     replay = Replay(batch, rollout.initial_state, resets)
@@ -402,10 +402,11 @@ def _next_values(learner: Learner, rollout: Rollout, raw_values: Tensor) -> Tens
     return _denormalise(learner, result)
 
 
-def _check_anchor(anchor: Tensor, rollout: Rollout, precision: str) -> float:
+def _check_anchor(anchor: Tensor, rollout: Rollout, precision: str, sharpness: Tensor) -> float:
     if not bool(torch.isfinite(anchor).all()):
         raise PolicyError("anchor pass: non-finite log-probability")
-    gaps = torch.where(rollout.valid, (anchor - rollout.log_probs).abs(), 0.0)
+    # rounding of a mean moves the log-density of a Gaussian by its share of the standard deviation
+    gaps = torch.where(rollout.valid, (anchor - rollout.log_probs).abs() / (1.0 + sharpness), 0.0)
     gap, limit = float(gaps.max()), anchor_limit(anchor.device, precision)
     if gap > limit:
         raise AnchorMismatch(
