@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import os
+from typing import Annotated, Any, BinaryIO, Literal
 
 from fastapi import APIRouter, Path, Query, Response
 from starlette.responses import FileResponse
+from starlette.types import Receive, Scope, Send
 
 from app.errors import NotFoundError
 from app.routes import documents as d
@@ -17,6 +19,19 @@ router = APIRouter(prefix="/api/v1", tags=["runs"])
 
 RunId = Annotated[str, Path(pattern=r"^run_[0-9a-z]{4,40}$")]
 ArtifactId = Annotated[str, Path(pattern=r"^art_[0-9a-z]{4,40}$")]
+
+
+class OpenFileResponse(FileResponse):
+    """Sends a file that is open already, ranges too, and closes it; by its name another might be read by now."""
+
+    def __init__(self, file: BinaryIO, **given: Any) -> None:
+        super().__init__(f"/dev/fd/{file.fileno()}", stat_result=os.fstat(file.fileno()), **given)
+        self._file = file
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Send it."""
+        with self._file:
+            await super().__call__(scope, receive, send)
 
 
 @router.get("/runs/{run_id}", response_model=d.Document, responses=d.problems(404))
@@ -57,11 +72,11 @@ def get_artifact(ctx: ContextDep, actor: Reader, artifact_id: ArtifactId) -> Any
 def download_artifact(ctx: ContextDep, actor: Reader, artifact_id: ArtifactId) -> Response:
     """Download a stored file; ranges are served."""
     row = reading.show_artifact(ctx, artifact_id)
-    path = ctx.files.held(row.sha256)
-    if path is None:
+    file = ctx.files.open(row.sha256)
+    if file is None:
         raise NotFoundError("the stored object is missing", code="missing_object")
-    return FileResponse(
-        path,
+    return OpenFileResponse(
+        file,
         filename=row.name,
         media_type=row.media_type,
         content_disposition_type="attachment",

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import os
 import secrets
-from collections.abc import Iterable
+import stat
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 from app.errors import BusyError, TooLargeError
 from app.store.engine import StartupError
+
+#: What the system says where nothing is, or a symbolic link or another thing that holds no object.
+_ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
 
 @dataclass(frozen=True)
@@ -54,9 +61,10 @@ class FileStore:
             stored = self._write(temporary, chunks, max_bytes)
             target = self.path(stored.sha256)
             target.parent.mkdir(exist_ok=True)
-            if target.parent.is_symlink():
-                raise BusyError(f"the folder {target.parent.name} of the stored files is a symbolic link; mend it")
-            temporary.replace(target)
+            with _folder(target.parent) as folder:
+                if folder is None:
+                    raise BusyError(f"the folder {target.parent.name} of the stored files is a symbolic link; mend it")
+                os.replace(temporary, target.name, dst_dir_fd=folder)
         finally:
             temporary.unlink(missing_ok=True)
         return stored
@@ -80,22 +88,51 @@ class FileStore:
             raise ValueError("not a SHA-256 in hex")
         return self.root / sha256[:2] / sha256
 
-    def held(self, sha256: str) -> Path | None:
-        """Return where an object lies, None where it does not: a symbolic link in its place is not followed."""
+    def open(self, sha256: str) -> BinaryIO | None:
+        """Return an object for reading, None where there is none: a symbolic link in its place is not followed.
+
+        What is looked at is what is opened, so nothing can be put in its place in between.
+        """
         path = self.path(sha256)
-        return path if path.is_file() and path.resolve() == path else None
+        with _folder(path.parent) as folder:
+            if folder is None:
+                return None
+            try:
+                opened = os.open(path.name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK, dir_fd=folder)
+            except OSError as error:
+                if error.errno in _ABSENT:
+                    return None
+                raise
+        if stat.S_ISREG(os.fstat(opened).st_mode):
+            return os.fdopen(opened, "rb")
+        os.close(opened)
+        return None
 
     def read(self, sha256: str) -> bytes | None:
         """Return an object whole, or None when it is missing or does not match its hash."""
-        path = self.held(sha256)
-        try:
-            content = path.read_bytes() if path is not None else None
-        except FileNotFoundError:  # it went since
-            content = None
-        if content is None:
+        file = self.open(sha256)
+        if file is None:
             return None
+        with file:
+            content = file.read()
         return content if hashlib.sha256(content).hexdigest() == sha256 else None
 
     def remove(self, sha256: str) -> None:
         """Remove an object that no row names any more."""
         self.path(sha256).unlink(missing_ok=True)
+
+
+@contextmanager
+def _folder(path: Path) -> Iterator[int | None]:
+    """Open a folder for the block, so that what stands in its place later changes nothing; None where it is none."""
+    opened = None
+    try:
+        opened = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    except OSError as error:
+        if error.errno not in _ABSENT:
+            raise
+    try:
+        yield opened
+    finally:
+        if opened is not None:
+            os.close(opened)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +13,7 @@ import pytest
 from typer.testing import CliRunner
 
 from app.cli.people import app as command
+from app.services.artifacts import FileStore
 from app.services.cursors import encode_cursor
 from lockstep.spec.presets import merge
 from lockstep.text import isolated
@@ -101,6 +104,36 @@ def test_link_in_the_place_of_a_stored_file_is_not_followed(
     elsewhere.rename(folder / digest)
     path.parent.symlink_to(folder)
     assert_missing(http, content, server, digest)
+
+
+def test_link_that_comes_and_goes_while_a_stored_file_is_read_is_never_followed(tmp_path: Path) -> None:
+    store = FileStore(tmp_path / "files")
+    stored = store.put([b"stored"], max_bytes=100)
+    path, secret, spare = store.path(stored.sha256), tmp_path / "secret", tmp_path / "spare"
+    secret.write_bytes(b"secret")
+    ended = threading.Event()
+
+    def swap() -> None:
+        while not ended.is_set():
+            spare.symlink_to(secret)
+            spare.replace(path)
+            spare.write_bytes(b"stored")
+            spare.replace(path)
+
+    def contents() -> Iterator[bytes]:
+        for _ in range(5_000):
+            file = store.open(stored.sha256)
+            if file is not None:
+                with file:
+                    yield file.read()
+
+    swapping = threading.Thread(target=swap)
+    swapping.start()
+    try:
+        assert {*contents()} == {b"stored"}
+    finally:
+        ended.set()
+        swapping.join()
 
 
 def assert_missing(http: httpx.Client, content: str, server: LiveServer, digest: str) -> None:
