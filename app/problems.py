@@ -6,6 +6,7 @@ from typing import Any
 
 from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
+from pydantic_core import ErrorDetails
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse
@@ -15,6 +16,7 @@ from app.routes.documents import ProblemDocument
 from app.services.operations import METRICS
 from app.store.opening import why_away
 from lockstep.logs import get_logger
+from lockstep.spec.faults import dotted, sentence
 from lockstep.spec.problems import Problem, pointer
 
 _log = get_logger("errors")
@@ -59,9 +61,12 @@ async def _app_error(request: Request, error: Exception) -> JSONResponse:
 
 async def _validation_error(request: Request, error: Exception) -> JSONResponse:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for this class
+    grouped: dict[tuple[int | str, ...], list[ErrorDetails]] = {}
+    for item in error.errors():
+        grouped.setdefault(tuple(item["loc"]), []).append(item)
     problems = [
-        Problem(pointer(*item["loc"]), item["type"], item["msg"], "see the field's description in /openapi.json")
-        for item in error.errors()
+        Problem(pointer(*place), items[0]["type"], *sentence(dotted(place[1:] or place), items))
+        for place, items in grouped.items()
     ]
     if any(item["type"] == "json_invalid" for item in error.errors()):
         malformed = AppError("the body is not valid JSON", code="malformed", errors=problems)

@@ -32,7 +32,7 @@ def test_check_names_field_and_remedy_of_every_problem_and_ends_with_one(tmp_pat
     result = CliRunner().invoke(app, ["spec", "check", bad])
     assert result.exit_code == 1
     lines = result.stderr.splitlines()
-    assert any(line.startswith("/ppo/lrr:") and "lr" in line.split(";")[1] for line in lines)
+    assert any(line.startswith("/ppo/lrr:") and "(did you mean 'lr'?)" in line for line in lines)
     assert any(line.startswith("/budget/rounds:") for line in lines)
 
 

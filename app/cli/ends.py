@@ -22,7 +22,7 @@ def run(app: typer.Typer, arguments: list[str]) -> None:
     except ApiError as error:
         _end(f"refused: {error}", 1)
     except InvalidSpecError as error:
-        _end("\n".join(f"refused: {item.message}; {item.remedy}" for item in error.problems), 1)
+        _end("\n".join(f"refused: {item}" for item in error.problems), 1)
     except BadAddress as error:
         _end(f"error: {error}", 2)
     except httpx.TransportError as error:

@@ -17,7 +17,7 @@ import typer
 import yaml
 
 from app.cli.ends import fail, run
-from app.cli.text import Board, cause_lines, plan_text, show_text
+from app.cli.text import Board, cause_lines, diverged_lines, plan_text, show_text
 from lockstep.client import Client
 from lockstep.report import render_markdown, report_from_scores_csv, report_json
 from lockstep.spec.problems import InvalidSpecError
@@ -173,8 +173,8 @@ def watch(experiment_id: Id) -> None:
         for frame in client.watch(experiment_id):
             for line in board.lines(frame):
                 typer.echo(line)
-        ended = client.show(experiment_id)
-    for line in cause_lines(ended):
+        ended, runs = client.show(experiment_id), client.runs(experiment_id)
+    for line in [*cause_lines(ended), *diverged_lines(runs)]:
         typer.echo(line)
     if ended["status"] != "succeeded":
         raise typer.Exit(1)
@@ -291,7 +291,7 @@ def spec_check(file: SpecFile) -> None:
     except InvalidSpecError as error:
         problems, warnings = list(error.problems), []
     for problem in problems:
-        typer.echo(f"{problem.pointer or '/'}: {problem.message}; {problem.remedy} [{problem.code}]", err=True)
+        typer.echo(f"{problem} [{problem.code}]", err=True)
     for warning in warnings:
         typer.echo(f"warning: {warning}")
     if problems:

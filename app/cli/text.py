@@ -57,6 +57,16 @@ def cause_lines(experiment: Mapping[str, Any], most: int = 5) -> Iterator[str]:
         yield f"and {len(causes) - most} more reasons: lockstep show {experiment['id']} --json"
 
 
+def diverged_lines(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield which arms diverged, in which replicates and why, each reason once."""
+    found: dict[tuple[str, str], list[int]] = {}
+    for run in runs:
+        if run["cause"] == "diverged":
+            found.setdefault((run["group_id"], run["cause_text"]), []).append(run["replicate"])
+    for (arm, text), replicates in found.items():
+        yield f"diverged: arm {arm} in {replicates_text(replicates)}: {text}"
+
+
 def replicates_text(replicates: Sequence[int]) -> str:
     """Return the numbers of replicates in words: ``replicate 0``, ``replicates 0 to 5``, ``replicates 0, 3, 4``."""
     if len(replicates) == 1:
@@ -108,6 +118,8 @@ class Board:
             yield f"a block resumes: its rounds from {frame['from_round']} on are done again"
         elif kind == "status" and frame["event"]["type"] == "block_status":
             yield f"replicate {frame['event']['replicate']}: {frame['event']['text']}"
+        elif kind == "status" and frame["event"]["cause"] == "diverged":
+            yield frame["event"]["text"]
         elif kind == "end":
             yield f"the experiment is {frame['status']}"
 

@@ -38,7 +38,7 @@ def copy(session: Session, source: FinishedEpisode, *, task: str, arm_index: int
     episode = results.last_evaluation(session, run.no, source.episode)
     if episode is None:
         message = f"run {source.run!r} has no evaluation episode {source.episode}"
-        return Problem(f"{at}/episode", "unknown_episode", message, "list its episodes with lockstep export")
+        return Problem(f"{at}/episode", "unknown_episode", message, "name one of its last evaluation, the first is 0")
     grafts: dict[str, str] = dict(episode.get("topology") or {})
     if not grafts:
         message = f"episode {source.episode} of run {source.run!r} ended with no graft at work"

@@ -56,9 +56,13 @@ def check(ctx: Context, raw: Mapping[str, Any]) -> Checked:
         InvalidError: ``invalid_spec`` with every problem found.
     """
     try:
-        resolved = parse(raw)
+        return _checked(ctx, raw)
     except InvalidSpecError as error:
         raise _invalid(error.problems) from error
+
+
+def _checked(ctx: Context, raw: Mapping[str, Any]) -> Checked:
+    resolved = parse(raw)
     with ctx.store.read() as session:
         if any(arm.copied for arm in resolved.arms):
             resolved = _with_copies(session, raw, resolved)
@@ -72,7 +76,7 @@ def check(ctx: Context, raw: Mapping[str, Any]) -> Checked:
     problems.extend(_tuning_problems(resolved, tuning))
     problems.extend(_pilot_problems(pilot, resolved))
     if problems:
-        raise _invalid(problems)
+        raise InvalidSpecError(problems)
     return Checked(resolved, warnings, registered, pilot)
 
 
@@ -85,7 +89,7 @@ def _with_copies(session: Session, raw: Mapping[str, Any], resolved: ResolvedSpe
             problems += [found] if isinstance(found, Problem) else []
             arms[index] = {**arms[index], "static_set": found}
     if problems:
-        raise _invalid(problems)
+        raise InvalidSpecError(problems)
     return parse({**raw, "arms": arms})
 
 
@@ -128,7 +132,8 @@ def _pilot_problems(pilot: list[list[float]] | None, resolved: ResolvedSpec) -> 
         f"experiment {analysis.pilot.experiment!r} has {len(pilot)} complete blocks of {analysis.primary.metric}; a "
         f"pilot is an experiment that has ended with at least {_LEAST_PILOT}"
     )
-    return [Problem("/analysis/pilot/experiment", "E_PILOT", message, "name such an experiment, or give pilot_sd")]
+    remedy = "name such an experiment, or give analysis.pilot_sd"
+    return [Problem("/analysis/pilot/experiment", "E_PILOT", message, remedy)]
 
 
 def plan(ctx: Context, raw: Mapping[str, Any]) -> dict[str, Any]:

@@ -156,7 +156,7 @@ def move_runs(
         [
             NewEvent(
                 type="run_status",
-                text=f"run of arm {labels[row.arm_index]} in replicate {block.replicate} is {target.value}",
+                text=_account(labels[row.arm_index], block.replicate, target, why),
                 actor=why.actor,
                 block_id=block.id,
                 run_id=row.id,
@@ -169,6 +169,12 @@ def move_runs(
         ],
     )
     return [row.id for row in moved]
+
+
+def _account(arm: str, replicate: int, target: RunStatus, why: Why) -> str:
+    if why.cause is Cause.DIVERGED:  # an outcome of this run alone: its block says nothing of it
+        return f"arm {arm} diverged in replicate {replicate}: {why.sentence()}"
+    return f"run of arm {arm} in replicate {replicate} is {target.value}"
 
 
 @cache

@@ -59,7 +59,7 @@ def _ppo_rules(index: int, arm: ResolvedArm, env: Env) -> Iterator[Problem]:
         yield Problem(at("minibatches"), "too_many_minibatches", message, f"use at most {transitions}")
     if ppo["entropy_coef_end"] > ppo["entropy_coef_start"]:
         message = "ppo.entropy_coef_end exceeds ppo.entropy_coef_start"
-        yield Problem(at("entropy_coef_end"), "contradiction", message, "lower the end, or raise the start")
+        yield Problem(at("entropy_coef_end"), "contradiction", message, "lower the one, or raise the other")
     if ppo["aux_coef"] != 0:
         message = "ppo.aux_coef weighs a contribution predictor, which is not built"
         yield Problem(at("aux_coef"), "not_built", message, "set it to 0")
@@ -73,7 +73,7 @@ def _head_rules(ppo: Mapping[str, Any], at: Callable[[str], str], env: Env) -> I
     for name in ("prob_floor", "entropy_head_weights"):
         for head in ppo[name]:
             if head not in known:
-                yield Problem(at(name), "unknown_head", f"no head {head!r}", nearest(head, known))
+                yield Problem(at(name), "unknown_head", f"ppo.{name}: no head {head!r}", nearest(head, known))
 
 
 ALGORITHMS: dict[str, Algorithm] = {"ppo": Algorithm("ppo", _fill_ppo, _ppo_rules)}

@@ -59,7 +59,7 @@ class Looks(_Strict):
     at: Annotated[tuple[int, ...], Field(strict=False)] = Field(
         (),
         max_length=5,
-        description="planned: complete blocks at each look, increasing, last = replicates.max",
+        description="planned: complete blocks at each look, increasing, last = analysis.replicates.max",
     )
     boundary: Literal["pocock", "obf"] = Field("pocock", description="planned: shape of the boundary")
     e_value: Literal["sign", "t", "betting"] = Field(
@@ -91,7 +91,9 @@ class Guardrail(_Strict):
     @model_validator(mode="after")
     def _one_margin(self) -> Self:
         if (self.max_harm is None) == (self.max_harm_rel is None):
-            raise ValueError("a guardrail needs exactly one of max_harm (raw units) and max_harm_rel (share)")
+            raise ValueError(
+                "it needs exactly one of max_harm (raw units) and max_harm_rel (share); give one of the two"
+            )
         return self
 
     @property

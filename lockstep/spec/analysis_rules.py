@@ -7,17 +7,19 @@ Every refusal has a code, a JSON pointer, a sentence and the nearest legal desig
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import isfinite
+from typing import Any
 
 from pydantic import ValidationError
 
 from lockstep.spec.analysis import AnalysisSpec, analysis_hash, complete_analysis, default_analysis, reach_of
 from lockstep.spec.design import design_of
-from lockstep.spec.metrics import find_metric, is_reward_dependent, primary_candidates
+from lockstep.spec.faults import problems_of
+from lockstep.spec.metrics import REWARD_PREFIXES, find_metric, is_reward_dependent, primary_candidates, registered
 from lockstep.spec.power import expected_power, level_to_beat, num_tests
-from lockstep.spec.problems import Problem, pointer
+from lockstep.spec.problems import Problem, nearest
 from lockstep.stats.exact import min_p, smallest_n, within
 from lockstep.stats.registered import wager_of
 from lockstep.stats.sequential import look_levels
@@ -92,47 +94,38 @@ def seed_problems(
         message = f"experiment.seed was already used while tuning ({linked}); it would favour the tuned arm"
         found.append(_found("E_SEED_REUSED", "/experiment/seed", message, "choose a seed that no tuning used"))
     if analysis.paired and not shares_seeds:
-        message = "paired: true needs arms that share replicate seeds"
+        message = "analysis.paired true needs arms that share replicate seeds"
         found.append(_found("E_PAIRING", "/analysis/paired", message, "set analysis.paired to false"))
     return found
 
 
-def problems_from_validation_error(error: ValidationError, prefix: str = "/analysis") -> tuple[Problem, ...]:
-    """Translate pydantic's field errors into problems with the codes of statistics.md 2.1."""
-    return tuple(
-        _found(
-            _field_code(item["loc"], item.get("input")),
-            prefix + pointer(*item["loc"]),
-            f"{'.'.join(str(part) for part in item['loc']) or 'analysis'}: {item['msg']}",
-            "use a value that the field's description allows",
-        )
-        for item in error.errors(include_url=False)
-    )
+def problems_from_validation_error(error: ValidationError, data: Any) -> list[Problem]:
+    """Return what the schema finds wrong with an ``analysis`` section, with the codes of statistics.md 2.1."""
+    found = problems_of(AnalysisSpec, data, error, root=("analysis",))
+    return [replace(problem, code=_field_code(problem.pointer, data)) for problem in found]
 
 
 def _metric_problems(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]:
-    name = analysis.primary.metric
-    offered = ", ".join(primary_candidates(facts.env_kind))
-    if is_reward_dependent(name) and facts.arms_differ_in_reward:
-        yield _found(
-            "E_REWARD_DEPENDENT",
-            "/analysis/primary/metric",
-            f"primary metric {name!r} is computed from each arm's own training reward, and the arms differ "
-            "in reward: their returns are in different currencies",
-            f"choose one of {offered}",
+    primary, at = analysis.primary.metric, "/analysis/primary/metric"
+    offered = list(primary_candidates(facts.env_kind))
+    is_known = find_metric(primary) is not None or primary.startswith(REWARD_PREFIXES)
+    if is_known and is_reward_dependent(primary) and facts.arms_differ_in_reward:
+        message = (
+            f"primary metric {primary!r} is computed from each arm's own training reward, and the arms differ "
+            "in reward: their returns are in different currencies"
         )
+        yield _found("E_REWARD_DEPENDENT", at, message, f"choose one of {', '.join(offered)}")
         return
-    named = [("/analysis/primary/metric", name)]
-    named += [(f"/analysis/guardrails/{i}/metric", g.metric) for i, g in enumerate(analysis.guardrails)]
-    named += [(f"/analysis/secondary/{i}/metric", s.metric) for i, s in enumerate(analysis.secondary)]
-    named += [("/analysis/curve/metric", analysis.curve.metric)] if analysis.curve else []
-    for at, metric_name in named:
-        metric = find_metric(metric_name)
-        if metric is None and metric_name.startswith(("train/", "reward/", "xeval/")) and at != named[0][0]:
-            continue
-        if metric is None or facts.env_kind not in metric.env_kinds:
-            message = f"metric {metric_name!r} is not scored by the evaluator of {facts.env_kind} environments"
-            yield _found("E_METRIC_UNKNOWN", at, message, f"choose one of {offered}")
+    others = [(f"/analysis/guardrails/{i}/metric", g.metric) for i, g in enumerate(analysis.guardrails)]
+    others += [(f"/analysis/secondary/{i}/metric", s.metric) for i, s in enumerate(analysis.secondary)]
+    others += [("/analysis/curve/metric", analysis.curve.metric)] if analysis.curve else []
+    scored = [name for name, metric in registered().items() if facts.env_kind in metric.env_kinds]
+    named = [(at, primary, offered)]
+    named += [(place, name, scored) for place, name in others if not name.startswith(REWARD_PREFIXES)]
+    for place, name, known in named:
+        if name not in scored:
+            message = f"metric {name!r} is not scored by the evaluator of {facts.env_kind} environments"
+            yield _found("E_METRIC_UNKNOWN", place, message, nearest(name, known, "choose one of"))
 
 
 def _field_problems(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]:
@@ -143,57 +136,62 @@ def _field_problems(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]:
 
 def _pairing_problems(analysis: AnalysisSpec) -> Iterator[Problem]:
     if analysis.paired and analysis.estimand == "p_superiority":
-        message = "estimand p_superiority is defined for unpaired arms only"
-        yield _found("E_PAIRING", "/analysis/estimand", message, "use estimand shift, or set analysis.paired to false")
+        message = "analysis.estimand p_superiority is defined for unpaired arms only"
+        yield _found(
+            "E_PAIRING", "/analysis/estimand", message, "set analysis.estimand to shift, or analysis.paired to false"
+        )
     if analysis.looks.mode == "anytime" and not analysis.paired:
-        message = "looks.mode anytime uses e-values of paired differences"
+        message = "analysis.looks.mode anytime uses e-values of paired differences"
         yield _found("E_ANYTIME_UNPAIRED", "/analysis/looks/mode", message, "set analysis.paired to true")
     if analysis.looks.mode == "anytime" and analysis.looks.e_value == "betting" and reach_of(analysis) is None:
-        message = f"e_value betting needs scores with two bounds, and {analysis.primary.metric} has not two"
-        yield _found("E_BETTING_UNBOUNDED", "/analysis/looks/e_value", message, "use e_value sign")
+        message = f"analysis.looks.e_value betting needs scores with two bounds; {analysis.primary.metric} has not two"
+        yield _found("E_BETTING_UNBOUNDED", "/analysis/looks/e_value", message, "set analysis.looks.e_value to sign")
 
 
 def _control_problems(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]:
     known = ", ".join(facts.labels)
     if analysis.comparisons == "vs_control" and analysis.control is None:
-        yield _found("E_CONTROL", "/analysis/control", "vs_control needs a control arm", f"name one of {known}")
+        yield _found(
+            "E_CONTROL",
+            "/analysis/control",
+            "analysis.comparisons vs_control needs a control arm",
+            f"name one of {known}",
+        )
     if analysis.control is not None and analysis.control not in facts.labels:
-        message = f"control {analysis.control!r} is not an arm"
+        message = f"analysis.control {analysis.control!r} is not an arm"
         yield _found("E_CONTROL", "/analysis/control", message, f"name one of {known}")
 
 
 def _replicate_problems(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]:
     planned, largest = analysis.replicates.planned, analysis.replicates.max
     if planned is None or largest is None:
-        raise ValueError("analysis.replicates is not resolved: call resolve_analysis first")
+        raise ValueError("analysis.replicates is not resolved: call complete_analysis first")
     at = "/analysis/replicates"
     if planned != facts.replicates:
-        message = f"replicates.planned is {planned}, experiment.replicates is {facts.replicates}"
-        yield _found("E_REPLICATES", f"{at}/planned", message, f"set both to {planned} or omit planned")
-    if planned > largest:
-        message = f"replicates.planned {planned} exceeds replicates.max {largest}"
-        yield _found("E_REPLICATES", f"{at}/max", message, f"set replicates.max to {planned}")
-    if analysis.looks.mode == "planned":
+        message = f"analysis.replicates.planned is {planned}, experiment.replicates is {facts.replicates}"
+        yield _found("E_REPLICATES", f"{at}/planned", message, f"set both to {planned}, or leave the first out")
+    elif planned > largest:
+        message = f"experiment.replicates {planned} exceeds analysis.replicates.max {largest}"
+        yield _found("E_REPLICATES", f"{at}/max", message, f"set analysis.replicates.max to {planned}")
+    elif analysis.looks.mode == "planned":
         yield from _look_order_problems(analysis, planned, largest)
 
 
 def _look_order_problems(analysis: AnalysisSpec, planned: int, largest: int) -> Iterator[Problem]:
     at = analysis.looks.at
     if not at or any(b <= a for a, b in pairwise(at)) or at[0] < 1:
-        message = f"looks.at must be increasing block counts, got {list(at)}"
+        message = f"analysis.looks.at must be increasing numbers of blocks, got {list(at)}"
         yield _found("E_LOOKS", "/analysis/looks/at", message, "use for example at: [7, 14, 20]")
-        return
-    if at[-1] != largest:
-        message = f"the last look ({at[-1]}) must equal replicates.max ({largest})"
-        yield _found("E_LOOKS", "/analysis/looks/at", message, f"set replicates.max to {at[-1]}")
-    if planned not in at:
-        message = f"replicates.planned ({planned}) must be one of the looks {list(at)}"
-        yield _found(
-            "E_LOOKS",
-            "/analysis/replicates/planned",
-            message,
-            f"set it and experiment.replicates to {at[-1]}",
-        )
+    elif planned not in at:
+        message = f"experiment.replicates {planned} is none of the looks {list(at)}"
+        yield _found("E_LOOKS", "/analysis/replicates/planned", message, _set_replicates(at[-1]))
+    elif at[-1] != largest:
+        message = f"the last look is at {at[-1]} blocks, and analysis.replicates.max is {largest}"
+        yield _found("E_LOOKS", "/analysis/looks/at", message, f"set analysis.replicates.max to {at[-1]}")
+
+
+def _set_replicates(number: int) -> str:
+    return f"set experiment.replicates to {number}, and analysis.replicates with it where you give that"
 
 
 def _inference_problems(analysis: AnalysisSpec) -> Iterator[Problem]:
@@ -204,7 +202,7 @@ def _inference_problems(analysis: AnalysisSpec) -> Iterator[Problem]:
     if floor is None or not isfinite(floor):
         worst = None if metric is None else metric.worst_bound
         hint = "a finite score no run can fall below" if worst is None else f"for example {worst:g}"
-        message = "failure.floor is required (a finite number): runs may diverge, and a failure is an outcome"
+        message = "analysis.failure.floor must be a finite number: runs may diverge, and a failure is an outcome"
         yield _found("E_FLOOR", "/analysis/failure/floor", message, f"set analysis.failure.floor to {hint}")
         return
     yield from _floor_bound_problems(analysis, floor)
@@ -213,13 +211,13 @@ def _inference_problems(analysis: AnalysisSpec) -> Iterator[Problem]:
 def _sesoi_problems(analysis: AnalysisSpec) -> Iterator[Problem]:
     sesoi = analysis.sesoi
     if sesoi is None or not isfinite(sesoi) or sesoi <= 0:
-        message = f"sesoi must be a finite number > 0 in raw units of the primary metric, got {sesoi}"
+        message = f"analysis.sesoi must be a finite number > 0 in raw units of the primary metric, got {sesoi}"
         yield _found("E_SESOI", "/analysis/sesoi", message, "name the smallest difference worth acting on")
     elif analysis.estimand == "p_superiority" and sesoi >= 0.5:
-        message = f"sesoi of p_superiority is a distance from .5 and must be < .5, got {sesoi}"
+        message = f"analysis.sesoi of p_superiority is a distance from .5 and must be < .5, got {sesoi}"
         yield _found("E_SESOI", "/analysis/sesoi", message, "use for example 0.1")
     elif analysis.estimand == "learned" and sesoi >= 1:
-        message = f"sesoi of estimand learned is a difference of shares and must be < 1, got {sesoi:g}"
+        message = f"analysis.sesoi of estimand learned is a difference of shares and must be < 1, got {sesoi:g}"
         yield _found("E_SESOI", "/analysis/sesoi", message, "use for example 0.2 (20 runs of 100)")
 
 
@@ -227,18 +225,22 @@ def _threshold_problems(analysis: AnalysisSpec) -> Iterator[Problem]:
     given, at = analysis.threshold, "/analysis/threshold"
     if given is None:
         if analysis.estimand == "learned":
-            message = "estimand learned needs a threshold: the raw score from which on a run has learned"
-            yield _found("E_THRESHOLD", at, message, "name a score of the primary metric, or use estimand mean")
+            message = (
+                "analysis.estimand learned needs analysis.threshold, the raw score from which on a run has learned"
+            )
+            yield _found(
+                "E_THRESHOLD", at, message, "name a score of the primary metric, or set analysis.estimand to mean"
+            )
         return
     if not isfinite(given):
-        yield _found("E_THRESHOLD", at, f"threshold must be a finite number, got {given}", "name a raw score")
+        yield _found("E_THRESHOLD", at, f"analysis.threshold must be a finite number, got {given}", "name a raw score")
         return
     metric = find_metric(analysis.primary.metric)
     if metric is None:
         return
     low, high = metric.lower, metric.upper
     if (low is not None and given < low) or (high is not None and given > high):
-        message = f"threshold {given:g} lies outside of {metric.name}, {low} to {high} {metric.unit}"
+        message = f"analysis.threshold {given:g} lies outside of {metric.name}, {low} to {high} {metric.unit}"
         yield _found("E_THRESHOLD", at, message, "name a score that a run can reach")
 
 
@@ -249,7 +251,7 @@ def _floor_bound_problems(analysis: AnalysisSpec, floor: float) -> Iterator[Prob
     upward = analysis.primary.direction == "max"
     bound = metric.lower if upward else metric.upper
     if bound is not None and (floor > bound if upward else floor < bound):
-        message = f"failure.floor {floor:g} is better than the worst {metric.name}, {bound:g} {metric.unit}"
+        message = f"analysis.failure.floor {floor:g} is better than the worst {metric.name}, {bound:g} {metric.unit}"
         yield _found("E_FLOOR", "/analysis/failure/floor", message, f"set analysis.failure.floor to {bound:g}")
 
 
@@ -260,23 +262,24 @@ def _reach_problems(analysis: AnalysisSpec, num_arms: int) -> Iterator[Problem]:
         if not within(wager.min_p(largest), analysis.alpha):
             need = next(n for n in range(largest + 1, _MOST_BLOCKS) if within(wager.min_p(n), analysis.alpha))
             message = f"no {wager.kind} e-value of {largest} blocks can reach 1/alpha = {1 / analysis.alpha:g}"
-            yield _found("E_ALPHA_UNREACHABLE", "/analysis/alpha", message, f"raise replicates.max to {need}")
+            yield _found("E_ALPHA_UNREACHABLE", "/analysis/alpha", message, _set_replicates(need))
         return
     if analysis.looks.mode == "planned":
         early = [*_early_looks(analysis, num_arms)]
-        yield from early
         if early:
+            yield from early
             return
     level = level_to_beat(analysis, num_arms)
     paired = analysis.paired and not _falls_back(analysis, largest)
     if within(min_p(paired, largest), level):
         return
     need = smallest_n(level, analysis.paired)
+    unit = ("block" if paired else "replicate") + ("" if largest == 1 else "s") + ("" if paired else " per arm")
     message = (
-        f"with {largest} {'blocks' if paired else 'replicates per arm'} the smallest two-sided p of the "
+        f"with {largest} {unit} the smallest two-sided p of the "
         f"exact test is {min_p(paired, largest):.4g}, above the level {level:.4g} it must beat"
     )
-    yield _found("E_ALPHA_UNREACHABLE", "/analysis/alpha", message, f"raise replicates.max to {need}")
+    yield _found("E_ALPHA_UNREACHABLE", "/analysis/alpha", message, _set_replicates(need))
 
 
 def _falls_back(analysis: AnalysisSpec, blocks: int) -> bool:
@@ -284,13 +287,32 @@ def _falls_back(analysis: AnalysisSpec, blocks: int) -> bool:
 
 
 def _early_looks(analysis: AnalysisSpec, num_arms: int) -> Iterator[Problem]:
+    """Yield the first look at which nothing can be decided, with the nearest row of looks that can all decide."""
     levels = look_levels(analysis.looks.at, analysis.looks.boundary, analysis.alpha)
     for k, (n, level) in enumerate(zip(analysis.looks.at, levels, strict=True)):
         own = level / num_tests(analysis, num_arms)
-        if not within(min_p(analysis.paired, n), own):
-            message = f"look {k + 1} after {n} blocks cannot reach its own level {own:.4g}"
-            remedy = f"move it to {smallest_n(own, analysis.paired)} or later"
-            yield _found("E_LOOK_UNREACHABLE", f"/analysis/looks/at/{k}", message, remedy)
+        if within(min_p(analysis.paired, n), own):
+            continue
+        possible = _possible_looks(analysis, num_arms)
+        remedy = f"set analysis.looks.at to {possible}"
+        if possible[-1] != analysis.looks.at[-1]:
+            remedy += f" and {_set_replicates(possible[-1])}"
+        message = f"look {k + 1} after {n} blocks cannot reach its own level {own:.4g}"
+        yield _found("E_LOOK_UNREACHABLE", f"/analysis/looks/at/{k}", message, remedy)
+        return
+
+
+def _possible_looks(analysis: AnalysisSpec, num_arms: int) -> list[int]:
+    """Return the looks as given, each moved on to where its level can be reached; the levels move with the looks."""
+    looks = list(analysis.looks.at)
+    while True:
+        moved: list[int] = []
+        for n, level in zip(looks, look_levels(looks, analysis.looks.boundary, analysis.alpha), strict=True):
+            least = smallest_n(level / num_tests(analysis, num_arms), analysis.paired)
+            moved.append(max(n, least, moved[-1] + 1 if moved else 0))
+        if moved == looks:
+            return looks
+        looks = moved
 
 
 def _warnings(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]:
@@ -352,10 +374,10 @@ _FIELD_CODES = {"sesoi": "E_SESOI", "control": "E_CONTROL", "failure": "E_FLOOR"
 _BAYES_WORDS = ("bayes", "posterior", "credible")
 
 
-def _field_code(loc: tuple[int | str, ...], given: object) -> str:
-    head = str(loc[0]) if loc else ""
-    if head == "looks" and any(word in f"{loc} {given}".lower() for word in _BAYES_WORDS):
+def _field_code(at: str, data: Any) -> str:
+    head, _, rest = at.removeprefix("/analysis/").partition("/")
+    if head == "looks" and any(word in str(data["looks"]).lower() for word in _BAYES_WORDS):
         return "E_BAYES_STOP"
-    if head == "primary" and loc[-1] == "direction":
+    if head == "primary" and rest == "direction":
         return "E_DIRECTION"
     return _FIELD_CODES.get(head, "E_ANALYSIS_FIELD")

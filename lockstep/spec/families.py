@@ -20,6 +20,6 @@ def family_of(kind: str) -> Family:
     """
     if kind not in FAMILIES:
         raise InvalidSpecError(
-            [Problem("/env/kind", "unknown_kind", f"unknown kind {kind!r}", nearest(kind, FAMILIES))]
+            [Problem("/env/kind", "unknown_kind", f"unknown env.kind {kind!r}", nearest(kind, FAMILIES))]
         )
     return FAMILIES[kind]

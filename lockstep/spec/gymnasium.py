@@ -61,7 +61,9 @@ def _rules(env: Env, arms: Sequence[ResolvedArm]) -> Iterator[Problem]:
     for index, name in enumerate(env.wrappers):
         if name not in WRAPPERS:
             at = pointer("env", "wrappers", index)
-            yield Problem(at, "unknown_wrapper", f"unknown wrapper {name!r}", nearest(name, WRAPPERS))
+            yield Problem(
+                at, "unknown_wrapper", f"env.wrappers names {name!r}, which is not known", nearest(name, WRAPPERS)
+            )
 
 
 FAMILY = Family(

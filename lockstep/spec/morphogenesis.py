@@ -114,7 +114,7 @@ SCORES = (
 def _fill(data: dict[str, Any]) -> None:
     name = data["env"]["task"]
     if name not in tasks.TASKS:
-        problem = Problem("/env/task", "unknown_task", f"unknown task {name!r}", nearest(name, tasks.TASKS))
+        problem = Problem("/env/task", "unknown_task", f"unknown env.task {name!r}", nearest(name, tasks.TASKS))
         raise InvalidSpecError([problem])
     _fill_task(data, tasks.TASKS[name])
 
@@ -138,19 +138,18 @@ def _rules(env: Env, arms: Sequence[ResolvedArm]) -> Iterator[Problem]:
             message = "env.kind morphogenesis has no real-numbered actions"
             yield Problem(arm.at(index, "action", "bounds"), "not_applicable", message, "remove action.bounds")
     if env.id is not None:
-        yield Problem("/env/id", "not_applicable", "env.id belongs to env.kind gymnasium", "remove it")
+        remedy = "remove env.id, or set env.kind to gymnasium"
+        yield Problem("/env/id", "not_applicable", "env.id belongs to env.kind gymnasium", remedy)
     for index, slot in enumerate(env.slots or ()):
         if slot not in task.all_slots:
             remedy = nearest(slot, task.all_slots)
             message = f"env.slots names {slot!r}, which env.task {env.task} does not have"
             yield Problem(pointer("env", "slots", index), "unknown_slot", message, remedy)
     if len(set(env.slots or ())) != len(env.slots or ()):
-        yield Problem("/env/slots", "duplicate", "a slot is named twice", "name each slot once")
+        yield Problem("/env/slots", "duplicate", "env.slots names a slot twice", "name each slot once")
     yield from _batch_rules(env, task)
     yield from _life_rules(env)
-    for arm in arms:
-        if arm.reward_mode in tasks.REWARD_MODES:
-            yield from _mode_rules(arm, env)
+    yield from _mode_rules(env, arms)
 
 
 def _static_rules(index: int, arm: ResolvedArm, env: Env) -> Iterator[Problem]:
@@ -180,17 +179,18 @@ def _batch_rules(env: Env, task: tasks.TaskSpec) -> Iterator[Problem]:
     if task.train_size:
         batches = task.train_size // batch
         if batches == 0:
-            message = f"batch_size {batch} leaves 0 training batches in {task.train_size} examples"
+            message = f"env.batch_size {batch} leaves 0 training batches in {task.train_size} examples"
             remedy = f"use at most {task.train_size}"
             yield Problem("/env/batch_size", "zero_batches", message, remedy)
         elif wanted > batches:
             message = (
-                f"batches_per_step {wanted} exceeds the {batches} batches of {batch} in {task.train_size} examples"
+                f"env.batches_per_step {wanted} exceeds the {batches} batches of {batch} in {task.train_size} examples"
             )
-            remedy = f"use at most {batches}, or a batch_size of at most {task.train_size // wanted}"
+            smaller = task.train_size // wanted
+            remedy = f"use at most {batches}" + (f", or an env.batch_size of at most {smaller}" if smaller else "")
             yield Problem("/env/batches_per_step", "too_many_batches", message, remedy)
     if env.val_images is not None and env.val_images > task.val_size:
-        message = f"val_images {env.val_images} exceeds the {task.val_size} validation examples"
+        message = f"env.val_images {env.val_images} exceeds the {task.val_size} validation examples"
         yield Problem("/env/val_images", "out_of_range", message, f"use at most {task.val_size}, or null")
 
 
@@ -200,13 +200,17 @@ def _life_rules(env: Env) -> Iterator[Problem]:
     shortest = dwell + min(pace.tempos) + 3
     if env.horizon is not None and shortest > env.horizon:
         message = f"env.horizon {env.horizon} is shorter than the shortest legal life of a graft, {shortest} steps"
-        yield Problem("/env/horizon", "too_short", message, f"use at least {shortest}, or a smaller dwell")
+        dwell_left = dwell - (shortest - env.horizon)
+        remedy = f"use at least {shortest}"
+        remedy += f", or an env.min_training_epochs of at most {dwell_left}" if dwell_left >= 0 else ""
+        yield Problem("/env/horizon", "too_short", message, remedy)
 
 
-def _mode_rules(arm: ResolvedArm, env: Env) -> Iterator[Problem]:
-    if env.ablate_fossils == "final" and arm.reward_mode in tasks.CONTRIBUTION_MODES:
-        message = f"env.ablate_fossils final hides contributions that reward mode {arm.reward_mode} reads"
-        yield Problem("/env/ablate_fossils", "contradiction", message, "use always")
+def _mode_rules(env: Env, arms: Sequence[ResolvedArm]) -> Iterator[Problem]:
+    readers = [arm.reward_mode for arm in arms if arm.reward_mode in tasks.CONTRIBUTION_MODES]
+    if env.ablate_fossils == "final" and readers:
+        message = f"env.ablate_fossils final hides contributions that reward mode {readers[0]} reads"
+        yield Problem("/env/ablate_fossils", "contradiction", message, "set env.ablate_fossils to always")
 
 
 def _memory_bytes(env: Env, num_arms: int) -> int:

@@ -23,13 +23,17 @@ class Problem:
     message: str
     remedy: str = ""
 
+    def __str__(self) -> str:
+        """Return it in a line for people."""
+        return f"{self.pointer or '/'}: {self.message}" + (f" ({self.remedy})" if self.remedy else "")
+
 
 class InvalidSpecError(ValueError):
     """The submitted specification has problems; none of it was stored."""
 
     def __init__(self, problems: Sequence[Problem]) -> None:
         self.problems = tuple(problems)
-        super().__init__("; ".join(f"{p.pointer}: {p.message}" for p in self.problems))
+        super().__init__("\n".join(map(str, self.problems)))
 
 
 def pointer(*parts: str | int) -> str:
@@ -37,10 +41,10 @@ def pointer(*parts: str | int) -> str:
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
 
 
-def nearest(name: str, known: Iterable[str]) -> str:
-    """Return a remedy that names the nearest known key, or all of them when none is near."""
+def nearest(name: str, known: Iterable[str], lead: str = "known:") -> str:
+    """Return a remedy that names the nearest known key, or all of them, after ``lead``, when none is near."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"
-    return f"known: {', '.join(names)}"
+    return f"{lead} {', '.join(names)}"

@@ -7,12 +7,11 @@ raises ``InvalidSpecError`` with all problems found. Nothing here loads an envir
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar, get_args
+from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
-from pydantic_core import ErrorDetails
 
 from lockstep.spec import sections, tasks
 from lockstep.spec.algorithms import ALGORITHMS
@@ -25,6 +24,7 @@ from lockstep.spec.analysis_rules import (
 from lockstep.spec.arms import Difference, ResolvedArm
 from lockstep.spec.canonical import canonical_hash
 from lockstep.spec.families import family_of
+from lockstep.spec.faults import Location, paths_of, problems_of, remedy_for_key
 from lockstep.spec.presets import PRESETS, merge
 from lockstep.spec.problems import InvalidSpecError, Problem, nearest, pointer
 from lockstep.spec.reading import MAX_DEPTH, depth, too_deep
@@ -188,48 +188,15 @@ def _analysis_problems(data: Any) -> list[Problem]:
     try:
         AnalysisSpec.model_validate_json(json.dumps(data))
     except ValidationError as error:
-        return list(problems_from_validation_error(error))
+        return list(problems_from_validation_error(error, data))
     return []
 
 
-def _validate(model: type[ModelT], data: Mapping[str, Any], *root: str | int) -> ModelT:
+def _validate(model: type[ModelT], data: Mapping[str, Any], place: Callable[[Location], str] | None = None) -> ModelT:
     try:
         return model.model_validate_json(json.dumps(data))
     except ValidationError as error:
-        details = error.errors(include_url=False, include_context=False)
-        raise InvalidSpecError([_from_pydantic(model, detail, root) for detail in details]) from error
-
-
-def _from_pydantic(model: type[BaseModel], error: ErrorDetails, root: tuple[str | int, ...]) -> Problem:
-    location = tuple(part for part in error["loc"] if part not in sections.TAGS)
-    at = pointer(*root, *location)
-    if error["type"] == "extra_forbidden":
-        key = str(location[-1])
-        return Problem(at, "unknown_key", f"unknown key {key!r}", nearest(key, _known_keys(model, location)))
-    if error["type"] == "missing":
-        return Problem(at, "missing", "this field is required", "add it")
-    value = json.dumps(error["input"], default=str)[:80]
-    return Problem(at, error["type"], f"{error['msg']} (got {value})", "see the field's range in the schema")
-
-
-def _known_keys(model: type[BaseModel], location: tuple[str | int, ...]) -> list[str]:
-    current: Any = model
-    for part in location[:-1]:
-        if isinstance(part, str) and part in _names(current):
-            current = _names(current)[part]
-        current = _model_within(current) or current
-    return sorted(_names(current))
-
-
-def _names(model: Any) -> dict[str, Any]:
-    fields = getattr(model, "model_fields", {})
-    return {info.alias or name: info.annotation for name, info in fields.items()}
-
-
-def _model_within(annotation: Any) -> Any:
-    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
-        return annotation
-    return next((found for arg in get_args(annotation) if (found := _model_within(arg))), None)
+        raise InvalidSpecError(problems_of(model, data, error, place=place)) from error
 
 
 def _fill(spec: Spec) -> Spec:
@@ -279,10 +246,14 @@ def _resolve_arm(index: int, arm: sections.Arm, base: Mapping[str, Any], named: 
     overrides = _overrides(index, arm)
     merged = {"action": {}, **json.loads(json.dumps(base))}
     for path, value in overrides.items():
-        _set_path(merged, path.split("."), value, pointer("arms", index, "overrides", path))
+        _set_path(merged, path, value, pointer("arms", index, "overrides", path))
     for algorithm in ALGORITHMS.values():
         algorithm.fill(merged, overrides)
-    config = _validate(Config, merged, "arms", index, "overrides").model_dump(mode="json", by_alias=True)
+
+    def place(location: Location) -> str:
+        return _place_in_arm(index, arm, location)
+
+    config = _validate(Config, merged, place).model_dump(mode="json", by_alias=True)
     mode = str(config["reward"]["mode"])
     diff = tuple(diff_paths(base, config))
     own = {path.removeprefix("reward.") for path in overrides if path.startswith("reward.")}
@@ -317,17 +288,37 @@ def _overrides(index: int, arm: sections.Arm) -> dict[str, Any]:
             at = pointer("arms", index, "overrides", "env.gamma")
             raise _problem(at, "contradiction", "env.gamma and ppo.gamma differ", "keep one of them")
     for path in overrides:
-        if path.split(".")[0] not in OVERRIDABLE:
-            at = pointer("arms", index, "overrides", path)
+        first, at = path.split(".")[0], pointer("arms", index, "overrides", path)
+        if first not in Config.model_fields:
+            paths = [field for field in paths_of(Config) if field.split(".")[0] in OVERRIDABLE]
+            raise _problem(at, "unknown_key", f"no field {path!r}", remedy_for_key(first, OVERRIDABLE, paths))
+        if first not in OVERRIDABLE:
             message = f"{path!r} may not differ between arms: they would no longer face the same task"
             raise _problem(at, "not_overridable", message, f"override only {', '.join(OVERRIDABLE)}")
     return overrides
 
 
-def _set_path(target: dict[str, Any], parts: list[str], value: Any, at: str) -> None:
-    for part in parts[:-1]:
+def _place_in_arm(index: int, arm: sections.Arm, location: Location) -> str:
+    """Return the pointer to what an arm says of a field: its short ``reward``, or the override that holds the field."""
+    path = ".".join(map(str, location))
+    if arm.reward is not None and path == "reward.mode":
+        return pointer("arms", index, "reward")
+    for own in arm.overrides:
+        if path == own or path.startswith(f"{own}."):
+            rest = path.removeprefix(own).removeprefix(".")
+            return pointer("arms", index, "overrides", own, *([rest] if rest else []))
+    return pointer(*location)
+
+
+def _set_path(target: dict[str, Any], path: str, value: Any, at: str) -> None:
+    *sections_, name = path.split(".")
+    for part in sections_:
         below = target.get(part)
         if not isinstance(below, dict):
-            raise _problem(at, "unknown_key", f"no section {part!r}", nearest(part, target))
+            remedy = f"override {part!r} itself" if part in target else nearest(part, target)
+            raise _problem(at, "unknown_key", f"no section {part!r}", remedy)
         target = below
-    target[parts[-1]] = value
+    if not sections_ and isinstance(target.get(name), dict):
+        remedy = f"override single fields of it, as {name}.{next(iter(target[name]))}"
+        raise _problem(at, "not_a_field", f"{name!r} is a section", remedy)
+    target[name] = value

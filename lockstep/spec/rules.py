@@ -19,7 +19,7 @@ from lockstep.spec.problems import Problem, nearest, pointer
 from lockstep.spec.resolve import ResolvedSpec
 from lockstep.spec.rewards import Reward
 from lockstep.spec.schemas import flat_problems
-from lockstep.spec.sections import Env
+from lockstep.spec.sections import Arm, Env
 
 
 @dataclass(frozen=True)
@@ -78,11 +78,12 @@ def _arm_rules(resolved: ResolvedSpec) -> Iterator[Problem]:
             yield Problem(pointer("arms", index, "label"), "duplicate", f"label {label!r} is used twice", "rename one")
     same = _same_arms(resolved.arms)
     if resolved.spec.experiment.kind == "aa" and not all(_same(resolved.arms[0], arm) for arm in resolved.arms):
-        remedy = "make the arms equal, or use kind: ab"
-        yield Problem("/experiment/kind", "aa_arms_differ", "kind aa needs arms that do not differ", remedy)
+        message = "experiment.kind aa needs arms that do not differ"
+        remedy = "make the arms equal, or set experiment.kind to ab"
+        yield Problem("/experiment/kind", "aa_arms_differ", message, remedy)
     if resolved.spec.experiment.kind == "ab" and same is not None:
         message = f"arms {labels[same[0]]!r} and {labels[same[1]]!r} are the same configuration"
-        remedy = "change one of them, or use experiment.kind: aa to check the machinery"
+        remedy = "change one of them, or set experiment.kind to aa to check the machinery"
         yield Problem(pointer("arms", same[1]), "identical_arms", message, remedy)
     yield from _policy_rules(resolved)
 
@@ -157,10 +158,15 @@ def _lockstep_rules(resolved: ResolvedSpec) -> Iterator[Problem]:
     spec = resolved.spec
     if spec.lockstep.barrier == "none" and spec.lockstep.placement != "one_per_device":
         message = "lockstep.barrier none needs lockstep.placement one_per_device"
-        yield Problem("/lockstep/barrier", "contradiction", message, "set the placement, or use barrier: round")
+        yield Problem("/lockstep/barrier", "contradiction", message, "set that placement, or lockstep.barrier to round")
     if spec.obs_norm.sharing == "shared_frozen" and not spec.obs_norm.enabled:
         message = "obs_norm.sharing shared_frozen needs obs_norm.enabled"
-        yield Problem("/obs_norm/sharing", "contradiction", message, "enable obs_norm, or use per_arm")
+        yield Problem(
+            "/obs_norm/sharing",
+            "contradiction",
+            message,
+            "set obs_norm.enabled to true, or obs_norm.sharing to per_arm",
+        )
 
 
 def _evaluation_rules(resolved: ResolvedSpec) -> Iterator[Problem]:
@@ -183,21 +189,28 @@ def _reward_rules(resolved: ResolvedSpec, registered: Registered) -> Iterator[Pr
     announced = [name for name, schema in registered.rewards.items() if _serves(schema, spec.env.kind)]
     known = {*builtin, *announced}
     for index, arm in enumerate(resolved.arms):
+        at = _at_mode(index, arm, spec.arms[index])
         if arm.reward_mode not in known:
-            own = any(difference.path == "reward.mode" for difference in arm.diff)
-            at = pointer("arms", index, "reward") if own else "/reward/mode"
             message = f"unknown reward mode {arm.reward_mode!r} for env.kind {spec.env.kind}"
             yield Problem(at, "unknown_reward", message, nearest(arm.reward_mode, known))
         elif arm.reward_mode in registered.rewards and "defect" in registered.rewards[arm.reward_mode]:
             message = (
                 f"reward mode {arm.reward_mode!r} failed its check: {registered.rewards[arm.reward_mode]['defect']}"
             )
-            yield Problem("/reward/mode", "defective_reward", message, "correct the package and restart the worker")
-        yield from _reward_keys(index, arm, registered)
+            yield Problem(at, "defective_reward", message, "correct the package and restart the worker")
+        else:
+            yield from _reward_keys(index, arm, registered)
     for index, name in enumerate(spec.eval.xeval_modes):
         if name not in known:
             at = pointer("eval", "xeval_modes", index)
-            yield Problem(at, "unknown_reward", f"unknown reward mode {name!r}", nearest(name, known))
+            yield Problem(at, "unknown_reward", f"eval.xeval_modes: unknown reward mode {name!r}", nearest(name, known))
+
+
+def _at_mode(index: int, arm: ResolvedArm, written: Arm) -> str:
+    """Return the pointer to what gives an arm its reward mode."""
+    if written.reward is not None:
+        return pointer("arms", index, "reward")
+    return arm.at(index, "reward", "mode")
 
 
 def _reward_keys(index: int, arm: ResolvedArm, registered: Registered) -> Iterator[Problem]:

@@ -18,11 +18,11 @@ _TYPES: Mapping[str, tuple[type, ...]] = {
     "string": (str,),
     "null": (type(None),),
 }
-_BOUNDS: Mapping[str, Callable[[float, float], bool]] = {
-    "minimum": lambda value, bound: value >= bound,
-    "maximum": lambda value, bound: value <= bound,
-    "exclusiveMinimum": lambda value, bound: value > bound,
-    "exclusiveMaximum": lambda value, bound: value < bound,
+_BOUNDS: Mapping[str, tuple[str, Callable[[float, float], bool]]] = {
+    "minimum": ("at least", lambda value, bound: value >= bound),
+    "maximum": ("at most", lambda value, bound: value <= bound),
+    "exclusiveMinimum": ("above", lambda value, bound: value > bound),
+    "exclusiveMaximum": ("below", lambda value, bound: value < bound),
 }
 
 
@@ -31,7 +31,8 @@ def flat_problems(schema: Mapping[str, Any], values: Mapping[str, Any], at: Call
     properties = schema.get("properties", {})
     for name, value in values.items():
         if name not in properties:
-            yield Problem(at(name), "unknown_key", f"unknown key {name!r}", nearest(name, properties))
+            remedy = nearest(name, properties) if properties else "remove it, none is taken"
+            yield Problem(at(name), "unknown_key", f"unknown key {name!r}", remedy)
         elif broken := _broken(properties[name], value):
             yield Problem(
                 at(name), "out_of_range", f"{name} = {value!r} is not {broken}", f"use a value that is {broken}"
@@ -47,9 +48,9 @@ def _broken(rule: Mapping[str, Any], value: Any) -> str | None:
     if "enum" in rule and value not in rule["enum"]:
         return f"one of {', '.join(map(str, rule['enum']))}"
     if isinstance(value, (int, float)) and not isinstance(value, bool):
-        for word, holds in _BOUNDS.items():
-            if word in rule and not holds(value, rule[word]):
-                return f"within {word} {rule[word]}"
+        for name, (word, holds) in _BOUNDS.items():
+            if name in rule and not holds(value, rule[name]):
+                return f"{word} {rule[name]}"
     return None
 
 

@@ -18,8 +18,7 @@ Positive = Annotated[FiniteFloat, Field(gt=0)]
 NonNegative = Annotated[FiniteFloat, Field(ge=0)]
 Count = Annotated[int, Field(ge=1)]
 Unit = Annotated[FiniteFloat, Field(ge=0, le=1)]
-#: Tags of the forms of a static set; a problem's pointer leaves them out.
-TAGS = _SLOTS, _EPISODE = "@slots", "@episode"
+_SLOTS, _EPISODE = "@slots", "@episode"
 Scalar = bool | int | FiniteFloat | str | None
 
 

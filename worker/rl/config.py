@@ -14,6 +14,7 @@ from pydantic import ValidationError
 
 from lockstep.spec.algorithms import ALGORITHMS
 from lockstep.spec.arms import action_bounds_of, discount_of
+from lockstep.spec.faults import problems_of
 from lockstep.spec.sections import CLIP, Budget, Net, ObsNorm, Ppo, Precision, Section
 
 SectionT = TypeVar("SectionT", bound=Section)
@@ -92,8 +93,8 @@ def _section(kind: type[SectionT], name: str, data: Mapping[str, Any]) -> Sectio
     try:
         return kind.model_validate(data[name])
     except ValidationError as error:
-        found = [f"{name}.{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()]
-        raise ValueError("; ".join(found)) from error
+        found = problems_of(kind, data[name], error, root=(name,))
+        raise ValueError("; ".join(problem.message for problem in found)) from error
 
 
 def _check(cfg: LearnerConfig, num_envs: int) -> None:

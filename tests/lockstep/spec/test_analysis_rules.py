@@ -153,7 +153,6 @@ def test_canonical_json_is_sorted_strict_and_round_trips() -> None:
         "reward/contribution_mean",
         "xeval/return_shaped",
         "eval/return_mean",
-        "eval/unheard_of",
     ],
 )
 def test_validate_reward_dependent_metric_with_differing_rewards_is_refused(metric: str) -> None:
@@ -165,26 +164,26 @@ def test_validate_own_return_with_equal_rewards_is_allowed() -> None:
 
 
 @pytest.mark.parametrize(
-    ("raw", "replicates", "remedy"),
+    ("raw", "replicates", "least"),
     [
-        ({}, 5, "raise replicates.max to 6"),
-        ({"paired": False}, 3, "raise replicates.max to 4"),
-        ({"comparisons": "all_pairs", "pairwise_adjust": "holm"}, 7, "raise replicates.max to 8"),
+        ({}, 5, 6),
+        ({"paired": False}, 3, 4),
+        ({"comparisons": "all_pairs", "pairwise_adjust": "holm"}, 7, 8),
         (
             {"comparisons": "all_pairs", "pairwise_adjust": "holm", "paired": False},
             4,
-            "raise replicates.max to 5",
+            5,
         ),
-        ({"comparisons": "vs_control", "control": "a"}, 6, "raise replicates.max to 7"),
+        ({"comparisons": "vs_control", "control": "a"}, 6, 7),
     ],
 )
 def test_validate_unreachable_alpha_names_the_nearest_legal_design(
-    raw: dict[str, Any], replicates: int, remedy: str
+    raw: dict[str, Any], replicates: int, least: int
 ) -> None:
     labels = ("a", "b", "c", "d")
     problems = check(GOOD | raw, replicates, labels)
     assert [p.code for p in problems] == ["E_ALPHA_UNREACHABLE"]
-    assert problems[0].remedy == remedy
+    assert problems[0].remedy.startswith(f"set experiment.replicates to {least}, ")
     assert check(GOOD | raw, replicates + 1, labels) == []
 
 
@@ -226,7 +225,9 @@ def test_validate_first_look_before_its_level_is_attainable_is_refused(
 
 def test_validate_look_remedy_names_the_earliest_block() -> None:
     problems = check(GOOD | {"looks": {"mode": "planned", "at": [6, 14, 20]}}, 20)
-    assert (problems[0].pointer, problems[0].remedy) == ("/analysis/looks/at/0", "move it to 7 or later")
+    assert [(p.pointer, p.remedy) for p in problems] == [
+        ("/analysis/looks/at/0", "set analysis.looks.at to [7, 14, 20]")
+    ]
 
 
 @pytest.mark.parametrize(
@@ -303,7 +304,7 @@ def test_validate_floor_of_a_minimised_metric_must_not_beat_its_bound() -> None:
 def test_analysis_wrong_field_is_translated_with_code_and_pointer(raw: dict[str, Any], code: str) -> None:
     with pytest.raises(ValidationError) as caught:
         AnalysisSpec.model_validate(raw)
-    problems = problems_from_validation_error(caught.value)
+    problems = problems_from_validation_error(caught.value, raw)
     assert problems[0].code == code
     assert problems[0].pointer.startswith("/analysis/")
 
