@@ -23,6 +23,7 @@ import uvicorn
 from sqlalchemy import delete, text
 
 from app.main import create_app
+from app.routes.live import MAX_HEAD_BYTES
 from app.services.artifacts import FileStore
 from app.services.context import Bell, Context
 from app.services.operations import ensure_epoch
@@ -179,7 +180,13 @@ def start_server(settings: Settings) -> LiveServer:
     listener = socket.socket(proto=socket.IPPROTO_TCP)  # as in app.cli.admin
     listener.bind(("127.0.0.1", 0))
     app = create_app(settings)
-    config = uvicorn.Config(app, log_level="error", timeout_graceful_shutdown=5, lifespan="on")
+    config = uvicorn.Config(
+        app,
+        log_level="error",
+        timeout_graceful_shutdown=5,
+        lifespan="on",
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+    )
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()

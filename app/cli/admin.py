@@ -16,6 +16,7 @@ from pydantic import ValidationError
 from app.cli.demo import run_demo
 from app.cli.ends import fail, run
 from app.main import create_app, open_store
+from app.routes.live import MAX_HEAD_BYTES
 from app.services import access
 from app.services.artifacts import FileStore
 from app.services.context import Actor, Bell, Context
@@ -26,6 +27,7 @@ from app.store import migrate, opening, workers
 from app.store.engine import StartupError, Store, sqlite_module, sqlite_warning
 from app.store.points import MetricNames
 from lockstep import plugins
+from lockstep.spec.faults import sentence
 from lockstep.status import WorkerStatus
 from lockstep.text import check_line, isolated
 
@@ -46,7 +48,7 @@ def load_settings(**given: Any) -> Settings:
     except ValidationError as error:
         for item in error.errors():
             name = "LOCKSTEP_" + "_".join(str(part) for part in item["loc"]).upper() if item["loc"] else "settings"
-            typer.echo(f"{name}: {item['msg']}", err=True)
+            typer.echo("{}; {}".format(*sentence(name, [item])), err=True)
         raise typer.Exit(2) from error
 
 
@@ -71,6 +73,7 @@ def serve(
         timeout_graceful_shutdown=6,  # a client that stalls uses all of it; the process has ten seconds
         forwarded_allow_ips=",".join(settings.trusted_proxies) or "127.0.0.1",
         ws_max_size=64 * 1024,
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )
     server = uvicorn.Server(config)
     server.run(sockets=[listener])

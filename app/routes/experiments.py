@@ -22,7 +22,7 @@ from app.routes.deps import (
 )
 from app.services import reading, series, steering, submission
 from app.services.context import Context
-from app.services.live import Position
+from app.services.live import MAX_CURSOR, Position
 from app.services.reading import ListRequest
 from app.services.series import SeriesRequest
 from lockstep.spec.problems import InvalidSpecError
@@ -349,7 +349,7 @@ def list_events(
     ctx: ContextDep,
     actor: Reader,
     experiment_id: ExperimentId,
-    after: Cursor = None,
+    after: Annotated[str | None, Query(max_length=MAX_CURSOR)] = None,
     limit: Annotated[int, Query(ge=1, le=2000)] = 200,
 ) -> Any:
     """Return the timeline after a cursor (or from the start): the truth behind the live streams."""

@@ -22,7 +22,7 @@ from app.routes.deps import Reader as ReadActor
 from app.routes.experiments import ExperimentId
 from app.services import access, steering
 from app.services.context import Context
-from app.services.live import Interest, Position
+from app.services.live import MAX_CURSOR, Interest, Position
 from app.services.operations import server_epoch
 
 router = APIRouter(prefix="/api/v1", tags=["live"], route_class=StrictRoute)
@@ -30,6 +30,8 @@ router = APIRouter(prefix="/api/v1", tags=["live"], route_class=StrictRoute)
 PROTOCOL = 1
 RESTARTING, OVERLOADED = 1012, 1013
 BAD_FRAME, NOT_AUTHENTICATED, FORBIDDEN, UNKNOWN, BAD_VERSION = 4400, 4401, 4403, 4404, 4409
+#: Bytes of the head of a request: a cursor may stand in it.
+MAX_HEAD_BYTES = 128 * 1024
 _SEND_SECONDS = 5.0
 _MAX_FRAME_BYTES = 64 * 1024
 
@@ -43,7 +45,7 @@ class Subscribe(BaseModel):
     protocol: int = PROTOCOL
     metrics: list[Annotated[str, Field(max_length=128)]] = Field(default_factory=list, max_length=50)
     runs: list[Annotated[str, Field(max_length=60)]] = Field(default_factory=list, max_length=200)
-    after: str | None = Field(None, max_length=50_000)
+    after: str | None = Field(None, max_length=MAX_CURSOR)
     max_points: int = Field(1000, ge=2, le=2000)
 
     def interest(self) -> Interest:
@@ -229,8 +231,8 @@ def known_experiment(ctx: ContextDep, experiment_id: ExperimentId) -> str:
 
 
 def stream_start(
-    after: Annotated[str | None, Query(max_length=50_000)] = None,
-    last_event_id: Annotated[str | None, Header(max_length=50_000)] = None,
+    after: Annotated[str | None, Query(max_length=MAX_CURSOR)] = None,
+    last_event_id: Annotated[str | None, Header(max_length=MAX_CURSOR)] = None,
 ) -> str | None:
     """Return the cursor to start from: the browser's Last-Event-ID wins over ``after``."""
     start = last_event_id or after

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import base64
 import json
+import struct
+import zlib
+from collections.abc import Sequence
 from typing import Any
 
 from app.errors import InvalidError
 from lockstep.text import control_at
+
+#: Bytes that a packed cursor may unfold to.
+_MAX_UNPACKED = 2**20
 
 
 def encode_cursor(*parts: Any) -> str:
@@ -22,10 +28,45 @@ def decode_cursor(text: str) -> list[Any]:
         InvalidError: when it is not one of ours.
     """
     try:
-        padded = text + "=" * (-len(text) % 4)
-        parts = json.loads(base64.urlsafe_b64decode(padded.encode("ascii")))
-    except (ValueError, UnicodeError) as error:
-        raise InvalidError("the cursor is not one that this server gave", code="bad_cursor") from error
+        parts = json.loads(_decoded(text))
+    except (ValueError, RecursionError) as error:
+        raise bad_cursor() from error
     if not isinstance(parts, list) or control_at(parts) is not None:
-        raise InvalidError("the cursor is not one that this server gave", code="bad_cursor")
+        raise bad_cursor()
     return parts
+
+
+def encode_numbers(numbers: Sequence[int]) -> str:
+    """Return an opaque cursor of integers of 64 bits, packed: in a long row of like ones each takes next to nothing."""
+    raw = struct.pack(f"<{len(numbers)}q", *numbers)
+    planes = b"".join(raw[place::8] for place in range(8))  # bytes of one place together, most of them zero
+    return base64.urlsafe_b64encode(zlib.compress(planes, 1)).decode().rstrip("=")
+
+
+def decode_numbers(text: str) -> list[int]:
+    """Return the numbers of a packed cursor.
+
+    Raises:
+        InvalidError: when it is not one of ours.
+    """
+    unpacking = zlib.decompressobj()
+    try:
+        planes = unpacking.decompress(_decoded(text), _MAX_UNPACKED)
+    except (ValueError, zlib.error) as error:
+        raise bad_cursor() from error
+    count, rest = divmod(len(planes), 8)
+    if not unpacking.eof or rest:
+        raise bad_cursor()
+    raw = bytearray(len(planes))
+    for place in range(8):
+        raw[place::8] = planes[place * count : (place + 1) * count]
+    return list(struct.unpack(f"<{count}q", raw))
+
+
+def bad_cursor() -> InvalidError:
+    """Return the refusal of a text that is no cursor."""
+    return InvalidError("the cursor is not one that this server gave", code="bad_cursor")
+
+
+def _decoded(text: str) -> bytes:
+    return base64.urlsafe_b64decode((text + "=" * (-len(text) % 4)).encode("ascii"))

@@ -11,7 +11,7 @@ from app.errors import InvalidError, NotFoundError
 from app.services import causes
 from app.services import waiting as explaining
 from app.services.context import Context
-from app.services.cursors import decode_cursor, encode_cursor
+from app.services.cursors import decode_cursor, encode_cursor, encode_numbers
 from app.services.steering import existing
 from app.store import events, experiments, logs, points, results, workers
 from app.store.experiments import Listing
@@ -127,7 +127,7 @@ def show_experiment(ctx: Context, experiment_id: str) -> dict[str, Any]:
         "why_waiting": waiting,
         "causes": told,
         "version": row.version,
-        "cursor": encode_cursor(row.event_seq, {}),
+        "cursor": encode_numbers([row.event_seq]),
     }
 
 

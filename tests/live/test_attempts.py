@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import json
+import random
+import socket
+import time
 from collections.abc import Callable, Iterator
 from typing import Any, TypeAlias
 
 import httpx
 import pytest
 
+from app.errors import InvalidError
 from app.services import live
+from app.services.cursors import encode_cursor, encode_numbers
 from tests.conftest import LiveServer, wait_until
 from tests.factories import SimulatedWorker
 from tests.live.test_protocol import frames_until, points, running, socket_of, subscribe
@@ -128,3 +133,41 @@ def happened(frames: Frames) -> list[Any]:
     """Return what was told beside points, in order."""
     told = [[*frame.get("rounds", ()), *([frame["event"]] if "event" in frame else [])] for frame in frames]
     return [item for items in told for item in items]
+
+
+@pytest.mark.parametrize("way", [over_socket, over_events])
+def test_cursor_of_the_largest_experiment_is_taken_up(
+    server: LiveServer, way: Callable[[LiveServer, str, str], Frames]
+) -> None:
+    experiment_id, worker = running(server.ctx, budget={"rounds": 1})
+    worker.train(rounds=1)
+    # 8 arms of 1,000 replicates, no two runs alike, with up to 200 metrics in each of 100,000 rounds
+    draw = random.Random(5)
+    position = live.Position(
+        0, {10**6 + no: (draw.randint(1, 110), draw.randint(0, 20_000_000)) for no in range(8_000)}
+    )
+    cursor = position.cursor()
+    assert live.Position.parse(cursor) == position
+    seen = way(server, experiment_id, cursor)
+    assert len(points(seen)) == 4
+    assert live.Position.parse(seen[-1]["cursor"]).runs.items() > position.runs.items()
+    path = f"/api/v1/experiments/{experiment_id}/events?after={cursor}"
+    assert live.Position.parse(httpx.get(server.url + path).json()["next"]).runs == position.runs
+    assert status_in_pieces(server, path) == 200
+
+
+def status_in_pieces(server: LiveServer, path: str) -> int:
+    """Return the status of a request whose head comes in two pieces, as over a slow line."""
+    address = httpx.URL(server.url)
+    head = f"GET {path} HTTP/1.1\r\nHost: {address.host}:{address.port}\r\nConnection: close\r\n\r\n".encode()
+    with socket.create_connection((address.host, address.port), timeout=20) as connection:
+        connection.sendall(head[:30_000])
+        time.sleep(0.05)
+        connection.sendall(head[30_000:])
+        return int(connection.recv(100).split()[1])
+
+
+@pytest.mark.parametrize("bad", ["", "x", "\u00e9", "AAAA", encode_cursor(1, {}), encode_numbers([1, 2])])
+def test_cursor_of_another_kind_is_refused(bad: str) -> None:
+    with pytest.raises(InvalidError, match="the cursor is not one that this server gave"):
+        live.Position.parse(bad)

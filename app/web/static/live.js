@@ -57,6 +57,7 @@ export class Live {
   onClose(event) {
     if (document.hidden) return this.onState("paused");
     if ([4401, 4403, 4404, 4409].includes(event.code)) return this.onState("stale", event.reason);
+    if (event.code === 4400) this.cursor = null; // no cursor of this server: from a snapshot
     if (Date.now() - (this.opened || 0) > BACKOFF.stable) this.failures = 0;
     this.failures += 1;
     this.onState("reconnecting", `since ${new Date().toLocaleTimeString()}`);
