@@ -29,6 +29,8 @@ from worker.supervisor import Process, become_subreaper
 RETIRED, CONFIGURATION, DEVICE_IN_USE, TOKEN_REFUSED = 0, 2, 3, 4
 
 _PROBE_SECONDS = 300.0
+#: How often a device is asked for that an older process of this worker held lately.
+_ASKS = 3
 _log = get_logger("worker")
 
 
@@ -147,10 +149,28 @@ class Agent:
         )
         self._raise_if_stopped("it had not asked yet")
         self._asked, self._worker_id = request, ""
-        reply = self.control.patiently(lambda: self.control.register(request), until=self._stopping.is_set)
+        reply = self._enter(request)
         self._worker_id, self._terms = reply.worker_id, reply
         _log.info("registered", worker=reply.worker_id, name=request.name, device=self.bound.device.uid)
         self._beat_now.set()
+
+    def _enter(self, request: p.RegisterRequest) -> p.RegisterReply:
+        """Register; where an older process of this worker was heard lately, wait until it would have been heard again.
+
+        Raises:
+            Refused: it lives, or another worker has the device.
+        """
+        asks = 0
+        while True:
+            asks += 1
+            try:
+                return self.control.patiently(lambda: self.control.register(request), until=self._stopping.is_set)
+            except Refused as error:
+                if error.again_in is None or asks == _ASKS:
+                    raise
+                _log.warning("device_in_use", reason=error.detail, asks_again_in_seconds=error.again_in)
+                if self._stopping.wait(error.again_in):
+                    raise Stopped("its device was in use") from error
 
     def _serve_once(self, capabilities: dict[str, dict[str, object]]) -> bool:
         """Claim once and train what comes; return whether there was work."""

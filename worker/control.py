@@ -38,11 +38,12 @@ class Refused(Exception):  # noqa: N818 - as above
     Attributes:
         status: HTTP status.
         code: stable code of the problem document.
+        again_in: seconds after which the server may answer otherwise; None where it says nothing of the kind.
     """
 
-    def __init__(self, status: int, code: str, detail: str) -> None:
+    def __init__(self, status: int, code: str, detail: str, again_in: float | None = None) -> None:
         super().__init__(f"{status} {code}: {detail}")
-        self.status, self.code, self.detail = status, code, detail
+        self.status, self.code, self.detail, self.again_in = status, code, detail, again_in
 
 
 class Elsewhere(Exception):  # noqa: N818 - as above
@@ -240,7 +241,8 @@ class Control:
             raise WorkerGone(detail)
         if code in ("lease_lost", "unknown_assignment") or response.status_code == 410:
             raise LeaseLost(detail)
-        raise Refused(response.status_code, code, detail)
+        again_in = response.headers.get("retry-after", "")
+        raise Refused(response.status_code, code, detail, float(again_in) if again_in.isdecimal() else None)
 
 
 class _Transient(Exception):  # noqa: N818 - caught by ``patiently``

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Literal
 
@@ -30,14 +31,17 @@ from lockstep.protocol import (
 from lockstep.status import AssignmentState, BlockStatus, Cause, Desired, WorkerStatus
 
 _STILL_QUARANTINED = "in quarantine since before its restart: "
+#: Heartbeats that a process must miss before a new one of the same worker takes its device.
+_MISSED_BEATS = 3
 
 
 def register(ctx: Context, request: RegisterRequest) -> RegisterReply:
-    """Enter a supervisor; an older incarnation of the same name on the device is superseded.
+    """Enter a supervisor; an older incarnation of the same name on the device is superseded once it is silent.
 
     Raises:
         UpgradeError: when the worker speaks another protocol.
-        ConflictError: ``device_in_use`` when another live worker holds the device.
+        ConflictError: ``device_in_use`` when another live worker holds the device, or, with the seconds after which
+            to ask again (``Retry-After``), an older process of this one that was heard lately.
     """
     problem = version_problem(request.protocol, peer="worker", own="server")
     if problem is not None:
@@ -75,6 +79,7 @@ def _enter(ctx: Context, session: Session, request: RegisterRequest, tasks: Mapp
     if holder is not None:
         if holder.name != request.name or holder.host != request.host:
             raise _in_use(request.device.uid, f"worker {holder.name} on {holder.host}")
+        _refuse_while_heard(ctx, now, holder)
         _supersede(ctx, session, now, holder)
         quarantined = holder.status == WorkerStatus.QUARANTINED
     for lost in workers.lost_on_device(session, request.device.uid):
@@ -86,6 +91,23 @@ def _enter(ctx: Context, session: Session, request: RegisterRequest, tasks: Mapp
         text = (holder.status_text or "").removeprefix(_STILL_QUARANTINED)
         leases.move_worker(session, now, worker_id, WorkerStatus.QUARANTINED, _STILL_QUARANTINED + text)
     return worker_id
+
+
+def _refuse_while_heard(ctx: Context, now: float, holder: WorkerRow) -> None:
+    """Of two processes of one worker the one that beats keeps the device: a newcomer that won would be ousted in turn.
+
+    One that has ended is silent by the time that the newcomer is told to ask again.
+    """
+    term = _MISSED_BEATS * ctx.settings.heartbeat_seconds
+    silent = max(0.0, now - holder.seen_epoch)
+    if silent < term:
+        seconds = math.ceil(term - silent)
+        raise ConflictError(
+            f"another process of worker {holder.name} on {holder.host} was heard on device {holder.device_uid} "
+            f"{silent:.0f} s ago; run one worker on a device. If that process has ended, start again in {seconds} s",
+            code="device_in_use",
+            headers={"Retry-After": str(seconds)},
+        )
 
 
 def _columns(request: RegisterRequest) -> dict[str, object]:
@@ -106,7 +128,7 @@ def _columns(request: RegisterRequest) -> dict[str, object]:
 
 
 def _supersede(ctx: Context, session: Session, now: float, holder: WorkerRow) -> None:
-    """The host lock of the device was free, so the older process is gone: its lease ends now."""
+    """The older process is silent, and the host lock of the device was free: its lease ends now."""
     text = "superseded by a new start of the same worker"
     for row in leases.live(session):
         if row.worker_id == holder.id:

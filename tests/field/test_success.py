@@ -1,7 +1,9 @@
-"""A success is earned by what the server holds, and of two processes of one worker one goes."""
+"""A success is earned by what the server holds, and of two processes of one worker one keeps the device."""
 
 from __future__ import annotations
 
+import os
+import signal
 from pathlib import Path
 
 import pytest
@@ -9,7 +11,7 @@ import pytest
 from lockstep.client import Client
 from tests.conftest import LiveServer, wait_until
 from tests.factories import tiny_spec
-from tests.field.conftest import StartLight, first_block
+from tests.field.conftest import LightWorker, StartLight, first_block
 from worker.agent import DEVICE_IN_USE
 
 pytestmark = pytest.mark.server
@@ -35,17 +37,31 @@ def test_trainer_that_ends_too_early_is_a_bug_tried_once_more(
         assert block["cause_text"] == f"{LIES[mode]} (already requeued 1 times for this cause)"
 
 
-def test_second_process_of_a_worker_takes_over_and_the_first_ends(
+def test_of_two_processes_of_a_worker_that_are_started_again_and_again_one_keeps_the_device(
     server: LiveServer, light_worker: StartLight, tmp_path: Path
 ) -> None:
+    def start(host: str, mode: str = "plain") -> LightWorker:
+        # two hosts of one name: neither sees the lock of the other
+        locks = str(tmp_path / f"locks-{host}")
+        return light_worker(server.url, mode, device="cpu:fieldhost:0", LOCKSTEP_LOCK_DIR=locks)
+
+    def is_turned_away(worker: LightWorker) -> bool:
+        ended = worker.process.wait(timeout=60) == DEVICE_IN_USE
+        return ended and "run one worker on a device" in worker.log.read_text()
+
     with Client(server.url) as client:
-        device = "cpu:fieldhost:0"
-        first = light_worker(server.url, "wait_in_round", device=device)
+        first = start("one", "wait_in_round")
         experiment_id = client.submit(tiny_spec())["id"]
         first.note("stage")
-        light_worker(server.url, device=device, LOCKSTEP_LOCK_DIR=str(tmp_path / "other-locks"))
-        assert first.process.wait(timeout=240) == DEVICE_IN_USE, first.log.read_text()
-        assert "a newer process of worker" in first.log.read_text()
+        assert is_turned_away(start("two"))
+        assert is_turned_away(start("two"))
+        assert (first.process.poll(), first_block(client, experiment_id)["attempt"]) == (None, 1)
+        pid = first.process.pid
+        trainer = int(Path(f"/proc/{pid}/task/{pid}/children").read_text().split()[0])
+        first.end()  # without a word: now it is silent
+        os.kill(trainer, signal.SIGKILL)
+        heir = start("two")
         wait_until(lambda: client.show(experiment_id)["status"] == "succeeded", what="success on the second")
-        assert first_block(client, experiment_id)["attempt"] == 2
+        assert is_turned_away(start("one"))
+        assert (heir.process.poll(), first_block(client, experiment_id)["attempt"]) == (None, 2)
         assert len(client.call("GET", "workers")["items"]) == 1

@@ -55,7 +55,7 @@ class FlakyWorker:
         self.ctx, self.wall, self.name = ctx, wall, name
         self.starts = 0
         self.cut = False
-        self.up = False
+        self.up = self.asks = False
         self.worker_id = ""
         self._drop()
 
@@ -75,9 +75,9 @@ class FlakyWorker:
         return p.Device(uid=f"cpu:host:{self.name}", kind="cpu", device_class="cpu", model="test", memory_bytes=2**34)
 
     def start(self) -> None:
-        """Start (again) as a new incarnation of the same worker."""
+        """Start (again) as a new incarnation of the same worker; asks on while its older one was heard lately."""
         self.starts += 1
-        self._drop()
+        self.kill()
         request = p.RegisterRequest(
             name=self.name,
             host="host",
@@ -85,12 +85,18 @@ class FlakyWorker:
             device=self.device,
             datasets={"digits": "f" * 64},
         )
-        self.worker_id = workers.register(self.ctx, request).worker_id
-        self.up, self.cut = True, False
+        try:
+            self.worker_id = workers.register(self.ctx, request).worker_id
+        except ConflictError as error:
+            if error.code != "device_in_use":
+                raise
+            self.asks = True
+        else:
+            self.up, self.cut = True, False
 
     def kill(self) -> None:
         """kill -9 of supervisor and child."""
-        self.up = False
+        self.up = self.asks = False
         self._drop()
 
     def is_fenced(self) -> bool:
@@ -122,6 +128,8 @@ class FlakyWorker:
 
     def beat(self, lost: str = "") -> None:
         """Send a heartbeat and act on its answer."""
+        if self.asks:
+            self.start()
         sent = self.wall.elapsed
         reports = []
         if self.held is not None:

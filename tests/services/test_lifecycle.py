@@ -224,26 +224,39 @@ def test_share_that_ends_again_and_again_unasked_spends_a_budget(
     assert (found["status"], found["cause"], found["attempt"]) == ("failed", *ends)
 
 
-def test_job_that_brings_its_supervisor_down_at_every_start_spends_a_budget(ctx: Context) -> None:
+def test_job_that_brings_its_supervisor_down_at_every_start_spends_a_budget(ctx: Context, clock: Clock) -> None:
     experiment_id = submit(ctx)
     worker = SimulatedWorker(ctx).register()
     attempts = 0
     while worker.claim() is not None:
         attempts += 1
         worker.assignment, worker.incarnation = None, f"start {attempts}"
+        clock.advance(2.0)
         worker.register()
     found = reading.list_blocks(ctx, experiment_id)[0]
     assert (found["status"], found["cause"], attempts) == ("failed", "worker_lost", 6)
 
 
-def test_older_process_of_a_worker_is_told_to_end(ctx: Context) -> None:
+def test_of_two_processes_of_a_worker_the_one_that_beats_keeps_the_device_for_good(ctx: Context, clock: Clock) -> None:
+    term = 3 * ctx.settings.heartbeat_seconds
     first, second = SimulatedWorker(ctx).register(), SimulatedWorker(ctx)
-    second.incarnation = "another"
+    for start in range(20):
+        clock.advance(ctx.settings.heartbeat_seconds)
+        second.incarnation = f"start {start}"
+        with pytest.raises(ConflictError, match="run one worker on a device") as told:
+            second.register()
+        assert (told.value.code, told.value.headers) == ("device_in_use", {"Retry-After": "1"})
+        first.beat("idle")
+    assert len(reading.list_workers(ctx)) == 1
+    clock.advance(term)
     second.register()
     for call in (first.claim, first.beat):
         with pytest.raises(ConflictError, match="a newer process of worker w0 on host has taken over device") as told:
             call()
         assert told.value.code == "device_in_use"
+    first.incarnation = "again"
+    with pytest.raises(ConflictError, match="run one worker on a device"):
+        first.register()
     assert second.claim() is None
 
 

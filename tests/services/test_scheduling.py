@@ -391,6 +391,7 @@ def test_fast_failures_of_two_experiments_quarantine_the_device_until_an_operato
     assert [block(ctx, experiment_id)["status"] for experiment_id in ids] == ["queued", "queued"]
     again = SimulatedWorker(ctx)
     for again.incarnation in ("second", "third"):
+        clock.advance(2.0)
         shown = reading.show_worker(ctx, again.register().worker_id)
         assert shown["status"] == "quarantined"
         assert shown["status_text"].count("before its restart") == 1
