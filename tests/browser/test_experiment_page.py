@@ -14,7 +14,7 @@ from playwright.sync_api import Page, expect
 
 from lockstep.client import Client
 from tests.conftest import LiveServer, WorkerProcess
-from tests.factories import cartpole_spec, tiny_spec
+from tests.factories import SimulatedWorker, cartpole_spec, tiny_spec
 
 pytestmark = [pytest.mark.browser, pytest.mark.server]
 
@@ -114,3 +114,10 @@ def test_submit_form_shows_every_problem_with_its_remedy(sqlite_server: LiveServ
     page.locator("textarea").fill("experiment: {name: x}\narms: [{label: a}, {label: b}]\nppoo: {}\n")
     page.locator("#plan").click()
     expect(page.locator("#plan-result")).to_contain_text("did you mean 'ppo'?")
+
+
+def test_workers_page_tells_what_cannot_be_used(sqlite_server: LiveServer, page: Page) -> None:
+    reason = "importing stuck_package:none took over 60 s"
+    SimulatedWorker(sqlite_server.ctx, environments={"stuck": {"defect": reason}}).register()
+    page.goto(f"{sqlite_server.url}/workers")
+    expect(page.locator("#workers .defect")).to_have_text(f"environment stuck cannot be used: {reason}")

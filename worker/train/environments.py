@@ -89,8 +89,10 @@ def make_environments(
         runs: other runs than the plan's.
         xeval: reward functions under which evaluation episodes are scored too.
         overlaps: whether the caller steps cohorts out of phase.
-        alive: called after everything that may take long in the code of others.
+        alive: called before anything of others is built, so that what it takes is counted from there, and after
+            everything that may take long in their code.
     """
+    alive()
     chosen = [plan.runs[i] for i in ordered_runs(plan)] if runs is None else list(runs)
     order = Order(
         config=chosen[0].config,
