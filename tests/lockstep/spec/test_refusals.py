@@ -182,7 +182,7 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("E_FLOOR", judged(failure={"floor": None}), judged(failure={"floor": 0.0})),
     ("E_FLOOR", judged(failure={"floor": 1.0}), judged(failure={"floor": 0.0})),
     ("E_ALPHA_UNREACHABLE", judged(2), judged(6)),
-    ("E_ALPHA_UNREACHABLE", judged(5, looks={"mode": "anytime"}), judged(6, looks={"mode": "anytime"})),
+    ("E_ALPHA_UNREACHABLE", judged(5, looks={"mode": "anytime"}), judged(10, looks={"mode": "anytime"})),
     ("E_ANALYSIS_FIELD", judged(esoi=1.0), judged(sesoi=1.0)),
     ("E_ANALYSIS_FIELD", judged(guardrails=[{"metric": "eval/loss"}]),
      judged(guardrails=[{"metric": "eval/loss", "max_harm": 1.0}])),
