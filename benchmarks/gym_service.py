@@ -31,6 +31,7 @@ from lockstep.spec.resolve import parse
 ANCHORS = {
     "CartPole-v1": "CleanRL 490.0 +- 6.1, baselines 497.5 +- 4.0, SB3 zoo 500 +- 0",
     "Acrobot-v1": "CleanRL -86.4 +- 1.3, baselines -81.8 +- 5.6, SB3 zoo -73.5 +- 18.2 (1M steps)",
+    "Pendulum-v1": "SB3 zoo -172.2 +- 104.2 (100,000 steps, one run; the spread is that of its episodes)",
     "CartPole-v1 without velocities": "SB3 ppo_lstm 500 +- 0, another upload 401.6 +- 51.6",
 }
 

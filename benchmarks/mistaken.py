@@ -22,6 +22,8 @@ class Mistaken(gymnasium.Wrapper[Any, Any, Any, Any]):
             time.sleep(3600)
         super().__init__(gymnasium.make("CartPole-v1").unwrapped)
         self.how, self.at, self.taken = how, at, 0
+        if how == "shows text":
+            self.observation_space = gymnasium.spaces.Text(9)
 
     def reset(self, **given: Any) -> Any:
         """Start an episode."""

@@ -117,7 +117,10 @@ MISTAKES = (
         "smallest two-sided p of the exact test is 0.5, above the level 0.05",
     ),
     Mistake(
-        "an observation of nested parts", {"env": {"id": "Blackjack-v1"}}, "failed", "cause config: .*observation space"
+        "an observation that is text",
+        _env("shows text"),
+        "failed",
+        "cause config: .*a Text has no fixed number of components; register the environment wrapped in gymnasium.wrap",
     ),
     Mistake("a constructor that raises", _env("builds wrongly"), "failed", "cause config: .*TypeError: reach"),
     Mistake(

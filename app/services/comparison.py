@@ -21,7 +21,7 @@ _SCORES = {
     "param_ratio": "param_ratio",
 }
 #: Scores that stand among the further values of an episode, under the same name.
-_FURTHER_SCORES = ("native_return", "grafts_fossilized")
+_FURTHER_SCORES = ("native_return", "success", "grafts_fossilized")
 
 
 def compare_runs(session: Session, runs: Sequence[RunOfArm], round_index: int) -> dict[str, Any]:

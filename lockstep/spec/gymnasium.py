@@ -45,6 +45,19 @@ SCORES = (
         "reward",
         "reward",
     ),
+    Score(
+        "success_rate",
+        "success",
+        "share",
+        "max",
+        0.0,
+        1.0,
+        False,
+        "share of episodes whose last info says is_success; only where an environment says it",
+        "train/success_rate",
+        "success",
+        "success rate",
+    ),
 )
 
 

@@ -210,6 +210,12 @@ class Net(Section):
     hidden: int = Field(512, ge=8, le=4096, description="Units of a body layer")
     lstm_hidden: int = Field(512, ge=8, le=4096, description="Units of the LSTM")
     lstm_layers: int = Field(1, ge=1, le=4, description="Layers of the LSTM")
+    encoder: Literal["auto", "nature", "small", "none"] | None = Field(
+        None,
+        # left out of the resolved spec while it is not given, so that specs from before it keep their hash
+        exclude_if=lambda value: value is None,
+        description="Of images: auto (default) = nature (Mnih et al. 2015) from edges of 36, else small",
+    )
 
 
 class ObsNorm(Section):

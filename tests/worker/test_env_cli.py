@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from gymnasium import spaces
 
+import tests.worker.envs.kit  # noqa: F401 - registers the task
 from worker.env_cli import main
 
 _shared = np.random.default_rng(3)
@@ -47,6 +48,15 @@ class _Fit(gymnasium.Env[Any, Any]):
             raise RuntimeError("busy")
 
 
+class _Speaks(_Fit):
+    """Shows text."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.observation_space = spaces.Text(3)
+
+
+gymnasium.register("Speaks-v0", entry_point=lambda **_: _Speaks())
 gymnasium.register("Fit-v0", entry_point=lambda **kwargs: _Fit(**kwargs))
 
 
@@ -102,13 +112,24 @@ def test_what_lockstep_can_live_with_is_a_warning(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("CartPole-v7", "doesn't exist"), ("Blackjack-v1", "observation space Tuple")]
+    ("name", "words"), [("CartPole-v7", "doesn't exist"), ("Speaks-v0", "a Text has no fixed number of components")]
 )
 def test_what_cannot_be_built_is_one_sentence(capsys: pytest.CaptureFixture[str], name: str, words: str) -> None:
     assert main(["check", name]) == 1
     refusal, verdict = capsys.readouterr().out.splitlines()
     assert words in refusal
     assert verdict == f"{name} cannot be trained in as it is"
+
+
+def test_every_kind_of_space_is_told_and_success_is_found(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "Kit-v0", "--steps", "40"]) == 0
+    out = capsys.readouterr().out
+    assert (
+        "one categorical head for each part: action_grip of 2; one Gaussian head for each Box: action_move of 2" in out
+    )
+    assert "12 numbers, flattened to float32; with obs_norm.enabled 2 of them are normalised; images through " in out
+    assert "parts: in this order: camera: an image, channels last, 3 x 12 x 10, bytes; flags: 2 numbers 0 or 1; " in out
+    assert "success: eval/success_rate is measured: " in out
 
 
 @pytest.mark.parametrize("given", ["{", "[1]", "3"])

@@ -2,10 +2,10 @@
 
 One ``LockstepEnvs`` object holds environments of *all* runs of an assignment, so that each step can be
 issued for every arm together (A0 B0 A1 B1 ..); its cohorts are such objects too and may hold fewer runs.
-Axes: E environments of a run, O observation features, I id features, H action heads, C columns of a row of actions:
-one for each head of choices, one for each component of a Gaussian head. Rows of actions are int64 where all heads are
-choices, else float32, with choices as whole numbers. Runs are indexed 0..K-1 in the order in which they were given;
-nothing here may reduce over runs.
+Axes: E environments of a run, O observation features, I id features, P bytes of all images, H action heads, C columns
+of a row of actions: one for each head of choices, one for each component of a Gaussian head. Rows of actions are int64
+where all heads are choices, else float32, with choices as whole numbers. Runs are indexed 0..K-1 in the order in which
+they were given; nothing here may reduce over runs.
 """
 
 from __future__ import annotations
@@ -69,6 +69,7 @@ class ObsSpec:
         num_ids: I, categorical features (-1 = none), each embedded.
         id_vocab: number of distinct ids (ids are 0..id_vocab-1).
         id_dim: embedding width.
+        images: (channels, height, width) of each image.
     """
 
     num_features: int
@@ -77,14 +78,16 @@ class ObsSpec:
     num_ids: int = 0
     id_vocab: int = 0
     id_dim: int = 4
+    images: tuple[tuple[int, int, int], ...] = ()
 
 
 @dataclass
 class Observation:
-    """Observations of one run: features [E, O] float32 and ids [E, I] int64."""
+    """Observations of one run: features [E, O] float32, ids [E, I] int64 and the bytes of its images [E, P] uint8."""
 
     features: Tensor
     ids: Tensor
+    pixels: Tensor | None = None
 
 
 @dataclass(frozen=True)

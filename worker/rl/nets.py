@@ -4,7 +4,7 @@ Both answer the same three calls: ``step`` (logits of one step), ``step_values``
 (logits and values of a whole rollout, with resets inside). Parameters live in one flat vector so
 that the optimiser, the gradient norm and the hash each are a few vector operations. Modules are
 built without touching a global generator and filled from keyed draws.
-Axes: T step, E environment, O features, I ids, H heads, N choices of the widest head.
+Axes: T step, E environment, O features, I ids, P bytes of all images, H heads, N outputs of the widest head.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
 import numpy as np
 import torch
@@ -20,10 +19,10 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name in every torch text
 
 from lockstep.spec.sections import Net
+from worker.rl.encoders import Encoders, Image
 from worker.rl.gaussian import LOG_STD_MAX, LOG_STD_MIN
 from worker.rl.heads import Heads
-
-LayerT = TypeVar("LayerT", bound=nn.Module)
+from worker.rl.layers import linear, with_memory
 
 #: Recurrent state: () for an MLP, (h, c) each [layers, E, hidden] for an LSTM.
 State = tuple[Tensor, ...]
@@ -43,31 +42,14 @@ class InputLayout:
         num_ids: I.
         id_vocab: number of distinct ids.
         id_dim: width of an id's embedding.
+        images: (channels, height, width) of each image.
     """
 
     num_features: int
     num_ids: int
     id_vocab: int
     id_dim: int
-
-    @property
-    def width(self) -> int:
-        """Inputs of the first layer."""
-        return self.num_features + self.num_ids * self.id_dim
-
-
-def _linear(inputs: int, outputs: int) -> nn.Linear:
-    return _with_memory(nn.Linear(inputs, outputs, device="meta"))
-
-
-def _with_memory(layer: LayerT) -> LayerT:
-    """Give a layer built on the meta device parameters without values: default ones come from the global generator.
-
-    ``Module.to_empty`` does the same, and imports a computer algebra system (1.3 s) for it.
-    """
-    for name, parameter in list(layer.named_parameters(recurse=False)):
-        setattr(layer, name, nn.Parameter(torch.empty(parameter.shape)))
-    return layer
+    images: tuple[Image, ...] = ()
 
 
 def _weights(*layers: nn.Linear) -> list[tuple[Tensor, Tensor]]:
@@ -76,21 +58,29 @@ def _weights(*layers: nn.Linear) -> list[tuple[Tensor, Tensor]]:
 
 
 class _Embed(nn.Module):
-    """Features with the embeddings of ids (-1 = none) appended."""
+    """Encoded images, then features, then the embeddings of ids (-1 = none)."""
 
-    def __init__(self, layout: InputLayout) -> None:
+    def __init__(self, cfg: Net, layout: InputLayout) -> None:
         super().__init__()
         self.layout = layout
+        #: Inputs of the first layer.
+        self.width = layout.num_features + layout.num_ids * layout.id_dim
         if layout.num_ids:
             self.table = nn.Parameter(torch.empty(layout.id_vocab + 1, layout.id_dim))
+        if layout.images:
+            self.encoders = Encoders(layout.images, cfg.encoder or "auto")
+            self.width += self.encoders.width
 
-    def join(self, features: Tensor, ids: Tensor) -> Tensor:
+    def join(self, features: Tensor, ids: Tensor, pixels: Tensor | None) -> Tensor:
         """Return the network's input [.., width]."""
-        if not self.layout.num_ids:
-            return features
-        # a one-hot product: its backward is a matrix product, deterministic on every device
-        hot = F.one_hot(ids + 1, self.layout.id_vocab + 1).to(features.dtype)
-        return torch.cat([features, (hot @ self.table).flatten(-2)], dim=-1)
+        parts = [features]
+        if pixels is not None:
+            parts.insert(0, self.encoders(pixels))
+        if self.layout.num_ids:
+            # a one-hot product: its backward is a matrix product, deterministic on every device
+            hot = F.one_hot(ids + 1, self.layout.id_vocab + 1).to(features.dtype)
+            parts.append((hot @ self.table).flatten(-2))
+        return torch.cat(parts, dim=-1) if len(parts) > 1 else features
 
 
 class _Outputs(nn.Module):
@@ -103,7 +93,7 @@ class _Outputs(nn.Module):
     def __init__(self, heads: Heads, inputs: int) -> None:
         super().__init__()
         self.width = heads.width
-        layers = [_linear(inputs, spec.size) for spec in heads.specs]
+        layers = [linear(inputs, spec.size) for spec in heads.specs]
         self.layers, self._weights = nn.ModuleList(layers), _weights(*layers)
         gaussian = {
             str(i): nn.Parameter(torch.empty(spec.size)) for i, spec in enumerate(heads.specs) if spec.is_gaussian
@@ -135,11 +125,11 @@ class MLPNet(nn.Module):
 
     def __init__(self, cfg: Net, layout: InputLayout, heads: Heads) -> None:
         super().__init__()
-        self.embed = _Embed(layout)
-        self.actor_1, self.actor_2 = _linear(layout.width, cfg.hidden), _linear(cfg.hidden, cfg.hidden)
+        self.embed = _Embed(cfg, layout)
+        self.actor_1, self.actor_2 = linear(self.embed.width, cfg.hidden), linear(cfg.hidden, cfg.hidden)
         self.outputs = _Outputs(heads, cfg.hidden)
-        self.critic_1, self.critic_2 = _linear(layout.width, cfg.hidden), _linear(cfg.hidden, cfg.hidden)
-        self.value_out = _linear(cfg.hidden, 1)
+        self.critic_1, self.critic_2 = linear(self.embed.width, cfg.hidden), linear(cfg.hidden, cfg.hidden)
+        self.value_out = linear(cfg.hidden, 1)
         self._actor = _weights(self.actor_1, self.actor_2)
         self._critic = _weights(self.critic_1, self.critic_2, self.value_out)
 
@@ -147,13 +137,19 @@ class MLPNet(nn.Module):
         """Return the empty state."""
         return ()
 
-    def step(self, features: Tensor, ids: Tensor, state: State) -> tuple[Tensor, State]:
+    def step(self, features: Tensor, ids: Tensor, state: State, pixels: Tensor | None = None) -> tuple[Tensor, State]:
         """Return logits [E, H, N] and the state after the step."""
-        return self._logits(self.embed.join(features, ids)), state
+        return self._logits(self.embed.join(features, ids, pixels)), state
 
-    def step_values(self, features: Tensor, ids: Tensor, state: State) -> Tensor:  # noqa: ARG002
+    def step_values(
+        self,
+        features: Tensor,
+        ids: Tensor,
+        state: State,  # noqa: ARG002 - same call for every network
+        pixels: Tensor | None = None,
+    ) -> Tensor:
         """Return values [E] in the units of the value head."""
-        return self._values(self.embed.join(features, ids))
+        return self._values(self.embed.join(features, ids, pixels))
 
     def sequence(
         self,
@@ -161,9 +157,10 @@ class MLPNet(nn.Module):
         ids: Tensor,
         state: State,  # noqa: ARG002 - same call for every network
         resets: Sequence[tuple[int, Tensor]],  # noqa: ARG002
+        pixels: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return logits [.., H, N] and values [..] for any leading axes."""
-        x = self.embed.join(features, ids)
+        x = self.embed.join(features, ids, pixels)
         return self._logits(x), self._values(x)
 
     def _logits(self, x: Tensor) -> Tensor:
@@ -192,17 +189,17 @@ class LSTMNet(nn.Module):
         super().__init__()
         self.layers, self.lstm_hidden, self.num_heads = cfg.lstm_layers, cfg.lstm_hidden, len(heads.specs)
         half, quarter = max(cfg.lstm_hidden // 2, 1), max(cfg.lstm_hidden // 4, 1)
-        self.embed = _Embed(layout)
-        self.body = _linear(layout.width, cfg.hidden)
+        self.embed = _Embed(cfg, layout)
+        self.body = linear(self.embed.width, cfg.hidden)
         self.body_norm = nn.LayerNorm(cfg.hidden)
-        self.lstm = _with_memory(nn.LSTM(cfg.hidden, cfg.lstm_hidden, cfg.lstm_layers, device="meta"))
+        self.lstm = with_memory(nn.LSTM(cfg.hidden, cfg.lstm_hidden, cfg.lstm_layers, device="meta"))
         self.lstm_norm = nn.LayerNorm(cfg.lstm_hidden)
         # the residual needs equal widths; a projection stands in where they differ
-        self.skip = _linear(cfg.hidden, cfg.lstm_hidden) if cfg.hidden != cfg.lstm_hidden else nn.Identity()
-        self.towers = _linear(cfg.lstm_hidden, self.num_heads * half)
+        self.skip = linear(cfg.hidden, cfg.lstm_hidden) if cfg.hidden != cfg.lstm_hidden else nn.Identity()
+        self.towers = linear(cfg.lstm_hidden, self.num_heads * half)
         self.outputs = _Outputs(heads, half)
-        self.value_1, self.value_2 = _linear(cfg.lstm_hidden, half), _linear(half, quarter)
-        self.value_out = _linear(quarter, 1)
+        self.value_1, self.value_2 = linear(cfg.lstm_hidden, half), linear(half, quarter)
+        self.value_out = linear(quarter, 1)
 
     def initial_state(self, num_envs: int) -> State:
         """Return zeros (h, c), each [layers, E, hidden]."""
@@ -210,18 +207,23 @@ class LSTMNet(nn.Module):
         reference = self.body.weight
         return reference.new_zeros(shape), reference.new_zeros(shape)
 
-    def step(self, features: Tensor, ids: Tensor, state: State) -> tuple[Tensor, State]:
+    def step(self, features: Tensor, ids: Tensor, state: State, pixels: Tensor | None = None) -> tuple[Tensor, State]:
         """Return logits [E, H, N] and the state after the step."""
-        hidden, state = self._recur(self._trunk(features, ids).unsqueeze(0), state)
+        hidden, state = self._recur(self._trunk(features, ids, pixels).unsqueeze(0), state)
         return self._logits(hidden.squeeze(0)), state
 
-    def step_values(self, features: Tensor, ids: Tensor, state: State) -> Tensor:
+    def step_values(self, features: Tensor, ids: Tensor, state: State, pixels: Tensor | None = None) -> Tensor:
         """Return values [E] in the units of the value head."""
-        hidden, _ = self._recur(self._trunk(features, ids).unsqueeze(0), state)
+        hidden, _ = self._recur(self._trunk(features, ids, pixels).unsqueeze(0), state)
         return self._values(hidden.squeeze(0))
 
     def sequence(
-        self, features: Tensor, ids: Tensor, state: State, resets: Sequence[tuple[int, Tensor]]
+        self,
+        features: Tensor,
+        ids: Tensor,
+        state: State,
+        resets: Sequence[tuple[int, Tensor]],
+        pixels: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return logits [T, E, H, N] and values [T, E] of a rollout.
 
@@ -230,8 +232,9 @@ class LSTMNet(nn.Module):
             ids: [T, E, I].
             state: recurrent state before step 0.
             resets: (t, keep) in increasing t > 0; ``keep`` [E] is 0 where an episode begins at t, else 1.
+            pixels: [T, E, P], where observations have images.
         """
-        x = self._trunk(features, ids)
+        x = self._trunk(features, ids, pixels)
         edges = [0, *(t for t, _ in resets), x.shape[0]]
         parts = []
         for index in range(len(edges) - 1):
@@ -243,8 +246,8 @@ class LSTMNet(nn.Module):
         hidden = torch.cat(parts) if len(parts) > 1 else parts[0]
         return self._logits(hidden), self._values(hidden)
 
-    def _trunk(self, features: Tensor, ids: Tensor) -> Tensor:
-        return F.relu(self.body_norm(self.body(self.embed.join(features, ids))))
+    def _trunk(self, features: Tensor, ids: Tensor, pixels: Tensor | None) -> Tensor:
+        return F.relu(self.body_norm(self.body(self.embed.join(features, ids, pixels))))
 
     def _recur(self, x: Tensor, state: State) -> tuple[Tensor, State]:
         out, after = self.lstm(x, (state[0], state[1]))
@@ -319,7 +322,8 @@ def _initial_value(net: PolicyNet, name: str, parameter: Tensor, draw: Draw, val
         gain = value_gain
     elif name.startswith(("lstm.", "skip.")):
         gain = 1.0
-    return orthogonal(draw(name, shape), gain)
+    # a convolution as the matrix that reads one patch
+    return orthogonal(draw(name, shape).reshape(shape[0], -1), gain).view(shape)
 
 
 def _initial_bias(net: PolicyNet, name: str, shape: tuple[int, ...]) -> Tensor:

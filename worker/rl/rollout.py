@@ -2,7 +2,7 @@
 
 Buffers are allocated once and reused. Observations are stored normalised (and raw, for the later
 refresh of the statistics); masks are stored and re-used bit for bit in the update.
-Axes: T step, E environment, O features, I ids, H heads, N choices of the widest head.
+Axes: T step, E environment, O features, I ids, P bytes of all images, H heads, N outputs of the widest head.
 
 Acting as one graph replay on CUDA: network, masks, floors, sampling and log-probabilities of a step.
 
@@ -27,8 +27,10 @@ from worker.rl.heads import Floors, Heads, choose
 from worker.rl.nets import PolicyNet, State
 from worker.rl.normalise import ObsNormalizer
 
-#: (features, ids, masks, state, noise) to actions [E, C], log-probability [E] and the state after.
-Step = Callable[[Tensor, Tensor, Mapping[str, Tensor], State, Tensor], tuple[Tensor, Tensor, State]]
+#: Features, ids, masks, recurrent state, noise and the bytes of images of a step, None where there are none.
+Inputs = tuple[Tensor, Tensor, Mapping[str, Tensor], State, Tensor, Tensor | None]
+#: ``Inputs`` to actions [E, C], log-probability [E] and the state after.
+Step = Callable[[Tensor, Tensor, Mapping[str, Tensor], State, Tensor, Tensor | None], tuple[Tensor, Tensor, State]]
 
 
 @dataclass
@@ -55,24 +57,25 @@ class Actor:
 
     Args:
         step: what is captured; weights are read at their addresses, so updates in place are seen.
-        inputs: an example of features, ids, masks, state and noise.
+        inputs: an example.
     """
 
-    def __init__(self, step: Step, inputs: tuple[Tensor, Tensor, Mapping[str, Tensor], State, Tensor]) -> None:
-        _, _, masks, state, _ = inputs
+    def __init__(self, step: Step, inputs: Inputs) -> None:
+        _, _, masks, state, _, pixels = inputs
         names, layers = list(masks), len(state)
 
         def run(parts: list[Tensor]) -> list[Tensor]:
-            features, ids, *rest = parts
+            features, ids, noise, *rest = parts
             before = tuple(rest[len(names) : len(names) + layers])
-            actions, log_prob, after = step(features, ids, dict(zip(names, rest, strict=False)), before, rest[-1])
+            seen = None if pixels is None else rest[-1]
+            actions, log_prob, after = step(features, ids, dict(zip(names, rest, strict=False)), before, noise, seen)
             packed = torch.cat([actions.flatten().double(), log_prob.sum()[None].double()])
             return [packed, actions, log_prob, *after]
 
         self._replayed = Replayed(run, _flat(inputs))
         self._landed = torch.empty(0, dtype=torch.float64, pin_memory=True)
 
-    def __call__(self, inputs: tuple[Tensor, Tensor, Mapping[str, Tensor], State, Tensor]) -> Acted:
+    def __call__(self, inputs: Inputs) -> Acted:
         """Replay on new inputs and read the choice back."""
         packed, actions, log_prob, *after = self._replayed(_flat(inputs))
         if self._landed.numel() != packed.numel():
@@ -84,9 +87,9 @@ class Actor:
         return Acted(actions, chosen, log_prob, float(self._landed[-1]), kept)
 
 
-def _flat(inputs: tuple[Tensor, Tensor, Mapping[str, Tensor], State, Tensor]) -> list[Tensor]:
-    features, ids, masks, state, noise = inputs
-    return [features, ids, *masks.values(), *state, noise]
+def _flat(inputs: Inputs) -> list[Tensor]:
+    features, ids, masks, state, noise, pixels = inputs
+    return [features, ids, noise, *masks.values(), *state, *([] if pixels is None else [pixels])]
 
 
 class PolicyError(RuntimeError):
@@ -103,6 +106,7 @@ class _Row:
     raw: Tensor
     features: Tensor
     ids: Tensor
+    pixels: Tensor | None
     masks: dict[str, Tensor]
 
 
@@ -128,7 +132,7 @@ class Rollout:
             self._allocate(observation, masks)
         self.initial_state = self.state = state
         self.states: list[State] = []
-        self.finals: dict[int, tuple[Tensor, Tensor]] = {}
+        self.finals: dict[int, Observation] = {}
         self._store(0, observation, masks)
 
     def act(self, net: PolicyNet, t: int, noise: Tensor | None, floors: Floors | None) -> Tensor:
@@ -139,7 +143,7 @@ class Rollout:
         row, chosen, log_probs = self._rows[t], self._actions[t], self._log_probs[t]
         if self.features.is_cuda and noise is not None:
             with torch.no_grad():
-                acted = self._replay(net, floors, (row.features, row.ids, row.masks, self.state, noise))
+                acted = self._replay(net, floors, (row.features, row.ids, row.masks, self.state, noise, row.pixels))
             chosen.copy_(acted.actions)
             log_probs.copy_(acted.log_prob)
             chosen, self.state, total = acted.chosen, acted.state, acted.total
@@ -147,7 +151,7 @@ class Rollout:
             # lighter than no_grad; what leaves it is stored, or the state, which ``see`` makes anew
             with torch.inference_mode():
                 with autocast(self.features.device, self.precision):
-                    logits, self.state = net.step(row.features, row.ids, self.state)
+                    logits, self.state = net.step(row.features, row.ids, self.state, row.pixels)
                 actions, log_prob = choose(self.heads, logits, row.masks, noise, floors)
                 chosen.copy_(actions)
                 log_probs.copy_(log_prob)
@@ -157,12 +161,7 @@ class Rollout:
             raise PolicyError(f"step {t}: non-finite action distribution")
         return chosen
 
-    def _replay(
-        self,
-        net: PolicyNet,
-        floors: Floors | None,
-        inputs: tuple[Tensor, Tensor, Mapping[str, Tensor], State, Tensor],
-    ) -> Acted:
+    def _replay(self, net: PolicyNet, floors: Floors | None, inputs: Inputs) -> Acted:
         """Act through the captured step; it is captured anew for another network or when floors come or go."""
         known = self._acts_for
         if self._actor is None or known is None or known[0] is not net or (known[1] is None) != (floors is None):
@@ -170,10 +169,15 @@ class Rollout:
             known = self._acts_for = (net, own)
 
             def step(
-                features: Tensor, ids: Tensor, masks: Mapping[str, Tensor], state: State, noise: Tensor
+                features: Tensor,
+                ids: Tensor,
+                masks: Mapping[str, Tensor],
+                state: State,
+                noise: Tensor,
+                pixels: Tensor | None,
             ) -> tuple[Tensor, Tensor, State]:
                 with autocast(features.device, self.precision):
-                    logits, after = net.step(features, ids, state)
+                    logits, after = net.step(features, ids, state, pixels)
                 return *choose(self.heads, logits, masks, noise, own), after
 
             self._actor = Actor(step, inputs)
@@ -191,7 +195,8 @@ class Rollout:
         if result.final_observation is not None:
             final = result.final_observation
             features = final.features if self.obs_norm is None else self.obs_norm(final.features)
-            self.finals[t] = (features.clone(), final.ids.clone())
+            pixels = None if final.pixels is None else final.pixels.clone()
+            self.finals[t] = Observation(features.clone(), final.ids.clone(), pixels)
         if self.state:
             keep = (~(self.terminated[t] | self.truncated[t])).to(self.state[0].dtype).view(1, -1, 1)
             self.state = tuple(part * keep for part in self.state)
@@ -199,9 +204,10 @@ class Rollout:
         for correction in result.corrections:
             self._correct(correction)
 
-    def final(self, t: int) -> tuple[Tensor, Tensor]:
-        """Return the normalised features [E, O] and ids [E, I] that step ``t`` led to, before any reset."""
-        return self.finals.get(t, (self.features[t + 1], self.ids[t + 1]))
+    def final(self, t: int) -> Observation:
+        """Return the observation that step ``t`` led to, before any reset, its features normalised."""
+        pixels = None if self.pixels is None else self.pixels[t + 1]
+        return self.finals.get(t, Observation(self.features[t + 1], self.ids[t + 1], pixels))
 
     def _correct(self, correction: Correction) -> None:
         self.rewards[correction.step, correction.env] = correction.reward
@@ -216,6 +222,8 @@ class Rollout:
             row.features.copy_(self.obs_norm(row.raw))
         if self.ids.shape[-1]:
             row.ids.copy_(observation.ids)
+        if row.pixels is not None and observation.pixels is not None:
+            row.pixels.copy_(observation.pixels)
         copy_each(list(row.masks.values()), [masks[name] for name in row.masks])
 
     def _allocate(self, observation: Observation, masks: Mapping[str, Tensor]) -> None:
@@ -224,6 +232,9 @@ class Rollout:
         self.raw = torch.zeros(T + 1, E, O, device=device)
         self.features = self.raw if self.obs_norm is None else torch.zeros_like(self.raw)
         self.ids = torch.zeros(T + 1, *observation.ids.shape, dtype=torch.int64, device=device)
+        self.pixels = None
+        if observation.pixels is not None:
+            self.pixels = observation.pixels.new_zeros(T + 1, *observation.pixels.shape)
         self.masks = {
             spec.name: torch.zeros(T + 1, *masks[spec.name].shape, dtype=torch.bool, device=device)
             for spec in self.heads.specs
@@ -235,10 +246,9 @@ class Rollout:
             dict(zip(self.masks, row, strict=True))
             for row in zip(*(mask.unbind() for mask in self.masks.values()), strict=True)
         ]
-        self._rows = [
-            _Row(*row)
-            for row in zip(self.raw.unbind(), self.features.unbind(), self.ids.unbind(), masks_of, strict=True)
-        ]
+        pixels = [None] * (T + 1) if self.pixels is None else self.pixels.unbind()
+        views = (self.raw.unbind(), self.features.unbind(), self.ids.unbind(), pixels, masks_of)
+        self._rows = [_Row(*row) for row in zip(*views, strict=True)]
         self._actions, self._log_probs = self.actions.unbind(), self.log_probs.unbind()
         self._rewards = self.rewards.unbind()
         parts = (self.terminated, self.truncated, self.valid)
@@ -261,6 +271,8 @@ def joined(parts: Sequence[Rollout]) -> Rollout:
     whole = Rollout(first.num_steps, first.heads, first.obs_norm, first.precision)
     for name in _BUFFERS:
         setattr(whole, name, torch.cat([getattr(part, name) for part in parts], dim=1))
+    pixels = [part.pixels for part in parts if part.pixels is not None]
+    whole.pixels = torch.cat(pixels, dim=1) if pixels else None
     whole.masks = {name: torch.cat([part.masks[name] for part in parts], dim=1) for name in first.masks}
     whole.initial_state = _states([part.initial_state for part in parts])
     whole.state = _states([part.state for part in parts])
@@ -275,6 +287,7 @@ def _states(parts: Sequence[State]) -> State:
     return tuple(torch.cat(layers, dim=1) for layers in zip(*parts, strict=True))
 
 
-def _finals(parts: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
-    features, ids = zip(*parts, strict=True)
-    return torch.cat(features), torch.cat(ids)
+def _finals(parts: Sequence[Observation]) -> Observation:
+    pixels = [part.pixels for part in parts if part.pixels is not None]
+    features, ids = torch.cat([part.features for part in parts]), torch.cat([part.ids for part in parts])
+    return Observation(features, ids, torch.cat(pixels) if pixels else None)

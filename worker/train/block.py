@@ -193,7 +193,7 @@ class BlockTrainer:
         for run, (view, _) in zip(self.runs, views, strict=True):
             if isinstance(run, TrainedRun):
                 with torch.no_grad():
-                    run.learner.net.step(view.features, view.ids, run.learner.carry)
+                    run.learner.net.step(view.features, view.ids, run.learner.carry, view.pixels)
         steps = 1 if self.device.type == "cpu" else min(2, envs.steps_per_round)
         for _ in range(steps):
             envs.step([idle for _ in self.runs])

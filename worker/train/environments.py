@@ -34,7 +34,7 @@ def family_of(plan: BlockPlan) -> EnvironmentFamily:
 
 def obs_layout(spec: ObsSpec) -> ObsLayout:
     """Return the learner's view of an observation layout."""
-    inputs = InputLayout(spec.num_features, spec.num_ids, spec.id_vocab, spec.id_dim)
+    inputs = InputLayout(spec.num_features, spec.num_ids, spec.id_vocab, spec.id_dim, spec.images)
     return ObsLayout(inputs, spec.continuous, spec.sentinel)
 
 

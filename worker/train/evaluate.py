@@ -52,7 +52,7 @@ class FrozenPolicy:
         learner = self.learner
         features = observation.features if learner.obs_norm is None else learner.obs_norm(observation.features)
         with autocast(features.device, learner.cfg.precision):
-            logits, self.state = learner.net.step(features, observation.ids, self.state)
+            logits, self.state = learner.net.step(features, observation.ids, self.state, observation.pixels)
         actions, _ = choose(learner.heads, logits, masks, self._drawn(features.device))
         return actions
 
@@ -166,7 +166,8 @@ class Evaluator:
     ) -> None:
         mode, round_index, is_last = when
         values = [e.values for e in episodes]
-        for name, column in self.columns.items():
+        told = {name: column for name, column in self.columns.items() if any(column in v for v in values)}
+        for name, column in told.items():
             result.metrics[f"{prefix}{name}"] = mean([v.get(column) for v in values])
         result.metrics[f"{prefix}episodes"] = float(len(values))
         if self.family.twin is not None and self.config["twin"] and prefix == "eval/":

@@ -71,6 +71,8 @@ def train_metrics(episodes: Sequence[EpisodeRecord]) -> dict[str, float]:
         metrics[f"train/accuracy_{name}"] = _spread("x", accuracies)[f"x_{name}"]
     for name, column in _EPISODE_MEANS.items():
         metrics[f"train/{name}"] = _spread("x", _known(rows, column))["x_mean"]
+    if any("success" in row for row in rows):  # few environments tell
+        metrics["train/success_rate"] = _spread("x", _known(rows, "success"))["x_mean"]
     metrics["train/rollbacks"] = math.fsum(_known(rows, "rollbacks"))
     return metrics
 

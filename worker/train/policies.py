@@ -91,6 +91,7 @@ def save_policy(root: Path, plan: BlockPlan, run: TrainedRun, envs: LockstepEnvs
         "spec_hash": plan.spec_hash,
         "config": run.plan.config,
         "inputs": [spec.num_features, spec.num_ids, spec.id_vocab, spec.id_dim],
+        "images": spec.images,
         "heads": [[h.name, h.size, h.parents, h.relevant_ops, h.canonical, h.bounds] for h in envs.heads],
         "parameters": {name: list(p.shape) for name, p in learner.net.named_parameters()},
     }
@@ -104,7 +105,10 @@ def load_policy(path: Path, device: torch.device) -> tuple[Learner, dict[str, An
     saved = decode(path.read_bytes())
     header = dict(saved.header)
     heads = [_head(*fields) for fields in header["heads"]]
-    layout = ObsLayout(InputLayout(*header["inputs"]), saved.tensors["obs/continuous"], saved.tensors["obs/sentinel"])
+    images = tuple((c, h, w) for c, h, w in header.get("images", ()))  # absent in files from before images
+    features, ids, vocabulary, dimension = header["inputs"]
+    inputs = InputLayout(features, ids, vocabulary, dimension, images)
+    layout = ObsLayout(inputs, saved.tensors["obs/continuous"], saved.tensors["obs/sentinel"])
     cfg = LearnerConfig.parse(header["config"])
     streams = Streams(int(header["identity"]["replicate_seed"]))
     learner = build_learner(cfg, layout, list(heads), streams, num_envs=1, device=device)

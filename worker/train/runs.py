@@ -47,7 +47,8 @@ class PartRollouts:
     def begin(self, observation: Observation, masks: Masks, state: State) -> None:
         """Start a round; every part begins at its rows of observation [E, ..], masks [E, ..] and state [L, E, ..]."""
         for rows, rollout in zip(self.rows, self.rollouts, strict=True):
-            view = Observation(observation.features[rows], observation.ids[rows])
+            pixels = None if observation.pixels is None else observation.pixels[rows]
+            view = Observation(observation.features[rows], observation.ids[rows], pixels)
             own = {name: mask[rows] for name, mask in masks.items()}
             rollout.begin(view, own, tuple(part[:, rows].contiguous() for part in state))
 

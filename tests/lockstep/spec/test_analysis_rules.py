@@ -347,5 +347,7 @@ def test_metrics_registry_is_consistent() -> None:
     assert "eval/return_mean" not in primary_candidates("morphogenesis")
     assert primary_candidates("gymnasium") == (
         "eval/native_return_mean",
+        "eval/success_rate",
         "eval/stochastic_native_return_mean",
+        "eval/stochastic_success_rate",
     )

@@ -213,10 +213,9 @@ def test_truncation_bootstraps_the_final_observation_with_the_carried_state(body
     with torch.no_grad():
         values = torch.zeros(T, E)
         after = _next_values(learner, rollout, values)
-        features, ids = rollout.finals[3]
-        expected = learner.net.step_values(features, ids, rollout.states[3])[2]
-        last_features, last_ids = rollout.finals[T - 1]
-        last = learner.net.step_values(last_features, last_ids, rollout.states[T - 1])
+        final, end = rollout.finals[3], rollout.finals[T - 1]
+        expected = learner.net.step_values(final.features, final.ids, rollout.states[3])[2]
+        last = learner.net.step_values(end.features, end.ids, rollout.states[T - 1])
     torch.testing.assert_close(after[3, 2], expected, atol=1e-6, rtol=0)
     torch.testing.assert_close(after[-1], last, atol=1e-6, rtol=0)
     assert float(after[:3].abs().sum()) == 0.0

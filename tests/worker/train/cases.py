@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 
+import tests.worker.envs.kit  # noqa: F401 - registers the task
 from lockstep.spec.presets import merge
 from lockstep.spec.resolve import parse
 from worker.train.block import BlockPlan, BlockTrainer, RoundRecord, RunPlan
@@ -32,6 +33,8 @@ GYM_BOX: dict[str, Any] = {
     },
     "ppo": {"minibatches": 3, "epochs": 4},
 }
+#: An image, choices, flags and numbers in; a choice and a Box out.
+GYM_KIT: dict[str, Any] = {**GYM_BOX, "env": {**GYM["env"], "id": "Kit-v0"}, "eval": {"episodes": 2, "mode": "both"}}
 GYM_LSTM: dict[str, Any] = {**GYM, "preset": "gym_lstm", "net": {"hidden": 8, "lstm_hidden": 12}}
 MORPH: dict[str, Any] = {
     "preset": "digits_cpu",

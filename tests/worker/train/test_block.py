@@ -14,6 +14,7 @@ from tests.worker.train.cases import (
     GYM,
     GYM_ARMS,
     GYM_BOX,
+    GYM_KIT,
     GYM_LSTM,
     MORPH,
     MORPH_ARMS,
@@ -30,11 +31,11 @@ from worker.train.runs import TrainedRun
 
 AA: Arms = [{"label": "A"}, {"label": "B"}]
 BASES = [pytest.param(GYM, id="gym"), pytest.param(GYM_LSTM, id="gym_lstm"), pytest.param(MORPH, id="morph")]
-BOX = pytest.param(GYM_BOX, id="box")
+SPACES = [pytest.param(GYM_BOX, id="box"), pytest.param(GYM_KIT, id="kit")]
 
 
 def arms_of(base: dict[str, Any]) -> Arms:
-    return {id(MORPH): MORPH_ARMS, id(GYM_BOX): BOX_ARMS}.get(id(base), GYM_ARMS)
+    return {id(MORPH): MORPH_ARMS, id(GYM_BOX): BOX_ARMS, id(GYM_KIT): BOX_ARMS}.get(id(base), GYM_ARMS)
 
 
 @pytest.mark.parametrize("base", BASES)
@@ -49,7 +50,7 @@ def test_equal_arms_give_bit_equal_runs(base: dict[str, Any]) -> None:
     )
 
 
-@pytest.mark.parametrize("base", [*BASES, BOX])
+@pytest.mark.parametrize("base", [*BASES, *SPACES])
 def test_an_arm_alone_equals_the_arm_beside_another_and_repeats(base: dict[str, Any]) -> None:
     arms = arms_of(base)
     both = train(block(base, arms))

@@ -19,6 +19,7 @@ from tests.worker.train.cases import (
     GYM,
     GYM_ARMS,
     GYM_BOX,
+    GYM_KIT,
     GYM_LSTM,
     MORPH,
     MORPH_ARMS,
@@ -36,13 +37,13 @@ from worker.train.evaluate import FrozenPolicy, mean, play
 from worker.train.policies import load_policy
 
 BASES = [pytest.param(GYM, id="gym"), pytest.param(GYM_LSTM, id="gym_lstm"), pytest.param(MORPH, id="morph")]
-BOX = pytest.param(GYM_BOX, id="box")
+SPACES = [pytest.param(GYM_BOX, id="box"), pytest.param(GYM_KIT, id="kit")]
 _CLOCKS = ("sys/", "ppo/update_seconds")
 _CLOCK_COLUMNS = ("started_at", "wall_seconds", "device_seconds")
 
 
 def arms_of(base: dict[str, Any]) -> Arms:
-    return {id(MORPH): MORPH_ARMS, id(GYM_BOX): BOX_ARMS}.get(id(base), GYM_ARMS)
+    return {id(MORPH): MORPH_ARMS, id(GYM_BOX): BOX_ARMS, id(GYM_KIT): BOX_ARMS}.get(id(base), GYM_ARMS)
 
 
 def told(records: list[RoundRecord]) -> str:
@@ -58,7 +59,7 @@ def told(records: list[RoundRecord]) -> str:
     return json.dumps(rows, sort_keys=True, default=str)
 
 
-@pytest.mark.parametrize("base", [*BASES, BOX])
+@pytest.mark.parametrize("base", [*BASES, *SPACES])
 def test_resume_at_any_round_equals_the_uninterrupted_run(base: dict[str, Any], tmp_path: Path) -> None:
     plan = block(base, arms_of(base), checkpoint={"keep": 10}, obs_norm={"enabled": True})
     whole = trainer(plan)
@@ -168,7 +169,7 @@ def test_a_process_killed_while_saving_leaves_a_loadable_checkpoint(kills: int, 
         assert trainer(plan).load_checkpoint(root) >= 1
 
 
-@pytest.mark.parametrize("base", [pytest.param(GYM, id="gym"), pytest.param(MORPH, id="morph")])
+@pytest.mark.parametrize("base", [pytest.param(GYM, id="gym"), pytest.param(MORPH, id="morph"), *SPACES[1:]])
 def test_saved_policies_stand_alone_and_reach_the_recorded_score(base: dict[str, Any], tmp_path: Path) -> None:
     plan = block(base, arms_of(base), obs_norm={"enabled": True})
     held = trainer(plan)

@@ -91,9 +91,9 @@ class ActionDoor:
         """
         if not self._real:
             return actions
-        rows = actions.double()
-        rows[:, self._real] = torch.from_numpy(self._between(rows[:, self._real].numpy(), bounds))
-        return rows
+        rows = actions.double().numpy()
+        rows[:, self._real] = self._between(rows[:, self._real], bounds)
+        return torch.from_numpy(rows)
 
     def _between(self, u: np.ndarray, bounds: str) -> np.ndarray:
         """Return samples u [E, columns of Box leaves] between the bounds."""
@@ -101,7 +101,7 @@ class ActionDoor:
             unit = np.tanh(u) if bounds == _TANH else np.clip(u, -1.0, 1.0)
             u = self._low + (unit + 1.0) * 0.5 * (self._high - self._low)
         # which takes away what rounding adds, too
-        between: np.ndarray = np.clip(u, self._low, self._high)
+        between: np.ndarray = np.minimum(np.maximum(u, self._low), self._high)
         return between
 
 

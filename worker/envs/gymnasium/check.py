@@ -23,6 +23,7 @@ from worker.envs.base import StepResult
 from worker.envs.family import UniformControl
 from worker.envs.faults import RAISED, EnvironmentFault, last_line
 from worker.envs.gymnasium.env import GymEnvs, build_one, make_envs
+from worker.envs.gymnasium.observations import ObservationDoor
 
 OK, WARNING, REFUSED = "ok", "warning", "refused"
 _SEED = 0
@@ -64,6 +65,7 @@ class _Step:
     """What a step of environment 0 led to."""
 
     observation: np.ndarray
+    pixels: bytes
     reward: float
     terminated: bool
     truncated: bool
@@ -72,6 +74,8 @@ class _Step:
         """Return what differs, in words."""
         if not np.array_equal(self.observation, other.observation):
             return f"the observation is {_short(other.observation)}, not {_short(self.observation)}"
+        if self.pixels != other.pixels:
+            return "an image differs"
         if self.reward != other.reward:
             return f"the reward is {other.reward:g}, not {self.reward:g}"
         if (self.terminated, self.truncated) != (other.terminated, other.truncated):
@@ -89,13 +93,14 @@ def check(name: str, kwargs: Mapping[str, Any], *, steps: int, seconds: float) -
             actions = [control.act(step) for step in range(steps)]
             sample = build_one(section)
             checked.treatment = _treatment(sample, envs)
+            layout = envs.entry
     except ValueError as error:
         checked.findings.append(Finding("builds", REFUSED, str(error)))
         return checked
     spaces = " ".join(f"observation {sample.observation_space}, action {sample.action_space}".split())
     checked.findings += [Finding("builds", OK, spaces), _by_gymnasium(section)]
     try:
-        for finding in _played(section, sample, actions, seconds):
+        for finding in _played(section, layout, actions, seconds):
             checked.findings.append(finding)
     except EnvironmentFault as error:
         checked.findings.append(Finding("plays", REFUSED, str(error)))
@@ -103,10 +108,13 @@ def check(name: str, kwargs: Mapping[str, Any], *, steps: int, seconds: float) -
     return checked
 
 
-def _played(section: Mapping[str, Any], sample: Any, actions: Sequence[Tensor], seconds: float) -> Iterator[Finding]:
+def _played(
+    section: Mapping[str, Any], layout: ObservationDoor, actions: Sequence[Tensor], seconds: float
+) -> Iterator[Finding]:
     began = time.perf_counter()
     with _opened(section, 1) as envs:
         first = _play(envs, actions, until=began + seconds)
+        succeeds = [row.values["success"] for row in envs.pop_episodes(0) if "success" in row.values]
     taken = time.perf_counter() - began
     ends = sum(step.terminated or step.truncated for step in first)
     actions = actions[: len(first)]
@@ -114,7 +122,9 @@ def _played(section: Mapping[str, Any], sample: Any, actions: Sequence[Tensor], 
     yield Finding(
         "plays", OK if ends else WARNING, told + ("" if ends else "; give it a limit of steps if it has none")
     )
-    yield _inside_bounds(sample.observation_space, first)
+    yield _inside_bounds(layout, first)
+    if succeeds:
+        yield Finding("success", OK, f"eval/success_rate is measured: {sum(succeeds):g} of {len(succeeds)} here")
     with _opened(section, 1) as envs:
         yield _equal("deterministic", "a second instance under the same seeds", first, _play(envs, actions))
     with _opened(section, 2) as envs:
@@ -138,7 +148,8 @@ def _step(result: StepResult | None) -> _Step:
         raise RuntimeError("the only run was stepped")
     seen = result.final_observation or result.observation
     flags = bool(result.terminated[0]), bool(result.truncated[0])
-    return _Step(seen.features[0].numpy().copy(), float(result.reward[0]), *flags)
+    pixels = b"" if seen.pixels is None else seen.pixels[0].numpy().tobytes()
+    return _Step(seen.features[0].numpy().copy(), pixels, float(result.reward[0]), *flags)
 
 
 def _equal(name: str, what: str, first: Sequence[_Step], again: Sequence[_Step], start: int = 0) -> Finding:
@@ -171,8 +182,8 @@ def _resumed(section: Mapping[str, Any], first: Sequence[_Step], actions: Sequen
     return Finding("resumes", OK, f"{what} shows the same in every step, from {len(borders)} borders")
 
 
-def _inside_bounds(space: Any, steps: Sequence[_Step]) -> Finding:
-    low, high = (np.asarray(end, dtype=np.float32).reshape(-1) for end in (space.low, space.high))
+def _inside_bounds(layout: ObservationDoor, steps: Sequence[_Step]) -> Finding:
+    low, high = layout.low, layout.high
     for number, step in enumerate(steps, start=1):
         outside = (step.observation < low) | (step.observation > high)
         if outside.any():
@@ -210,12 +221,22 @@ def _by_gymnasium(section: Mapping[str, Any]) -> Finding:
 
 def _treatment(sample: Any, envs: GymEnvs) -> dict[str, str]:
     limit = _limit(sample)
-    heads = ", ".join(f"{head.name} of {head.size}" for head in envs.heads)
+    chosen = [f"{head.name} of {head.size}" for head in envs.heads if not head.is_gaussian]
+    real = [f"{head.name} of {head.size}" for head in envs.heads if head.is_gaussian]
+    heads = [f"one categorical head for each part: {', '.join(chosen)}"] if chosen else []
+    if real:
+        told = "what is drawn is clipped to the bounds, or mapped to them by action.bounds rescale or tanh"
+        heads.append(f"one Gaussian head for each Box: {', '.join(real)}; {told}")
     size, normal = envs.obs_spec.num_features, int(envs.obs_spec.continuous.sum())
+    normal_words = f"all {size} are" if normal == size else f"{normal} of them are"
+    parts = f"in this order: {'; '.join(envs.entry.parts)}"
+    images = len(envs.obs_spec.images)
+    normal_words += f" normalised; images through net.encoder: {images}" if images else " normalised"
     cap = f"{limit} steps, its own limit" if limit else f"{EVAL_MAX_STEPS:,} steps, for it has no limit of its own"
     return {
-        "actions": f"one categorical head for each part: {heads}",
-        "observations": f"{size} numbers, flattened to float32; with obs_norm.enabled all {normal} are normalised",
+        "actions": "; ".join(heads),
+        "observations": f"{size} numbers, flattened to float32; with obs_norm.enabled {normal_words}",
+        "parts": parts,
         "rewards": "as float32 numbers; scaled only with reward_norm",
         "seeds": "every episode is reset with a seed of its own, below 2^32 and equal for all arms",
         "time limits": "after a truncated episode the value of its true last observation is bootstrapped, after a "

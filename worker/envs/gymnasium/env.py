@@ -24,11 +24,12 @@ from torch import Tensor
 from lockstep.keys import derive
 from lockstep.spec.gymnasium import CAPPED, EVAL_MAX_STEPS
 from lockstep.spec.sections import CLIP
-from worker.envs.base import Cohort, EpisodeRecord, HeadSpec, Masks, Observation, ObsSpec, Seen, StepResult
+from worker.envs.base import Cohort, EpisodeRecord, HeadSpec, Masks, Observation, Seen, StepResult
 from worker.envs.faults import RAISED, EnvironmentFault, building, last_line, playing
-from worker.envs.gymnasium.actions import ActionDoor, UnsupportedSpace
-from worker.envs.gymnasium.door import BadValue, is_true, observation_of, reset_values, reward_of, step_values
+from worker.envs.gymnasium.actions import ActionDoor
+from worker.envs.gymnasium.door import BadValue, is_true, reset_values, reward_of, step_values
 from worker.envs.gymnasium.ledger import Ledger
+from worker.envs.gymnasium.observations import ObservationDoor
 from worker.envs.gymnasium.rewards import GymReward, Transition, make_gym_reward
 from worker.envs.inside import INSIDE, OUTSIDE, RESET, STEP
 
@@ -67,6 +68,7 @@ class _Lane:
     native: float = 0.0
     started_at: str = ""
     is_over: bool = False
+    success: bool | None = None  # what the last info of the episode said; None where it says nothing
 
 
 class GymEnvs:
@@ -118,13 +120,14 @@ class GymEnvs:
         sample = self._lanes[0][0].env
         with building(f"env.id={self._name!r}"):
             seen, acted = sample.observation_space, sample.action_space
-        self._shape, self._dtype = _observation_layout(seen)
+        self.entry = ObservationDoor(seen)
+        self._write, self.obs_spec = self.entry.write, self.entry.spec
         self._door = ActionDoor(acted)
         for mode in dict.fromkeys(self._bounds):
             self._door.check(mode)
         self.heads: Sequence[HeadSpec] = self._door.heads
-        size = int(np.prod(self._shape))
-        self.obs_spec = ObsSpec(size, torch.ones(size, dtype=torch.bool), torch.zeros(size, dtype=torch.bool))
+        size = self.obs_spec.num_features
+        num_pixels = sum(int(np.prod(image)) for image in self.obs_spec.images)
         limit = sample.spec.max_episode_steps if sample.spec is not None else None
         self.resets_each_round = self._phase == "eval"
         self.steps_per_round = int(section["rollout_steps"])
@@ -133,6 +136,7 @@ class GymEnvs:
         self._keep = _velocity_mask(section, size)
         self._round = 0
         self._obs = [np.zeros((num_envs, size), dtype=np.float32) for _ in range(num_runs)]
+        self._pixels = [np.zeros((num_envs, num_pixels), dtype=np.uint8) for _ in range(num_runs)]
         self._masks: Masks = {head.name: torch.ones(num_envs, head.outputs, dtype=torch.bool) for head in self.heads}
         self._no_ids = torch.zeros(num_envs, 0, dtype=torch.int64)
         self._actions: Sequence[Tensor | None] = ()
@@ -193,7 +197,7 @@ class GymEnvs:
         """Return episode numbers, the actions and rewards since each reset and the last observation."""
         state = {
             "episode": torch.tensor([lane.episode for lane in self._lanes[run]]),
-            "observation": torch.from_numpy(self._obs[run].copy()),
+            **{name: torch.from_numpy(shown.copy()) for name, shown in self._shown(run).items()},
             "paid": torch.from_numpy(self._ledgers[run].paid.copy()),
         }
         for index, lane in enumerate(self._lanes[run]):
@@ -211,9 +215,15 @@ class GymEnvs:
                 continue
             self._reset(run, index)
             self._replay(run, index, state[f"actions/{index}"].tolist(), state[f"rewards/{index}"].tolist())
-            if not np.array_equal(self._obs[run][index], state["observation"][index].cpu().numpy()):
+            now = self._shown(run)
+            if any(not np.array_equal(shown[index], state[name][index].cpu().numpy()) for name, shown in now.items()):
                 raise self._not_reproducible(run, index, "the observation is another")
         self._ledgers[run].paid[:] = state["paid"].cpu().numpy()
+
+    def _shown(self, run: int) -> dict[str, np.ndarray]:
+        """Return the last observations of a run by the name under which a checkpoint holds them."""
+        images = {"pixels": self._pixels[run]} if self.obs_spec.images else {}
+        return {"observation": self._obs[run], **images}
 
     def _replay(self, run: int, index: int, actions: Sequence[list[float]], rewards: Sequence[float]) -> None:
         for action, before in zip(actions, rewards, strict=True):
@@ -259,6 +269,7 @@ class GymEnvs:
             capped = self.resets_each_round and lanes[index].steps >= self.steps_per_round
             if ends or cut or capped:
                 terminated[index], truncated[index] = ends, not ends
+                lanes[index].success = self._success(run, index, info)
                 ended[index] = "done" if ends else "horizon" if cut else CAPPED
         self._check_finite(run, 0, E)
         reward = torch.from_numpy(native)
@@ -279,14 +290,14 @@ class GymEnvs:
             terminated=torch.from_numpy(terminated),
             truncated=torch.from_numpy(truncated),
             valid=torch.from_numpy(valid),
-            final_observation=None if final is None else Observation(torch.from_numpy(final), self._no_ids),
+            final_observation=final,
         )
 
-    def _end(self, run: int, ended: Mapping[int, str]) -> np.ndarray | None:
-        """Record finished episodes by how they ended and, in training, reset them; return true observations [E, O]."""
+    def _end(self, run: int, ended: Mapping[int, str]) -> Observation | None:
+        """Record finished episodes by how they ended and, in training, reset them; return the true observations."""
         if not ended:
             return None
-        final = None if self.resets_each_round else self._obs[run].copy()
+        final = None if self.resets_each_round else _copied(self._observation(run))
         for index, outcome in ended.items():
             self._finish(run, index, outcome)
             if final is not None:
@@ -303,7 +314,7 @@ class GymEnvs:
         try:
             observation, reward, terminated, truncated, info = step_values(lane.env.step(native))
             paid = reward_of(reward)
-            self._write(run, index, observation)
+            self._take(run, index, observation)
             ends, cut = is_true(terminated, "terminated"), is_true(truncated, "truncated")
         except RAISED as error:
             raise self._fault(run, index, error) from error
@@ -314,6 +325,12 @@ class GymEnvs:
             lane.rewards.append(paid)
         lane.native += paid
         return paid, ends, cut, info
+
+    def _success(self, run: int, index: int, info: Any) -> bool | None:
+        try:
+            return is_true(info["is_success"], "info['is_success']") if "is_success" in info else None
+        except RAISED as error:
+            raise self._fault(run, index, error) from error
 
     def _fault(self, run: int, index: int, error: BaseException) -> BaseException:
         if isinstance(error, EnvironmentFault | torch.OutOfMemoryError):
@@ -344,12 +361,12 @@ class GymEnvs:
             key = derive(self._seed, "env_reset", env=index, episode=lane.episode)
         lane.reset_seed = key & _SEED_BITS
         lane.actions, lane.rewards = self._door.record(), array("d")
-        lane.steps, lane.native, lane.is_over = 0, 0.0, False
+        lane.steps, lane.native, lane.is_over, lane.success = 0, 0.0, False, None
         cells = INSIDE.cells
         cells[1], cells[0] = index, RESET
         try:
             observation, _ = reset_values(lane.env.reset(seed=lane.reset_seed))
-            self._write(run, index, observation)
+            self._take(run, index, observation)
         except RAISED as error:
             raise self._fault(run, index, error) from error
         finally:
@@ -372,19 +389,21 @@ class GymEnvs:
             "episode_reward": self._ledgers[run].total(index, lane.native),
             "native_return": lane.native,
             "outcome": outcome,
+            **({} if lane.success is None else {"success": float(lane.success)}),
             "started_at": lane.started_at,
             **self._ledgers[run].xeval(index, lane.native),
         }
         self._episodes[run].append(EpisodeRecord(index, values))
 
-    def _write(self, run: int, index: int, observation: Any) -> None:
-        values = observation_of(observation, self._shape, self._dtype)
-        if values.ndim != 1:
-            values = values.reshape(-1)
-        self._obs[run][index] = values if self._keep is None else values * self._keep
+    def _take(self, run: int, index: int, observation: Any) -> None:
+        row = self._obs[run][index]
+        self._write(observation, row, self._pixels[run][index])
+        if self._keep is not None:
+            row *= self._keep
 
     def _observation(self, run: int) -> Observation:
-        return Observation(torch.from_numpy(self._obs[run]), self._no_ids)
+        pixels = torch.from_numpy(self._pixels[run]) if self.obs_spec.images else None
+        return Observation(torch.from_numpy(self._obs[run]), self._no_ids, pixels)
 
 
 def make_envs(
@@ -434,10 +453,8 @@ def _versioned(name: str) -> str:
     return name if newest is None else newest.id
 
 
-def _observation_layout(space: spaces.Space[Any]) -> tuple[tuple[int, ...], np.dtype[Any]]:
-    if not isinstance(space, spaces.Box):
-        raise UnsupportedSpace(f"observation space {space}: only Box is supported; wrap the environment")
-    return tuple(space.shape), np.dtype(space.dtype)
+def _copied(view: Observation) -> Observation:
+    return Observation(view.features.clone(), view.ids, None if view.pixels is None else view.pixels.clone())
 
 
 def _velocity_mask(section: Mapping[str, Any], size: int) -> np.ndarray | None:

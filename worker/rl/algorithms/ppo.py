@@ -102,10 +102,16 @@ class Batch:
     unforced: Tensor
     open_steps: Tensor
     entropy_scale: Tensor
+    pixels: Tensor | None = None
+
+    @property
+    def names(self) -> list[str]:
+        """Return the names of the tensors that there are."""
+        return [f.name for f in fields(self) if getattr(self, f.name) is not None]
 
     def map(self, change: Callable[[Tensor], Tensor]) -> Batch:
         """Return the batch with ``change`` applied to every tensor."""
-        return Batch(**{f.name: change(getattr(self, f.name)) for f in fields(self)})
+        return Batch(**{name: change(getattr(self, name)) for name in self.names})
 
 
 @dataclass(frozen=True)
@@ -150,7 +156,7 @@ def normalise_advantages(advantage: Tensor, weight: Tensor, floor: float) -> Ten
 def ppo_loss(net: PolicyNet, replay: Replay, rule: LossRule) -> tuple[Tensor, Tensor]:
     """Return L = L_pi + c_v L_V + c_H L_H and the statistics vector (``LOSS_STATS``)."""
     batch, cfg = replay.batch, rule.cfg.ppo
-    logits, values = net.sequence(batch.features, batch.ids, replay.state, replay.resets)
+    logits, values = net.sequence(batch.features, batch.ids, replay.state, replay.resets, batch.pixels)
     relevant = None if rule.heads.always_relevant else batch.relevant
     terms = evaluate(rule.heads, logits, batch.actions, batch.rows, relevant, rule.floors)
     share = _shares(batch.unforced)
@@ -265,8 +271,9 @@ def prepare(learner: Learner, rollout: Rollout, entropy_coef: float, floors: Flo
         if any_end
     )
     features, ids = rollout.features[:T], rollout.ids[:T]
+    pixels = None if rollout.pixels is None else rollout.pixels[:T]
     with autocast(features.device, cfg.precision):
-        logits, raw_values = learner.net.sequence(features, ids, rollout.initial_state, resets)
+        logits, raw_values = learner.net.sequence(features, ids, rollout.initial_state, resets, pixels)
         _initialise_returns(learner, rollout, rewards)
         next_values = _next_values(learner, rollout, raw_values.float())
     torch.clear_autocast_cache()
@@ -303,6 +310,7 @@ def prepare(learner: Learner, rollout: Rollout, entropy_coef: float, floors: Flo
         unforced=unforced.to(values.dtype),
         open_steps=open_steps.to(values.dtype),
         entropy_scale=1.0 / learner.heads.entropy_unit(rows),
+        pixels=pixels,
     )
     rule = LossRule(cfg, learner.heads, entropy_coef, floors, floor)
     replay = Replay(batch, rollout.initial_state, resets)
@@ -372,7 +380,7 @@ def _minibatches(learner: Learner, whole: Replay, order: np.random.Generator) ->
         flat = batch.map(lambda x: x.flatten(0, 1))
         index = torch.from_numpy(order.permutation(len(flat.valid))).to(flat.valid.device)
         sizes = np.diff(np.linspace(0, len(index), count + 1).round().astype(int)).tolist()
-        shuffled = [getattr(flat, f.name)[index].split(sizes) for f in fields(flat)]
+        shuffled = [getattr(flat, name)[index].split(sizes) for name in flat.names]
         yield from (Replay(Batch(*parts), (), ()) for parts in zip(*shuffled, strict=True))
         return
     rows = torch.from_numpy(order.permutation(batch.valid.shape[1])).to(batch.valid.device)
@@ -393,12 +401,14 @@ def _next_values(learner: Learner, rollout: Rollout, raw_values: Tensor) -> Tens
     if steps:
         pairs = list(zip(steps, envs, strict=True))
         views = [rollout.final(t) for t, _ in pairs]
-        features = torch.stack([view[0][e] for view, (_, e) in zip(views, pairs, strict=True)])
-        ids = torch.stack([view[1][e] for view, (_, e) in zip(views, pairs, strict=True)])
+        features = torch.stack([view.features[e] for view, (_, e) in zip(views, pairs, strict=True)])
+        ids = torch.stack([view.ids[e] for view, (_, e) in zip(views, pairs, strict=True)])
+        bytes_of = [view.pixels[e] for view, (_, e) in zip(views, pairs, strict=True) if view.pixels is not None]
+        pixels = torch.stack(bytes_of) if bytes_of else None
         # the carried state: after step t, before any reset
         layers = range(len(rollout.initial_state))
         state = tuple(torch.stack([rollout.states[t][k][:, e] for t, e in pairs], dim=1) for k in layers)
-        result[steps, envs] = learner.net.step_values(features, ids, state).float()
+        result[steps, envs] = learner.net.step_values(features, ids, state, pixels).float()
     return _denormalise(learner, result)
 
 
@@ -459,7 +469,7 @@ def loss_and_grad(learner: Learner, replay: Replay, rule: LossRule, loss_of: Los
 
 def _replayed(learner: Learner, replay: Replay, rule: LossRule, loss_of: Loss) -> tuple[Tensor, Tensor]:
     """``loss_and_grad`` as a graph; what changes between rounds comes in as tensors."""
-    names = [item.name for item in fields(replay.batch)]
+    names = replay.batch.names
     coefficient = torch.full((), rule.entropy_coef, device=learner.device)
     floors = [] if rule.floors is None else [rule.floors.value, rule.floors.allowed]
     inputs = [*(getattr(replay.batch, name) for name in names), *replay.state, coefficient, *floors]
