@@ -1,40 +1,52 @@
 """Does a test notice when one line of the statistics is wrong?
 
-Each mutation changes one line in a temporary copy of the tree; the small test files of the statistics run there until
-one fails. The copy without a change must pass. A mutation that no test notices is a missing test: the exit code is 1.
-Writes benchmarks/results/mutations.json with the test that noticed each.
+Each mutation changes one line in a temporary copy of the tree; the small test files that concern the file run there
+until one fails, in a process of their own. The copy without a change must pass. A mutation that no test notices is a
+missing test: the exit code is 1. Writes benchmarks/results/mutations.json with the test that noticed each.
 
     nice python -m benchmarks.mutations [part of a name]
 """
 
 from __future__ import annotations
 
+import multiprocessing
 import os
-import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
 from dataclasses import asdict, dataclass
+from multiprocessing.connection import Connection
 from pathlib import Path
+
+import pytest
+import scipy.stats  # noqa: F401 - imported once here, so that the process of every mutation has it already
 
 from benchmarks.simulated import write_rates
 
 ROOT = Path(__file__).parents[1]
 RESULT = ROOT / "benchmarks" / "results" / "mutations.json"
-#: The quick files first; the tests of the report come last.
-TESTS = (
-    "tests/lockstep/stats/test_golden.py",
-    "tests/lockstep/stats/test_experiment.py",
-    "tests/lockstep/stats/test_methods.py",
-    "tests/lockstep/stats/test_looks.py",
-    "tests/lockstep/stats/test_brute_force.py",
-    "tests/lockstep/stats/test_reviewed_faults.py",
-    "tests/lockstep/stats/test_power.py",
-    "tests/lockstep/report/test_build.py",
-    "tests/lockstep/report/test_wording.py",
-)
+STATS, REPORT = "lockstep/stats", "lockstep/report"
+#: Test files that concern a source file, the quick ones first.
+TESTS = {
+    f"{STATS}/exact.py": ("stats/test_methods", "stats/test_golden", "stats/test_brute_force"),
+    f"{STATS}/paired.py": ("stats/test_brute_force", "stats/test_golden"),
+    f"{STATS}/unpaired.py": ("stats/test_brute_force", "stats/test_golden", "stats/test_methods"),
+    f"{STATS}/results.py": ("stats/test_methods", "stats/test_brute_force", "stats/test_experiment"),
+    f"{STATS}/scores.py": ("stats/test_experiment", "report/test_build"),
+    f"{STATS}/registered.py": ("stats/test_reviewed_faults",),
+    f"{STATS}/sequential.py": ("stats/test_looks", "stats/test_methods", "stats/test_golden"),
+    f"{STATS}/multiplicity.py": ("stats/test_brute_force", "stats/test_experiment"),
+    f"{STATS}/verdict.py": ("stats/test_experiment", "stats/test_golden"),
+    f"{STATS}/failures.py": ("stats/test_experiment", "report/test_build"),
+    f"{STATS}/estimands.py": ("stats/test_experiment", "stats/test_reviewed_faults"),
+    f"{STATS}/planning.py": ("stats/test_golden",),
+    f"{STATS}/power.py": ("stats/test_power",),
+    f"{REPORT}/staged.py": ("stats/test_reviewed_faults",),
+    f"{REPORT}/clock.py": ("stats/test_reviewed_faults",),
+    f"{REPORT}/numbers.py": ("stats/test_reviewed_faults",),
+    f"{REPORT}/sections.py": ("report/test_build",),
+}
 
 
 @dataclass(frozen=True)
@@ -47,7 +59,6 @@ class Mutation:
     new: str
 
 
-STATS, REPORT = "lockstep/stats", "lockstep/report"
 MUTATIONS = (
     Mutation("a p equal to the level is not enough", f"{STATS}/exact.py", "p <= level * (1 + ", "p < level * (1 - "),
     Mutation(
@@ -338,18 +349,45 @@ def copied(target: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", target)
 
 
-def first_failure(tree: Path) -> tuple[str, str] | None:
+class _FirstFailure:
+    """Remembers the first test that failed, with its error."""
+
+    def __init__(self) -> None:
+        self.found: tuple[str, str] | None = None
+
+    def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
+        if report.failed and self.found is None:
+            self.found = report.nodeid, str(report.longrepr).strip().splitlines()[-1][:200]
+
+    def pytest_collectreport(self, report: pytest.CollectReport) -> None:
+        if report.failed and self.found is None:
+            self.found = report.nodeid, str(report.longrepr).strip().splitlines()[-1][:200]
+
+
+def first_failure(tree: Path, files: tuple[str, ...]) -> tuple[str, str] | None:
     """Return the first test that fails in a tree, with its error; None when all pass."""
-    command = [sys.executable, "-B", "-m", "pytest", "-q", "-x", "--noconftest", "-p", "no:cacheprovider"]
-    command += ["-m", "not slow", "--tb=no", "-rfE", *TESTS]
-    surroundings = {**os.environ, "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(command, cwd=tree, env=surroundings, capture_output=True, text=True, check=False)
-    if done.returncode == 0:
-        return None
-    found = re.search(r"^(?:FAILED|ERROR) (\S+)(?: - (.*))?", done.stdout, re.MULTILINE)
-    if found is None:
-        raise RuntimeError(f"pytest ended with {done.returncode} and names no test:\n{done.stdout}{done.stderr}")
-    return found[1], (found[2] or "")[:200]
+    ours, theirs = multiprocessing.Pipe(duplex=False)
+    child = multiprocessing.get_context("fork").Process(target=_run, args=(tree, files, theirs))
+    child.start()
+    theirs.close()
+    found: tuple[str, str] | None = ours.recv()
+    child.join()
+    return found
+
+
+def _run(tree: Path, files: tuple[str, ...], answer: Connection) -> None:
+    """Run tests of the tree in this fresh process, which has imported nothing of the project but benchmarks."""
+    os.chdir(tree)
+    sys.path.insert(0, str(tree))
+    sys.dont_write_bytecode = True
+    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115 - until the process ends
+    first = _FirstFailure()
+    paths = [f"tests/lockstep/{file}.py" for file in files]
+    options = ["-q", "-x", "--noconftest", "-p", "no:cacheprovider", "-m", "not slow", "--tb=line"]
+    code = pytest.main([*options, *paths], plugins=[first])
+    if code not in (0, 1, 2) or (code == 0) != (first.found is None):
+        raise RuntimeError(f"pytest ended with {code}")
+    answer.send(first.found)
 
 
 def tried(mutation: Mutation, tree: Path) -> Noticed:
@@ -360,7 +398,7 @@ def tried(mutation: Mutation, tree: Path) -> Noticed:
         raise ValueError(f"{mutation.file} holds {mutation.old!r} {before.count(mutation.old)} times: name one line")
     path.write_text(before.replace(mutation.old, mutation.new))
     try:
-        test, error = first_failure(tree) or (None, "")
+        test, error = first_failure(tree, TESTS[mutation.file]) or (None, "")
     finally:
         path.write_text(before)
     return Noticed(**asdict(mutation), killed_by=test, error=error, seconds=round(time.perf_counter() - start, 1))
@@ -372,7 +410,7 @@ def main(part: str) -> int:
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
         copied(tree)
-        broken = first_failure(tree)
+        broken = first_failure(tree, tuple(dict.fromkeys(file for files in TESTS.values() for file in files)))
         if broken is not None:
             print(f"the tests fail without a mutation: {broken[0]} {broken[1]}")
             return 1

@@ -118,17 +118,27 @@ def differences_table(report: Report) -> TextTable:
         "g",
         "verdict",
     )
-    rows = [_difference_row(c, len(levels) > 1) for c in comparisons]
-    kept = [i for i in range(len(header)) if any(row[i] for row in rows)]
+    shown, rows = _filled(header, [_difference_row(c, len(levels) > 1) for c in comparisons])
     unit = report["facts"]["difference_unit"] or "raw units"
-    e_text = "E: largest e-value so far of an anytime analysis. " if "E" in (header[i] for i in kept) else ""
+    e_text = "E: largest e-value so far of an anytime analysis. " if "E" in shown else ""
+    adjustment = _ADJUSTMENTS.get(report["adjustment"], report["adjustment"])
     note = (
         f"First arm minus second in {unit}, positive when the first is better. "
-        f"Adjusted p: {report['adjustment']}. {e_text}A12: share of pairs of runs that the first arm wins; g: "
+        f"Adjusted p: {adjustment}. {e_text}A12: share of pairs of runs that the first arm wins; g: "
         "difference in SDs of runs."
     )
-    shown = tuple(tuple(row[i] for i in kept) for row in rows)
-    return TextTable("Differences", tuple(header[i] for i in kept), shown, note)
+    return TextTable("Differences", shown, rows, note)
+
+
+_ADJUSTMENTS = {"holm": "Holm", "max_t": "within-block max-T with the pair guard"}
+
+
+def _filled(
+    header: Sequence[str], rows: Sequence[Sequence[str]]
+) -> tuple[tuple[str, ...], tuple[tuple[str, ...], ...]]:
+    """Return header and rows without the columns in which no row has anything."""
+    kept = [i for i in range(len(header)) if any(row[i] for row in rows)]
+    return tuple(header[i] for i in kept), tuple(tuple(row[i] for i in kept) for row in rows)
 
 
 def interval_names(levels: Collection[float]) -> tuple[str, str]:
@@ -179,15 +189,16 @@ def quantities_table(report: Report) -> TextTable:
         (k, n), (j, m) = q["failures"]
         cells = [_quantity(q["mean"]), _quantity(q["shift"]), "" if learned is None else _quantity(learned)]
         rows.append((f"{q['a']} - {q['b']}", *cells, f"{k}/{n}, {j}/{m}", p_cell(q["fisher_p"])))
-    header = ("comparison", "difference of means", "shift", "learned", "failed", "Fisher p")
+    header, shown = _filled(("comparison", "difference of means", "shift", "learned", "failed", "Fisher p"), rows)
     registered = report["registration"]["analysis"]["estimand"]
     unit = difference_unit(report["facts"]["metric"]) or "raw units"
     note = (
         f"The same runs by several quantities, in {unit}, with unadjusted intervals; `{registered}` was registered and "
-        "decides. Failed runs stand at the registered score in the mean and the shift; learned: difference of the "
-        "shares of runs that reach the registered threshold."
+        "decides. Failed runs stand at the registered score in the mean and the shift"
     )
-    return TextTable("What the other quantities say", header, tuple(rows), note)
+    learned_text = "; learned: difference of the shares of runs that reach the registered threshold."
+    note += learned_text if "learned" in header else "."
+    return TextTable("What the other quantities say", header, shown, note)
 
 
 def _left_out_text(left: Mapping[str, Any]) -> str:
@@ -291,8 +302,8 @@ def secondary_table(report: Report) -> TextTable:
             f"{s['a']} - {s['b']}",
             signed(s["estimate"]),
             span(s["ci"]),
-            p_text(s["p"]),
-            p_text(s["q"]),
+            p_cell(s["p"]),
+            p_cell(s["q"]),
         )
         for s in report["secondary"]
     )

@@ -26,7 +26,7 @@ from lockstep.stats.companions import (
     welch,
 )
 from lockstep.stats.curves import logrank, restricted_mean
-from lockstep.stats.exact import rank_sum_null, signed_rank_null
+from lockstep.stats.exact import rank_sum_null, signed_rank_null, smallest_n, within
 from lockstep.stats.paired import sign_flip
 from lockstep.stats.planning import Goal, replicates_needed, sample_size, t_power
 from lockstep.stats.results import doubled_midranks, tie_groups
@@ -79,6 +79,14 @@ def test_large_samples_without_a_generator_are_refused() -> None:
         sign_flip(np.arange(31.0))
     with pytest.raises(ValueError, match="pass rng"):
         permutation_mean(np.arange(20.0), np.arange(20.0))
+
+
+def test_a_p_that_equals_the_level_rejects_whatever_float_noise_does() -> None:
+    assert within(2 / 40, 0.05)
+    assert within(0.1 + 0.2, 0.3)
+    assert not within(0.0501, 0.05)
+    # 2 / 2^5 and 2 / C(6, 3) are these levels exactly
+    assert (smallest_n(0.0625, paired=True), smallest_n(0.1, paired=False)) == (5, 3)
 
 
 def test_monte_carlo_p_is_never_zero_and_close_to_the_t_test() -> None:
