@@ -406,7 +406,8 @@ def tried(mutation: Mutation, tree: Path) -> Noticed:
 
 def main(part: str) -> int:
     """Try every mutation whose name holds ``part``; 1 when one is not noticed."""
-    start, done = time.perf_counter(), []
+    start = time.perf_counter()
+    done: list[Noticed] = []
     with tempfile.TemporaryDirectory() as folder:
         tree = Path(folder)
         copied(tree)
@@ -418,9 +419,9 @@ def main(part: str) -> int:
             found = tried(mutation, tree)
             done.append(found)
             print(f"{found.name}: {found.killed_by or 'NOT NOTICED'} ({found.seconds} s)", flush=True)
-    if not part:
-        about = "one-line mutations of the statistics, each with the first test that fails on it"
-        write_rates(RESULT, about, time.perf_counter() - start, mutations=[asdict(n) for n in done])
+            if not part:
+                about = "one-line mutations of the statistics, each with the first test that fails on it"
+                write_rates(RESULT, about, time.perf_counter() - start, mutations=[asdict(n) for n in done])
     return 1 if any(n.killed_by is None for n in done) else 0
 
 

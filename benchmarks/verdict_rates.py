@@ -29,6 +29,7 @@ from lockstep.stats.exact import within
 from lockstep.stats.failures import analyse_with_sensitivity
 from lockstep.stats.registered import Design
 from lockstep.stats.scores import ArmScores, arm_scores
+from lockstep.stats.shapes import true_level
 from lockstep.stats.verdict import EQUIVALENT, SUPERIOR_VERDICTS
 
 RESULT = Path(__file__).parent / "results" / "verdict_rates.json"
@@ -82,6 +83,8 @@ KINDS = (
     Kind("skewed against narrow", 6.0, skewed(6.0), normal(1.0)),
     Kind("success rates of 10 episodes", 10.0, successes(0.75), successes(0.75)),
 )
+#: Place of the scores with a long tail on one side only.
+_SKEWED = 4
 #: Cells of ``mean`` whose false winners or equivalences miss the bar, each with the reason.
 EXPLAINED: dict[tuple[str, str, int, bool], str] = {
     (
@@ -136,12 +139,13 @@ class Simulation:
 def simulations(repetitions: int, largest: int) -> Iterator[Simulation]:
     """Yield every cell, the quick ones first."""
     # unpaired arms of ten have 184,756 splits each time: they come last
-    for paired, n in ((True, 6), (True, 10), (True, 20), (False, 6), (False, 20), (False, 10)):
-        if n > largest:
-            continue
-        for key, kind in enumerate(KINDS):
+    sizes = ((True, 6), (True, 10), (True, 20), (False, 6), (False, 20), (False, 10))
+    for paired, n in (size for size in sizes if size[1] <= largest):
+        # failures are judged under three treatments: they come last among equals
+        for key in (0, 2, 3, 4, 5, 1):
             for estimand in ("mean", "shift"):
-                yield from _false_claims(kind, key, estimand, n, paired, repetitions)
+                yield from _false_claims(KINDS[key], key, estimand, n, paired, repetitions)
+        yield _silent(n, paired, repetitions)
         yield from _learned_unequal(n, paired, repetitions)
         yield from _discrete_power(n, paired, repetitions)
 
@@ -161,6 +165,25 @@ def _false_claim_rate(kind: Kind, key: int, cell: Cell, up: float) -> float:
     found = [_verdict(kind.first(rng, n, 0.0), kind.second(rng, n, up), design) for _ in range(cell.repetitions)]
     wrong = [code in SUPERIOR_VERDICTS if up == 0 else code == EQUIVALENT for code in found]
     return sum(wrong) / cell.repetitions
+
+
+def _silent(n: int, paired: bool, repetitions: int) -> Simulation:
+    """Return how often a false winner on skewed scores carries no word about the skewness."""
+    cell = Cell("false winner without SKEWED", KINDS[_SKEWED].name, "mean", n, paired, nan, repetitions, 1.0)
+    return Simulation(cell, partial(_silent_rate, cell))
+
+
+def _silent_rate(cell: Cell) -> float:
+    kind, n, silent = KINDS[_SKEWED], cell.n, 0
+    design = Design(cell.paired, "mean", kind.sesoi, ALPHA, FLOOR, equivalence=False)
+    rng = np.random.Generator(np.random.Philox(key=1000 * n + 10 * _SKEWED + cell.paired))
+    for _ in range(cell.repetitions):
+        arms = _arms(kind.first(rng, n, 0.0), kind.second(rng, n, 0.0))
+        result, _ = analyse_with_sensitivity(arms, design)
+        if result.verdict in SUPERIOR_VERDICTS:
+            level = true_level(result.pairs[0].a, result.pairs[0].b, design, ALPHA)
+            silent += level is None or not level.is_off
+    return silent / cell.repetitions
 
 
 def _learned_unequal(n: int, paired: bool, repetitions: int) -> Iterator[Simulation]:
@@ -208,26 +231,28 @@ def _arms(first: Scores, second: Scores) -> list[ArmScores]:
 
 def main(repetitions: int, largest: int, resume: bool) -> int:
     """Simulate every cell; 1 when one of the default estimand misses its bar without an explanation."""
-    start, done, known = time.perf_counter(), [], _kept() if resume else {}
+    start, known = time.perf_counter(), _kept() if resume else {}
+    done: list[Cell] = []
     for simulation in simulations(repetitions, largest):
-        rate = known.get(simulation.cell.key)
-        cell = replace(simulation.cell, rate=simulation.rate() if rate is None else rate)
+        kept = known.pop(simulation.cell.key, None)
+        rate = simulation.rate() if kept is None else kept.rate
+        cell = replace(simulation.cell, rate=rate)
         done.append(cell)
-        if rate is None:
-            _write(done, time.perf_counter() - start)
+        if kept is None:
+            _write([*done, *known.values()], time.perf_counter() - start)
         mark = "" if cell.passed else "  above the bar" + (f" ({cell.explained})" if cell.explained else "")
         pairing = "paired" if cell.paired else "unpaired"
         print(f"{cell.what}, {cell.scores}, {cell.estimand}, n = {cell.n} {pairing}: {cell.rate:.4f}{mark}", flush=True)
-    _write(done, time.perf_counter() - start)
+    _write([*done, *known.values()], time.perf_counter() - start)
     return 1 if any(c.estimand == "mean" and not c.passed and c.explained is None for c in done) else 0
 
 
-def _kept() -> dict[tuple[object, ...], float]:
-    """Return the rates that the file holds; the draws of a cell hang on nothing but the cell."""
+def _kept() -> dict[tuple[object, ...], Cell]:
+    """Return the cells that the file holds; the draws of a cell hang on nothing but the cell."""
     fields = set(Cell.__dataclass_fields__)
     rows = json.loads(RESULT.read_text())["cells"] if RESULT.exists() else []
     cells = [Cell(**{name: value for name, value in row.items() if name in fields}) for row in rows]
-    return {cell.key: cell.rate for cell in cells}
+    return {cell.key: cell for cell in cells}
 
 
 def _write(done: list[Cell], seconds: float) -> None:

@@ -125,7 +125,7 @@ def outlook(
     n = plan.looks[-1].n
     rng = np.random.Generator(np.random.Philox(key=seed))
     arms = _drawn(scenario, plan, n, effect, experiments, rng)
-    judged, blocks = _judged(arms, plan, draws)
+    judged, blocks = _judged(arms, plan, _pairs(plan), _Effort(draws))
     return Outlook(effect, float(judged.hit.mean()), judged.shares(), float(blocks.mean()))
 
 
@@ -159,20 +159,17 @@ def needed(plan: Plan, scenario: Scenario, seed: int = 0, pilot_size: int | None
 
 @lru_cache(maxsize=256)
 def _searched(plan: Plan, scenario: Scenario, effect: float, seed: int) -> float:
-    """Return the power alone: with one look it hangs on who is better, not on how much or on who is equal."""
-    if len(plan.looks) > 1:
-        return outlook(plan, scenario, effect, seed, _SEARCH, _SEARCH_DRAWS).power
-    look, raised = plan.looks[0], _raised(plan)
-    if min_p(plan.design.paired, look.n) > look.level * (1 + LEVEL_SLACK):
-        return 0.0
+    """Return the power alone, from few experiments and only the comparisons that can name the raised arm.
+
+    With one look it hangs on who is better, not on how much or on who is equal; between looks equality may end it.
+    """
     rng = np.random.Generator(np.random.Philox(key=seed))
-    arms = _drawn(scenario, plan, look.n, effect, _SEARCH, rng)
+    arms = _drawn(scenario, plan, plan.looks[-1].n, effect, _SEARCH, rng)
     pairs = _pairs(plan)
     if not _is_family(plan):
-        pairs = [pair for pair in pairs if raised in pair]
-    design = replace(plan.design, level=look.level)
-    _, signs = _pair_codes(arms, design, pairs, _Effort(_SEARCH_DRAWS, sizes=False))
-    return float(_is_named(signs, pairs, plan).mean())
+        pairs = [pair for pair in pairs if _raised(plan) in pair]
+    judged, _ = _judged(arms, plan, pairs, _Effort(_SEARCH_DRAWS, sizes=len(plan.looks) > 1))
+    return float(judged.hit.mean())
 
 
 def _smallest(plan: Plan, scenario: Scenario, seed: int) -> int | None:
@@ -310,9 +307,8 @@ class _Judged:
         return tuple((name, float(share)) for name, share in zip(self.names, counts, strict=True) if share > 0)
 
 
-def _judged(arms: Floats, plan: Plan, draws: int) -> tuple[_Judged, Floats]:
+def _judged(arms: Floats, plan: Plan, pairs: Sequence[tuple[int, int]], effort: _Effort) -> tuple[_Judged, Floats]:
     """Return the verdicts, and how many blocks each experiment took: the first crossing stands."""
-    pairs, effort = _pairs(plan), _Effort(draws)
     codes = np.zeros((len(arms), len(pairs)), dtype=np.int64)
     signs = np.zeros_like(codes)
     blocks = np.full(len(arms), float(plan.looks[-1].n))
@@ -377,12 +373,16 @@ def _codes(found: Batch, level: Floats, design: Design, sizes: bool) -> tuple[Co
         rows = np.flatnonzero(superior & (sign == way) & (way * found.estimate > sesoi))
         if rows.size:
             codes[rows] = np.where(found.p_at(way * sesoi, rows) <= limit[rows], _MEANINGFUL, _BETTER)
-    inside = np.flatnonzero((np.abs(found.estimate) < sesoi) & (codes != _MEANINGFUL))
-    if inside.size:
-        # an anytime interval has one level for both
-        wide = limit[inside] if design.mode == "anytime" else 2 * limit[inside]
-        equal = (found.p_at(sesoi, inside) <= wide) & (found.p_at(-sesoi, inside) <= wide)
-        codes[inside[equal]] = np.where(superior[inside[equal]], _NEGLIGIBLE, _EQUAL)
+    # an anytime interval has one level for both
+    wide = limit if design.mode == "anytime" else 2 * limit
+    inside = (np.abs(found.estimate) < sesoi) & (codes != _MEANINGFUL)
+    for way in (1, -1):
+        rows = np.flatnonzero(inside & ((found.estimate >= 0) == (way == 1)))
+        # the nearer margin fails more often: the other one is asked only where it does not
+        for theta in (way * sesoi, -way * sesoi):
+            if rows.size:
+                rows = rows[found.p_at(theta, rows) <= wide[rows]]
+        codes[rows] = np.where(superior[rows], _NEGLIGIBLE, _EQUAL)
     return codes, np.where(codes >= _NEGLIGIBLE, sign, 0)
 
 
@@ -457,6 +457,8 @@ def _winner(
     weakest = np.full((len(codes), plan.num_arms), _MEANINGFUL)
     for arm in range(plan.num_arms):
         mine = [(k, 1 if arm == i else -1) for k, (i, j) in enumerate(pairs) if arm in (i, j)]
+        if len(mine) < plan.num_arms - 1:  # not compared with every other arm
+            continue
         wins[:, arm] = np.all([signs[:, k] == way for k, way in mine], axis=0)
         weakest[:, arm] = np.max([_rank_of(codes[:, k]) for k, _ in mine], axis=0)
     names = (*_NAMES, TIE_AT_TOP, NO_INFERENCE)

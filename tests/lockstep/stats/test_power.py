@@ -129,7 +129,7 @@ def test_what_a_look_settled_stands_in_planning_too() -> None:
     # better at the first look and far behind in the end; the other treatment stays open
     ahead = np.where(np.arange(16) < 8, 2.0, -9.0) + steps
     arms = np.stack([steps * 0, ahead, np.where(np.arange(16) % 2, 1.0, -1.0) + steps])[None]
-    judged, blocks = _judged(arms, looks, 399)
+    judged, blocks = _judged(arms, looks, _pairs(looks), _Effort(399))
     assert judged.hit.tolist() == [True]
     assert blocks.tolist() == [16.0]
 
