@@ -37,9 +37,9 @@ def decode_cursor(text: str) -> list[Any]:
 
 
 def encode_numbers(numbers: Sequence[int]) -> str:
-    """Return an opaque cursor of integers of 64 bits, packed: in a long row of like ones each takes next to nothing."""
-    raw = struct.pack(f"<{len(numbers)}q", *numbers)
-    planes = b"".join(raw[place::8] for place in range(8))  # bytes of one place together, most of them zero
+    """Return an opaque cursor of integers of 32 bits, packed: in a long row of like ones each takes next to nothing."""
+    raw = struct.pack(f"<{len(numbers)}i", *numbers)
+    planes = b"".join(raw[place::4] for place in range(4))  # bytes of one place together, most of them zero
     return base64.urlsafe_b64encode(zlib.compress(planes, 1)).decode().rstrip("=")
 
 
@@ -54,13 +54,13 @@ def decode_numbers(text: str) -> list[int]:
         planes = unpacking.decompress(_decoded(text), _MAX_UNPACKED)
     except (ValueError, zlib.error) as error:
         raise bad_cursor() from error
-    count, rest = divmod(len(planes), 8)
+    count, rest = divmod(len(planes), 4)
     if not unpacking.eof or rest:
         raise bad_cursor()
     raw = bytearray(len(planes))
-    for place in range(8):
-        raw[place::8] = planes[place * count : (place + 1) * count]
-    return list(struct.unpack(f"<{count}q", raw))
+    for place in range(4):
+        raw[place::4] = planes[place * count : (place + 1) * count]
+    return list(struct.unpack(f"<{count}i", raw))
 
 
 def bad_cursor() -> InvalidError:

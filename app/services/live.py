@@ -21,8 +21,10 @@ from app.store.rows import BlockRow, EventRow
 from lockstep.nonfinite import word
 
 CATCH_UP_ROWS = 20_000
-#: Characters of a cursor: 8,000 runs, the most of an experiment, take 49,000 if no two of them are alike.
+#: Characters of a cursor: 8,000 runs, the most of an experiment, take 46,000 if no two of them are alike.
 MAX_CURSOR = 60_000
+#: The largest number that the column of an attempt holds.
+_MAX_ATTEMPT = 2**15 - 1
 _CATCH_UP_EVENTS = 2_000
 _STATUS_TYPES = ("block_status", "run_status")
 
@@ -48,10 +50,12 @@ class Position:
         """
         numbers = decode_numbers(cursor)
         count, rest = divmod(len(numbers) - 1, 3)
-        if rest:
+        if rest or min(numbers) < 0:
             raise bad_cursor()
         event, *columns = numbers
         nos, attempts, seqs = (columns[place * count : (place + 1) * count] for place in range(3))
+        if max(attempts, default=0) > _MAX_ATTEMPT:
+            raise bad_cursor()
         return Position(event, {no: (attempt, seq) for no, attempt, seq in zip(nos, attempts, seqs, strict=True)})
 
     def covers(self, other: Position) -> bool:

@@ -15,6 +15,7 @@ import pytest
 from app.errors import InvalidError
 from app.services import live
 from app.services.cursors import encode_cursor, encode_numbers
+from app.store import points as points_of
 from tests.conftest import LiveServer, wait_until
 from tests.factories import SimulatedWorker
 from tests.live.test_protocol import frames_until, points, running, socket_of, subscribe
@@ -156,6 +157,16 @@ def test_cursor_of_the_largest_experiment_is_taken_up(
     assert status_in_pieces(server, path) == 200
 
 
+def test_cursor_beyond_every_row_is_read(server: LiveServer) -> None:
+    experiment_id, worker = running(server.ctx, budget={"rounds": 1})
+    worker.train(rounds=1)
+    with server.ctx.store.read() as session:
+        nos = [place.no for place in points_of.positions(session, [experiment_id])]
+    position = live.Position(2**31 - 1, dict.fromkeys(nos, (2**15 - 1, 2**31 - 1)))
+    batch = live.read_batch(server.ctx, experiment_id, live.Position.parse(position.cursor()))
+    assert (batch.events, batch.points) == ([], [])
+
+
 def status_in_pieces(server: LiveServer, path: str) -> int:
     """Return the status of a request whose head comes in two pieces, as over a slow line."""
     address = httpx.URL(server.url)
@@ -167,7 +178,11 @@ def status_in_pieces(server: LiveServer, path: str) -> int:
         return int(connection.recv(100).split()[1])
 
 
-@pytest.mark.parametrize("bad", ["", "x", "\u00e9", "AAAA", encode_cursor(1, {}), encode_numbers([1, 2])])
+#: Not of a length that a cursor has; numbers that no row has.
+FOREIGN = [1, 2], [-1], [1, 2, -1, 3], [1, 2, 2**15, 3]
+
+
+@pytest.mark.parametrize("bad", ["", "x", "\u00e9", "AAAA", encode_cursor(1, {}), *map(encode_numbers, FOREIGN)])
 def test_cursor_of_another_kind_is_refused(bad: str) -> None:
     with pytest.raises(InvalidError, match="the cursor is not one that this server gave"):
         live.Position.parse(bad)
