@@ -13,9 +13,11 @@ import httpx
 
 from lockstep.address import clean_token, clean_url
 from lockstep.spec.reading import looks_like_json
+from lockstep.status import TERMINAL_RUN
 
 DEFAULT_URL = "http://127.0.0.1:7480"
 _RETRIES = 5
+_LOG_SECONDS, _LOG_LINES = 1.0, 1000
 
 
 class ApiError(Exception):
@@ -105,6 +107,32 @@ class Client:
     def runs(self, experiment_id: str) -> list[dict[str, Any]]:
         """Return the runs of an experiment."""
         return list(self.call("GET", f"experiments/{experiment_id}/runs")["items"])
+
+    def events(self, experiment_id: str) -> Iterator[dict[str, Any]]:
+        """Yield the timeline of an experiment, oldest first."""
+        cursor = None
+        while True:
+            params = {"limit": 2000, **({"after": cursor} if cursor else {})}
+            page = self.call("GET", f"experiments/{experiment_id}/events", params=params)
+            if not page["items"]:
+                return
+            yield from page["items"]
+            cursor = page["next"]
+
+    def logs(self, run_id: str, *, level: str = "debug", follow: bool = False) -> Iterator[dict[str, Any]]:
+        """Yield log lines of a run: the newest 1,000, and with ``follow`` what comes after them until the run ends."""
+        cursor = None
+        while True:
+            is_last = not follow or self.call("GET", f"runs/{run_id}")["status"] in TERMINAL_RUN
+            params = {"level": level, "tail": _LOG_LINES, **({"after": cursor} if cursor else {})}
+            page = self.call("GET", f"runs/{run_id}/logs", params=params)
+            yield from page["items"]
+            cursor = page["next"] or cursor
+            if len(page["items"]) == _LOG_LINES and follow:
+                continue  # there may be more
+            if is_last:
+                return
+            time.sleep(_LOG_SECONDS)
 
     def steer(self, experiment_id: str, action: str, reason: str = "") -> dict[str, Any]:
         """Pause, resume or cancel an experiment."""

@@ -7,7 +7,7 @@ from pathlib import Path
 import yaml
 from typer.testing import CliRunner
 
-from app.cli.people import app
+from app.cli.specs import app
 from lockstep.spec.reading import load_text
 from lockstep.spec.resolve import parse
 from tests.factories import tiny_spec
@@ -22,14 +22,14 @@ def written(folder: Path, name: str, **changes: object) -> str:
 
 
 def test_check_accepts_an_example_and_prints_its_hash() -> None:
-    result = CliRunner().invoke(app, ["spec", "check", str(EXAMPLE)])
+    result = CliRunner().invoke(app, ["check", str(EXAMPLE)])
     assert result.exit_code == 0
     assert parse(load_text(EXAMPLE.read_text())).hash in result.output
 
 
 def test_check_names_field_and_remedy_of_every_problem_and_ends_with_one(tmp_path: Path) -> None:
     bad = written(tmp_path, "bad.yaml", ppo={"lrr": 1e-3}, budget={"rounds": 0})
-    result = CliRunner().invoke(app, ["spec", "check", bad])
+    result = CliRunner().invoke(app, ["check", bad])
     assert result.exit_code == 1
     lines = result.stderr.splitlines()
     assert any(line.startswith("/ppo/lrr:") and "(did you mean 'lr'?)" in line for line in lines)
@@ -39,7 +39,7 @@ def test_check_names_field_and_remedy_of_every_problem_and_ends_with_one(tmp_pat
 def test_diff_shows_what_arms_differ_in_and_in_what_two_files_differ(tmp_path: Path) -> None:
     arms = [{"label": "a"}, {"label": "b", "overrides": {"ppo.lr": 0.001}}]
     one = written(tmp_path, "one.yaml", arms=arms)
-    result = CliRunner().invoke(app, ["spec", "diff", one])
+    result = CliRunner().invoke(app, ["diff", one])
     assert result.exit_code == 0
     assert [line for line in result.output.splitlines() if line.startswith(("a:", "b:", "  "))] == [
         "a: (base)",
@@ -47,14 +47,14 @@ def test_diff_shows_what_arms_differ_in_and_in_what_two_files_differ(tmp_path: P
         f"  ppo.lr: {parse(tiny_spec(arms=arms)).arms[0].config['ppo']['lr']} -> 0.001",
     ]
     other = written(tmp_path, "other.yaml", arms=arms, budget={"rounds": 77})
-    result = CliRunner().invoke(app, ["spec", "diff", one, other])
+    result = CliRunner().invoke(app, ["diff", one, other])
     assert result.exit_code == 0
     changed = {line.split(":")[0] for line in result.output.splitlines()}
     assert "budget.rounds" in changed
     assert not any(path.startswith(("env.", "net.", "host.")) for path in changed)
-    assert CliRunner().invoke(app, ["spec", "diff", one, one]).output == ""
+    assert CliRunner().invoke(app, ["diff", one, one]).output == ""
 
 
 def test_diff_of_a_refused_file_ends_with_one(tmp_path: Path) -> None:
-    result = CliRunner().invoke(app, ["spec", "diff", written(tmp_path, "bad.yaml", nett={})])
+    result = CliRunner().invoke(app, ["diff", written(tmp_path, "bad.yaml", nett={})])
     assert result.exit_code == 1

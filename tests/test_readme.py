@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from app.cli import admin
+from app.cli import admin, specs
 from app.cli.people import HANDED_OVER, app
 from worker import env_cli
 from worker.__main__ import parse
@@ -64,6 +64,8 @@ def test_command_lines_of_a_page_are_those_of_the_program(page: Path, monkeypatc
             parse(words[1:])
         elif words[0] == "env":
             env_cli.parse(words[1:])
+        elif words[0] == "spec":
+            refuse_unknown(typer.main.get_command(specs.app), words[1:])
         elif words[0] != "data":
             refuse_unknown(operators if words[0] in HANDED_OVER else people, words)
 

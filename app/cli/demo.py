@@ -20,7 +20,7 @@ from pathlib import Path
 import httpx
 import typer
 
-from app.cli.text import Board
+from app.cli.watching import Board
 from app.settings import Settings
 from lockstep.client import Client
 from lockstep.spec.reading import load_file
@@ -45,7 +45,7 @@ def run_demo(spec: Path, *, num_workers: int) -> None:
         submitted = client.submit(load_file(spec))
         page = f"{url}{submitted['links']['page']}"
         typer.echo(f"submitted {spec.name} as {submitted['id']}; watch it at {page}")
-        board = Board(client.show(submitted["id"]))
+        board = Board(client.show(submitted["id"]), time.monotonic)
         status = "unknown"
         for frame in client.watch(submitted["id"]):
             for line in board.lines(frame):

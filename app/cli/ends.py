@@ -1,10 +1,11 @@
 """How a command ends when it cannot do what was asked: one sentence, and a code that scripts can tell apart.
 
-1: the server or the specification says no. 2: wrongly called or configured. 3: what it needs is away.
+1: the server, the specification or the experiment says no. 2: wrongly called or configured. 3: what it needs is away.
 """
 
 from __future__ import annotations
 
+import os
 import sys
 
 import httpx
@@ -15,10 +16,10 @@ from lockstep.client import ApiError, Client
 from lockstep.spec.problems import InvalidSpecError
 
 
-def run(app: typer.Typer, arguments: list[str]) -> None:
-    """Run a command; refusals and a missing server end the process with a sentence."""
+def run(app: typer.Typer, arguments: list[str], *, name: str = "lockstep") -> None:
+    """Run a command; refusals, a missing server and files that cannot be used end the process with a sentence."""
     try:
-        app(args=arguments, prog_name="lockstep")
+        app(args=arguments, prog_name=name)
     except ApiError as error:
         _end(f"refused: {error}", 1)
     except InvalidSpecError as error:
@@ -26,7 +27,12 @@ def run(app: typer.Typer, arguments: list[str]) -> None:
     except BadAddress as error:
         _end(f"error: {error}", 2)
     except httpx.TransportError as error:
-        _end(f"no answer from {Client().url} ({error}); start one with `lockstep serve`", 1)
+        _end(f"no answer from {Client().url} ({error}); start one with `lockstep serve`, or name it: LOCKSTEP_URL", 3)
+    except BrokenPipeError:  # who reads has enough, as `head` has
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(0)
+    except OSError as error:
+        _end(f"error: {error.filename or 'a file'}: {error.strerror or error}", 2)
 
 
 def fail(error: Exception | str, code: int) -> typer.Exit:

@@ -1,9 +1,11 @@
-"""Texts of the command line: the plan, and the live comparison of every round."""
+"""What the command line says of the documents that the API answers."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
+
+from lockstep.text import isolated
 
 
 def plan_text(plan: Mapping[str, Any]) -> str:
@@ -96,55 +98,100 @@ def _power_lines(row: Mapping[str, Any]) -> Iterator[str]:
         yield f"  true effect {point['effect']:g}: {likely}; {point['blocks']:.1f} blocks on average"
 
 
-class Board:
-    """Turns live frames into lines: one for each complete round, one for each change of state."""
-
-    def __init__(self, experiment: Mapping[str, Any]) -> None:
-        self._rounds = int(experiment["rounds"])
-        self._blocks = int(experiment["progress"]["blocks"])
-        self._shown: Mapping[str, str] = experiment["shown"]
-        self._done: dict[str, int] = {}
-
-    def lines(self, frame: Mapping[str, Any]) -> Iterator[str]:
-        """Yield the lines of a frame."""
-        kind = frame["type"]
-        if kind == "snapshot":
-            for block in frame["blocks"]:
-                self._done[block["id"]] = block["complete_rounds"]
-        elif kind == "delta":
-            for item in frame["rounds"]:
-                yield self._round(item)
-        elif kind == "truncate":
-            yield f"a block resumes: its rounds from {frame['from_round']} on are done again"
-        elif kind == "status" and frame["event"]["type"] == "block_status":
-            yield f"replicate {frame['event']['replicate']}: {frame['event']['text']}"
-        elif kind == "status" and frame["event"]["cause"] == "diverged":
-            yield frame["event"]["text"]
-        elif kind == "end":
-            yield f"the experiment is {frame['status']}"
-
-    def _round(self, item: Mapping[str, Any]) -> str:
-        self._done[item["block_id"]] = item["round"] + 1
-        share = sum(self._done.values()) / max(1, self._rounds * self._blocks)
-        filled = round(20 * share)
-        bar = "#" * filled + "." * (20 - filled)
-        return (
-            f"[{bar}] {100 * share:3.0f} %  replicate {item['replicate']} round {item['round'] + 1}/{self._rounds}  "
-            + arms_text(item["comparison"], self._shown)
-        )
-
-
 def arms_text(comparison: Mapping[str, Any], shown: Mapping[str, str]) -> str:
     """Return one comparison: over its last episodes each arm's score of the primary metric, and its reward."""
     parts = []
     for arm in comparison.get("arms", []):
         reward = "no data" if arm["reward"] is None else f"{arm['reward']:.2f}"
-        texts = [] if shown["field"] == "reward" else [f"{shown['label']} {_score(arm.get(shown['field']), shown)}"]
+        texts = [] if shown["field"] == "reward" else [f"{shown['label']} {score_text(arm.get(shown['field']), shown)}"]
         parts.append(f"{arm['group_id']}: {', '.join([*texts, f'reward {reward}'])}")
     return " | ".join(parts)
 
 
-def _score(value: float | None, shown: Mapping[str, str]) -> str:
+def score_text(value: float | None, shown: Mapping[str, str]) -> str:
+    """Return a score with its unit."""
     if value is None:
         return "no data"
     return f"{value:.1f} {shown['unit']}" if shown["unit"] == "%" else f"{value:.2f} {shown['unit']}".rstrip()
+
+
+def duration(seconds: float) -> str:
+    """Return a time in the two units that matter: ``45 s``, ``3 min``, ``2 h 5 min``, ``3 d 4 h``."""
+    whole = round(seconds)
+    if whole < 90:
+        return f"{whole} s"
+    minutes = round(seconds / 60)
+    if minutes < 60:
+        return f"{minutes} min"
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours} h {minutes} min" if hours < 48 else f"{hours // 24} d {hours % 24} h"
+
+
+def list_line(item: Mapping[str, Any]) -> str:
+    """Return one line of the list of experiments."""
+    done = f"{100 * item['progress']['fraction']:.0f} %"
+    return f"{item['id']}  {item['status']:10} {done:>5}  {isolated(item['name'])}"
+
+
+def event_line(item: Mapping[str, Any]) -> str:
+    """Return one line of a timeline."""
+    place = [f"replicate {item['replicate']}"] if item["replicate"] is not None else []
+    place += [f"arm {item['group_id']}"] if item["group_id"] not in ("*", None) else []
+    where = f" ({', '.join(place)})" if place else ""
+    return f"{item['time'][:19].replace('T', ' ')}Z  {item['severity']:7} {item['actor']:9} {item['text']}{where}"
+
+
+def worker_line(item: Mapping[str, Any]) -> str:
+    """Return one worker with its state, device and what it trains."""
+    holds = item["holds"]
+    work = f"trains replicate {holds['replicate']} of {holds['experiment_id']}" if holds else item["status_text"]
+    drain = ", drains" if item["drain"] else ""
+    seen = f"seen {item['seen_seconds_ago']:.0f} s ago"
+    state = f"{item['name']:20} {item['status'] + drain:12}"
+    return f"{item['id']}  {state} {item['device_class']}  {seen}  {work}".rstrip()
+
+
+def worker_lines(items: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the workers and what each one cannot use."""
+    if not items:
+        yield "no worker: lockstep worker starts one"
+    for item in items:
+        yield worker_line(item)
+        for defect in item["defects"]:
+            yield f"  {defect['kind']} {defect['name']!r} cannot be used: {defect['reason']}"
+
+
+def queue_lines(queue: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what waits, one line an experiment, in the order of the queue."""
+    if queue["paused"]:
+        yield "the queue is paused: lockstep queue resume"
+    waiting: dict[str, list[Mapping[str, Any]]] = {}
+    for item in queue["items"]:
+        waiting.setdefault(item["experiment_id"], []).append(item)
+    if not waiting:
+        yield "nothing waits"
+    for experiment_id, items in waiting.items():
+        replicates = replicates_text(sorted(item["replicate"] for item in items))
+        why = items[0]["why_waiting"]
+        yield f"{experiment_id}  {isolated(items[0]['owner'])}: {replicates}; {why['text'] if why else 'starts'}"
+
+
+def top_lines(overview: Mapping[str, Any]) -> Iterator[str]:
+    """Yield workers, what runs and what waits."""
+    yield "workers"
+    yield from (f"  {line}" for line in worker_lines(overview["workers"]))
+    yield "running"
+    yield from (f"  {list_line(item)}" for item in overview["running"])
+    yield "waiting"
+    yield from (f"  {line}" for line in queue_lines(overview["queue"]))
+
+
+def compare_text(found: Mapping[str, Any]) -> str:
+    """Return the settings in which arms differ, a column an arm."""
+    head = ["", *(f"{column['name']} / {column['arm']}" for column in found["columns"])]
+    rows = [[row["key"], *map(str, row["values"])] for row in found["rows"]]
+    if not rows:
+        return "these arms differ in nothing"
+    widths = [max(len(row[index]) for row in [head, *rows]) for index in range(len(head))]
+    lines = ("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)) for row in [head, *rows])
+    return "\n".join(line.rstrip() for line in lines)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import time
+
 import pytest
 from typer.testing import CliRunner
 
 from app.cli.people import app as command
-from app.cli.text import Board
+from app.cli.watching import Board
 from lockstep.client import Client
 from tests.conftest import LiveServer
 from tests.live.test_protocol import running
@@ -18,7 +20,7 @@ def test_diverged_arm_is_told_when_it_diverges_and_at_the_end(server: LiveServer
     experiment_id, worker = running(server.ctx, budget={"rounds": 2})
     lines: list[str] = []
     with Client(server.url) as client:
-        board = Board(client.show(experiment_id))
+        board = Board(client.show(experiment_id), time.monotonic)
         for frame in client.watch(experiment_id):
             lines += board.lines(frame)
             if frame["type"] == "snapshot":

@@ -35,8 +35,8 @@ def test_client_comes_from_the_package_and_is_loaded_when_asked_for() -> None:
 
 
 def test_commands_for_people_run_without_server_and_worker_packages() -> None:
-    arguments = ["lockstep", "spec", "check", "examples/digits-shaped-vs-simplified.yaml"]
-    found = run(f"sys.argv = {arguments!r}\nfrom app.cli.people import main\nmain()")
+    arguments = ["lockstep", "check", "examples/digits-shaped-vs-simplified.yaml"]
+    found = run(f"import app.cli.people\nsys.argv = {arguments!r}\nfrom app.cli.specs import main\nmain()")
     assert found.returncode == 0, found.stderr
     assert found.stdout.startswith("valid, hash")
 

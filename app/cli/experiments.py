@@ -1,0 +1,307 @@
+"""Commands on experiments: submit, follow, read, steer."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+import yaml
+
+from app.cli import text
+from app.cli.files import SpecFile, load
+from app.cli.watching import Board, follow
+from lockstep.client import Client
+
+app = typer.Typer()
+Id = Annotated[str, typer.Argument(help="Experiment id")]
+AsJson = Annotated[bool, typer.Option("--json", help="What the API answers, as JSON")]
+Reason = Annotated[str, typer.Option(help="A sentence for the timeline")]
+
+
+def _json(document: Any) -> None:
+    typer.echo(json.dumps(document, indent=2))
+
+
+@app.command()
+def submit(
+    file: SpecFile,
+    key: Annotated[str | None, typer.Option(help="Idempotency key: the same key submits once")] = None,
+    follow_it: Annotated[bool, typer.Option("--watch", help="Follow it to its end")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Submit an experiment."""
+    with Client() as client:
+        document = client.submit(load(file), key=key)
+        _show_submitted(client, document, as_json)
+    if follow_it:
+        watch(document["id"], as_json=as_json)
+
+
+def _show_submitted(client: Client, document: dict[str, Any], as_json: bool) -> None:
+    if as_json:
+        _json(document)
+        return
+    typer.echo(f"{document['id']}  {document['status']}")
+    for warning in document["warnings"]:
+        typer.echo(f"warning: {warning}")
+    typer.echo(f"page:   {client.url}{document['links']['page']}")
+    for name, command in document["commands"].items():
+        typer.echo(f"{name + ':':8}{command}")
+
+
+@app.command()
+def plan(file: SpecFile, as_json: AsJson = False) -> None:
+    """Say what a submission would run, cost and find; writes nothing."""
+    with Client() as client:
+        document = client.plan(load(file))
+    if as_json:
+        _json(document)
+    else:
+        typer.echo(text.plan_text(document))
+
+
+@app.command()
+def ab(
+    comparison: Annotated[str, typer.Argument(help="for example shaped-vs-simplified[-vs-sparse]")],
+    envs: Annotated[int, typer.Option(help="Environments per arm")] = 4,
+    rounds: Annotated[int, typer.Option(help="Rounds")] = 100,
+    replicates: Annotated[int, typer.Option(help="Replicates; 6 is the least for p <= 0.05")] = 6,
+    preset: Annotated[str, typer.Option(help="Preset")] = "digits_cpu",
+    sesoi: Annotated[float, typer.Option(help="Smallest effect of interest, percentage points")] = 2.0,
+    dry_run: Annotated[bool, typer.Option(help="Print the spec, submit nothing")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Compare reward modes: one arm for each name between `-vs-`."""
+    spec = ab_spec(comparison, envs=envs, rounds=rounds, replicates=replicates, preset=preset, sesoi=sesoi)
+    if dry_run:
+        typer.echo(json.dumps(spec) if as_json else yaml.safe_dump(spec, sort_keys=False).rstrip())
+        return
+    with Client() as client:
+        _show_submitted(client, client.submit(spec), as_json)
+
+
+def ab_spec(comparison: str, *, envs: int, rounds: int, replicates: int, preset: str, sesoi: float) -> dict[str, Any]:
+    """Return the spec that compares the reward modes named in ``a-vs-b[-vs-c]``."""
+    modes = comparison.split("-vs-")
+    return {
+        "experiment": {"name": comparison.replace("-", " "), "replicates": replicates},
+        "preset": preset,
+        "env": {"n_envs": envs},
+        "budget": {"rounds": rounds},
+        "arms": [{"label": mode, "reward": mode} for mode in modes],
+        "analysis": {"primary": "eval/accuracy", "sesoi": sesoi, "failure": {"floor": 0.0}},
+    }
+
+
+@app.command("list")
+def list_experiments(
+    status: Annotated[str | None, typer.Option(help="Only this status")] = None,
+    owner: Annotated[str | None, typer.Option(help="Only of this owner")] = None,
+    tag: Annotated[str | None, typer.Option(help="Only with this tag")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=200)] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List experiments, newest first."""
+    with Client() as client:
+        found = client.experiments(status=status, owner=owner, tag=tag, limit=limit)
+        items = [item for item, _ in zip(found, range(limit), strict=False)]
+    if as_json:
+        _json(items)
+    for item in items if not as_json else ():
+        typer.echo(text.list_line(item))
+    if not items and not as_json:
+        typer.echo("no experiment" + ("" if status or owner or tag else " yet: lockstep spec init writes a first one"))
+
+
+@app.command()
+def show(experiment_id: Id, as_json: AsJson = False) -> None:
+    """Show an experiment: its state, its arms, why it waits, and why replicates gave no result."""
+    with Client() as client:
+        found = client.show(experiment_id)
+    if as_json:
+        _json(found)
+    else:
+        typer.echo(text.show_text(found))
+
+
+@app.command()
+def watch(
+    experiment_id: Id,
+    as_json: Annotated[bool, typer.Option("--json", help="Every frame of the live stream, one a line")] = False,
+    plain: Annotated[bool, typer.Option("--plain", help="Lines also on a terminal, instead of a table")] = False,
+) -> None:
+    """Follow the comparison of every round until the end; code 1 unless the experiment succeeded."""
+    with Client() as client:
+        if as_json:
+            for frame in client.watch(experiment_id):
+                typer.echo(json.dumps(frame))
+        else:
+            follow(
+                client, Board(client.show(experiment_id), time.monotonic), as_table=sys.stdout.isatty() and not plain
+            )
+        ended, runs = client.show(experiment_id), client.runs(experiment_id)
+    for line in [*text.cause_lines(ended), *text.diverged_lines(runs)] if not as_json else ():
+        typer.echo(line)
+    if ended["status"] != "succeeded":
+        raise typer.Exit(1)
+
+
+@app.command()
+def events(
+    experiment_id: Id,
+    severity: Annotated[str, typer.Option(help="info, warning or error, and what is worse")] = "info",
+    as_json: AsJson = False,
+) -> None:
+    """Print the timeline, oldest first: what happened, when, and by whom."""
+    known = ("debug", "info", "warning", "error")
+    if severity not in known:
+        raise typer.BadParameter(f"use one of {', '.join(known)}", param_hint="--severity")
+    shown = []
+    with Client() as client:
+        for item in client.events(experiment_id):
+            if known.index(item["severity"]) >= known.index(severity):
+                shown.append(item)
+                if not as_json:
+                    typer.echo(text.event_line(item))
+    if as_json:
+        _json(shown)
+
+
+@app.command()
+def logs(
+    run_id: Annotated[str, typer.Argument(help="Run id, as `lockstep show` names it")],
+    level: Annotated[str, typer.Option(help="debug, info, warning or error")] = "debug",
+    follow_it: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come, until the run ends")] = False,
+    as_json: Annotated[bool, typer.Option("--json", help="Each line as JSON")] = False,
+) -> None:
+    """Print what the training process of a run wrote, the newest 1,000 lines."""
+    with Client() as client:
+        for line in client.logs(run_id, level=level, follow=follow_it):
+            typer.echo(json.dumps(line) if as_json else line["text"])
+
+
+@app.command()
+def export(
+    experiment_id: Id,
+    form: Annotated[str, typer.Option("--format", help="json, csv (training episodes) or sqlite")] = "json",
+    output: Annotated[Path | None, typer.Option(help="File; default: EXPERIMENT.FORMAT")] = None,
+) -> None:
+    """Save everything that is stored of an experiment."""
+    target = output or Path(f"{experiment_id}.{form}")
+    with Client() as client:
+        size = client.download(f"experiments/{experiment_id}/export", target, format=form)
+    typer.echo(f"written to {target} ({size / 1e6:.1f} MB)")
+
+
+@app.command()
+def compare(
+    experiment_ids: Annotated[list[str], typer.Argument(help="One to eight experiments")], as_json: AsJson = False
+) -> None:
+    """Show the settings in which the arms of experiments differ, side by side."""
+    with Client() as client:
+        found = client.call("GET", "compare", params={"experiments": experiment_ids})
+    if as_json:
+        _json(found)
+    else:
+        typer.echo(text.compare_text(found))
+
+
+def _steer(experiment_id: str, action: str, reason: str, as_json: bool) -> None:
+    with Client() as client:
+        document = client.steer(experiment_id, action, reason)
+    if as_json:
+        _json(document)
+    else:
+        typer.echo(f"{document['desired']} " + ("stored" if document["changed"] else "was stored already"))
+
+
+@app.command()
+def cancel(experiment_id: Id, reason: Reason = "", as_json: AsJson = False) -> None:
+    """Stop an experiment for good."""
+    _steer(experiment_id, "cancel", reason, as_json)
+
+
+@app.command()
+def pause(experiment_id: Id, reason: Reason = "", as_json: AsJson = False) -> None:
+    """Stop an experiment at the next round border."""
+    _steer(experiment_id, "pause", reason, as_json)
+
+
+@app.command()
+def resume(experiment_id: Id, reason: Reason = "", as_json: AsJson = False) -> None:
+    """Put a paused experiment back into the queue."""
+    _steer(experiment_id, "resume", reason, as_json)
+
+
+@app.command()
+def extend(experiment_id: Id, replicates: int, exploratory: bool = False, as_json: AsJson = False) -> None:
+    """Append replicates where the registered analysis allows it."""
+    body = {"replicates": replicates, "exploratory": exploratory}
+    with Client() as client:
+        document = client.call("POST", f"experiments/{experiment_id}/extend", json=body)
+    if as_json:
+        _json(document)
+    else:
+        typer.echo(f"{len(document['blocks'])} blocks added")
+
+
+@app.command()
+def clone(
+    experiment_id: Id,
+    overrides: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="YAML laid over the spec")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Submit a copy, with sections laid over."""
+    body = {"overrides": load(overrides) if overrides else {}}
+    with Client() as client:
+        _show_submitted(client, client.call("POST", f"experiments/{experiment_id}/clone", json=body), as_json)
+
+
+@app.command()
+def report(
+    experiment_id: Annotated[str | None, typer.Argument(help="Experiment id")] = None,
+    form: Annotated[str, typer.Option("--format", help="md, html, json, csv or py (recompute script)")] = "md",
+    output: Annotated[Path | None, typer.Option(help="File; default: standard output")] = None,
+    scores: Annotated[Path | None, typer.Option("--from", exists=True, help="Recompute from scores.csv")] = None,
+    registered: Annotated[Path | None, typer.Option("--report", exists=True, help="Its report.json")] = None,
+) -> None:
+    """Print or save a report: of an experiment, or computed again from scores.csv and report.json."""
+    if scores is not None and registered is not None:
+        files = [str(scores), str(registered), form, str(output or "-")]
+        os.execv(sys.executable, [sys.executable, "-m", "app.cli.specs", "recompute", *files])  # noqa: S606 - own program
+    if experiment_id is None:
+        raise typer.BadParameter("name an experiment, or give --from scores.csv with --report report.json")
+    with Client() as client:
+        found = client.report(experiment_id, form)
+    told = json.dumps(found, indent=2) if form == "json" else str(found)
+    if output is None:
+        typer.echo(told)
+    else:
+        output.write_text(told, encoding="utf-8")
+        typer.echo(f"written to {output}")
+
+
+@app.command()
+def calibrate(
+    experiment_id: Annotated[str | None, typer.Argument(help="Re-randomise it; default: simulated scores")] = None,
+    repetitions: Annotated[int, typer.Option(min=50, max=10_000)] = 1000,
+    as_json: AsJson = False,
+) -> None:
+    """Report the false-winner rate of the whole analysis with its band; code 1 when it lies outside."""
+    body = {"experiment": experiment_id, "repetitions": repetitions}
+    with Client(timeout=600.0) as client:
+        found = client.call("POST", "calibrations", json=body)
+    if as_json:
+        _json(found)
+    for row in found["rows"] if not as_json else ():
+        low, high = row["band"]
+        state = "ok" if row["passed"] else "OUTSIDE"
+        rates = f"{row['rate']:.4f}  expected {row['expected']:.4f} [{low:.4f}, {high:.4f}]"
+        typer.echo(f"{row['name']:28} {rates}  {state}")
+    if not found["passed"]:
+        raise typer.Exit(1)

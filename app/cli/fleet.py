@@ -1,0 +1,110 @@
+"""Commands on what all experiments share: workers and the queue."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from typing import Annotated, Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.text import Text
+
+from app.cli import text
+from lockstep.client import Client
+
+app = typer.Typer()
+workers = typer.Typer(no_args_is_help=True, help="What trains: list, drain, clear a quarantine.")
+app.add_typer(workers, name="workers")
+AsJson = Annotated[bool, typer.Option("--json", help="What the API answers, as JSON")]
+WorkerId = Annotated[str, typer.Argument(help="Worker id, or its name where only one has it")]
+_TOP_SECONDS = 2.0
+
+
+@workers.command("list")
+def list_workers(
+    retired: Annotated[bool, typer.Option(help="Those that have gone, too")] = False, as_json: AsJson = False
+) -> None:
+    """List the workers: device, state, what each one trains, and what is wrong with it."""
+    with Client() as client:
+        items = client.call("GET", "workers", params={"retired": retired})["items"]
+    if as_json:
+        typer.echo(json.dumps(items, indent=2))
+        return
+    for line in text.worker_lines(items):
+        typer.echo(line)
+
+
+def _id_of(client: Client, name: str) -> str:
+    """Return the id of a worker that is given by id or name; an unknown one is left for the server to refuse."""
+    named = [item["id"] for item in client.call("GET", "workers")["items"] if item["name"] == name]
+    if len(named) > 1:
+        raise typer.BadParameter(f"{len(named)} workers are called {name}; give an id: {', '.join(named)}")
+    return named[0] if named else name
+
+
+def _order(worker: str, action: str, as_json: bool, **options: Any) -> None:
+    with Client() as client:
+        document = client.call("POST", f"workers/{_id_of(client, worker)}/{action}", **options)
+    typer.echo(json.dumps(document, indent=2) if as_json else text.worker_line(document))
+
+
+@workers.command("drain")
+def drain(
+    worker: WorkerId,
+    now: Annotated[bool, typer.Option(help="At the next round border, not after its block")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Let a worker finish its block and retire."""
+    _order(worker, "drain", as_json, json={"now": now})
+
+
+@workers.command("clear")
+def clear(worker: WorkerId, as_json: AsJson = False) -> None:
+    """Take a worker out of quarantine."""
+    _order(worker, "clear", as_json)
+
+
+@app.command()
+def queue(
+    action: Annotated[str | None, typer.Argument(help="pause or resume; nothing: show it")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Show what waits, in order and why; or pause or resume the whole queue."""
+    if action not in (None, "pause", "resume"):
+        raise typer.BadParameter("use pause or resume, or nothing to show the queue")
+    with Client() as client:
+        if action is not None:
+            client.call("POST", f"queue/{action}")
+        found = client.call("GET", "queue")
+    typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(text.queue_lines(found)))
+
+
+@app.command()
+def top(
+    once: Annotated[bool, typer.Option(help="Print it once; on anything but a terminal always")] = False,
+    as_json: AsJson = False,
+) -> None:
+    """Show workers, what runs and what waits, every two seconds until Ctrl-C."""
+    with Client() as client:
+        if as_json:
+            typer.echo(json.dumps(_overview(client), indent=2))
+            return
+        if once or not sys.stdout.isatty():
+            typer.echo("\n".join(text.top_lines(_overview(client))))
+            return
+        with Live(console=Console(), screen=True, auto_refresh=False) as live:
+            while True:
+                live.update(Text("\n".join(text.top_lines(_overview(client)))), refresh=True)
+                time.sleep(_TOP_SECONDS)
+
+
+def _overview(client: Client) -> dict[str, Any]:
+    running = [item for item, _ in zip(client.experiments(status="running", limit=50), range(50), strict=False)]
+    return {
+        "workers": client.call("GET", "workers")["items"],
+        "running": running,
+        "queue": client.call("GET", "queue"),
+    }

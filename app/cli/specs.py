@@ -1,0 +1,168 @@
+"""``lockstep spec``: work on specifications without a server. A program of its own, for it loads the statistics.
+
+``lockstep report --from`` ends up here too: it computes a report again.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+import yaml
+
+from app.cli.ends import fail, run
+from app.cli.files import OtherFile, SpecFile, load
+from lockstep.report import render_markdown, report_from_scores_csv, report_json
+from lockstep.spec import reference
+from lockstep.spec.metrics import registered
+from lockstep.spec.presets import PRESETS
+from lockstep.spec.problems import InvalidSpecError, nearest
+from lockstep.spec.resolve import diff_paths, parse
+from lockstep.spec.rules import check
+from lockstep.spec.template import template
+
+app = typer.Typer(no_args_is_help=True, add_completion=False, help="Work on specifications without a server.")
+AsJson = Annotated[bool, typer.Option("--json", help="As JSON")]
+
+
+def main() -> None:
+    """Run the command; a refusal ends with a sentence and code 1."""
+    run(app, sys.argv[1:], name="lockstep spec")
+
+
+@app.command("check")
+def check_spec(file: SpecFile) -> None:
+    """Check a specification; code 1 when it is refused."""
+    try:
+        resolved = parse(load(file))
+        problems, warnings = check(resolved)
+    except InvalidSpecError as error:
+        problems, warnings = list(error.problems), []
+    for problem in problems:
+        typer.echo(f"{problem} [{problem.code}]", err=True)
+    for warning in warnings:
+        typer.echo(f"warning: {warning}")
+    if problems:
+        raise typer.Exit(1)
+    typer.echo(f"valid, hash {resolved.hash}")
+
+
+@app.command("diff")
+def diff(file: SpecFile, other: OtherFile = None) -> None:
+    """Show only what differs: the arms of one spec, or two specs field by field."""
+    try:
+        resolved = parse(load(file))
+        second = parse(load(other)) if other is not None else None
+    except InvalidSpecError as error:
+        raise fail(error, 1) from error
+    if second is not None:
+        for item in diff_paths(resolved.document, second.document):
+            typer.echo(f"{item.path}: {json.dumps(item.base)} -> {json.dumps(item.value)}")
+        return
+    for arm in resolved.arms:
+        typer.echo(f"{arm.label}:" + ("" if arm.diff else " (base)"))
+        for item in arm.diff:
+            typer.echo(f"  {item.path}: {json.dumps(item.base)} -> {json.dumps(item.value)}")
+
+
+@app.command("init")
+def init(
+    preset: Annotated[str | None, typer.Option(help="Values to build on; `lockstep spec presets` lists them")] = None,
+    task: Annotated[str | None, typer.Option(help="A task of morphogenesis, for example digits_small")] = None,
+    env: Annotated[str | None, typer.Option(help="A Gymnasium environment, for example CartPole-v1")] = None,
+    output: Annotated[Path | None, typer.Option(help="A new file; default: standard output")] = None,
+) -> None:
+    """Write a commented first specification."""
+    text = template(preset=preset, task=task, env_id=env)
+    if output is None:
+        typer.echo(text, nl=False)
+        return
+    try:
+        with output.open("x", encoding="utf-8") as file:
+            file.write(text)
+    except OSError as error:
+        raise fail(f"--output {output}: {error.strerror}", 2) from error
+    typer.echo(f"written to {output}; next: lockstep plan {output}")
+
+
+@app.command("schema")
+def schema() -> None:
+    """Print the JSON Schema of a specification, for editors and scripts."""
+    typer.echo(json.dumps(reference.schema(), indent=2))
+
+
+@app.command("presets")
+def presets(
+    name: Annotated[str | None, typer.Argument(help="Only this one, with its values")] = None, as_json: AsJson = False
+) -> None:
+    """List the presets, or print the values of one."""
+    if name is not None and name not in PRESETS:
+        raise fail(f"unknown preset {name!r}; {nearest(name, PRESETS)}", 1)
+    chosen = {name: dict(PRESETS[name])} if name is not None else {key: dict(value) for key, value in PRESETS.items()}
+    if as_json:
+        typer.echo(json.dumps(chosen, indent=2))
+    elif name is not None:
+        typer.echo(yaml.safe_dump(chosen[name], sort_keys=False).rstrip())
+    else:
+        for key, values in chosen.items():
+            env = values["env"]
+            typer.echo(f"{key:24} {env.get('task') or env.get('kind')}: sets {', '.join(values)}")
+
+
+@app.command("metrics")
+def metrics(as_json: AsJson = False) -> None:
+    """List the metrics that an experiment can be judged by."""
+    if as_json:
+        typer.echo(json.dumps([vars(metric) for metric in registered().values()], indent=2))
+        return
+    for metric in registered().values():
+        judged = " (reward enters: not for arms that differ in reward)" if metric.reward_dependent else ""
+        unit = f" [{metric.unit}]" if metric.unit else ""
+        typer.echo(f"{metric.name:36} {metric.direction} {metric.description}{unit}{judged}")
+
+
+@app.command("explain")
+def explain(
+    field: Annotated[str, typer.Argument(help="For example ppo.lr, sesoi, or a section such as analysis")],
+    as_json: AsJson = False,
+) -> None:
+    """Say what a field takes, its default and its meaning."""
+    try:
+        found = reference.explain(field)
+    except KeyError as error:
+        raise fail(str(error.args[0]), 1) from error
+    if as_json:
+        typer.echo(json.dumps([vars(item) for item in found], indent=2))
+    else:
+        typer.echo("\n\n".join(map(str, found)))
+
+
+@app.command("reference", hidden=True)
+def write_reference() -> None:
+    """Print docs/reference.md."""
+    typer.echo(reference.markdown(), nl=False)
+
+
+@app.command("recompute", hidden=True)
+def recompute(scores: Path, registered_in: Path, form: str, output: str) -> None:
+    """Compute a report again from scores.csv and report.json; reached by `lockstep report --from`."""
+    try:
+        registration = json.loads(registered_in.read_text(encoding="utf-8"))["registration"]
+        again = report_from_scores_csv(scores.read_text(encoding="utf-8"), registration)
+    except (ValueError, KeyError, TypeError) as error:
+        raise fail(
+            f"{scores} and {registered_in} are not the scores and the report of one experiment: {error}", 1
+        ) from error
+    text = report_json(again) if form == "json" else render_markdown(again)
+    if output == "-":
+        typer.echo(text)
+    else:
+        Path(output).write_text(text, encoding="utf-8")
+        typer.echo(f"written to {output}")
+
+
+if __name__ == "__main__":
+    main()

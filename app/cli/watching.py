@@ -1,0 +1,187 @@
+"""Following an experiment on a terminal: lines for files and pipes, a table that is drawn again for people."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from queue import Empty, SimpleQueue
+from typing import Any
+
+import typer
+from rich.console import Console
+from rich.live import Live
+from rich.table import Table
+
+from app.cli.text import arms_text, duration, score_text
+from lockstep.client import Client
+from lockstep.text import isolated
+
+#: So long nothing may be said.
+_QUIET_SECONDS = 5.0
+_BAR = 20
+
+
+def follow(client: Client, board: Board, *, as_table: bool) -> None:
+    """Show the frames of an experiment until its end.
+
+    Args:
+        client: of its server.
+        board: what is known of it.
+        as_table: draw a table again and again, else write lines.
+    """
+    frames = beats(client.watch(board.id), _QUIET_SECONDS)
+    if not as_table:
+        for frame in frames:
+            for line in board.lines(frame) if frame is not None else [board.waiting(client.show(board.id))]:
+                typer.echo(line)
+        return
+    with Live(board.table(), console=Console(), refresh_per_second=4) as live:
+        for frame in frames:
+            if frame is None:
+                board.waiting(client.show(board.id))
+            else:
+                list(board.lines(frame))
+            live.update(board.table())
+
+
+def beats(frames: Iterable[dict[str, Any]], seconds: float) -> Iterator[dict[str, Any] | None]:
+    """Yield frames as they come, and None whenever none has come for so long; what ends them ends this."""
+    found: SimpleQueue[tuple[dict[str, Any] | None, Exception | None]] = SimpleQueue()
+
+    def read() -> None:
+        try:
+            for frame in frames:
+                found.put((frame, None))
+        except Exception as error:  # told to who waits for frames
+            found.put((None, error))
+        else:
+            found.put((None, None))
+
+    threading.Thread(target=read, daemon=True).start()
+    while True:
+        try:
+            frame, error = found.get(timeout=seconds)
+        except Empty:
+            yield None
+            continue
+        if error is not None:
+            raise error
+        if frame is None:
+            return
+        yield frame
+
+
+class Board:
+    """What is known of an experiment that is followed.
+
+    Args:
+        experiment: its document.
+        clock: monotonic time, seconds.
+    """
+
+    def __init__(self, experiment: Mapping[str, Any], clock: Callable[[], float]) -> None:
+        self.id = str(experiment["id"])
+        self._name = isolated(experiment["name"])
+        self._labels = [arm["label"] for arm in experiment["arms"]]
+        self._rounds = int(experiment["rounds"])
+        self._num_blocks = int(experiment["progress"]["blocks"])
+        self._shown: Mapping[str, str] = experiment["shown"]
+        self._blocks: dict[str, dict[str, Any]] = {}
+        self._status = str(experiment["status"])
+        self._why = ""
+        self._clock = clock
+        self._first: tuple[float, int] | None = None  # when how many rounds were done, at the first one seen
+
+    def lines(self, frame: Mapping[str, Any]) -> Iterator[str]:
+        """Take a frame in and yield its lines: one for each complete round, one for each change of state."""
+        kind = frame["type"]
+        if kind == "snapshot":
+            self._take(frame)
+        elif kind == "delta":
+            for item in frame["rounds"]:
+                yield self._round(item)
+        elif kind == "truncate":
+            yield f"a block resumes: its rounds from {frame['from_round']} on are done again"
+        elif kind == "status":
+            yield from self._state(frame["event"])
+        elif kind == "event" and frame["event"]["severity"] == "error":
+            yield f"{_where(frame['event'])}{frame['event']['text']}"
+        elif kind == "end":
+            self._status, self._why = frame["status"], ""
+            yield f"the experiment is {frame['status']}"
+
+    def waiting(self, experiment: Mapping[str, Any]) -> str:
+        """Return what to say when nothing has happened for a while, from a fresh document."""
+        self._status = experiment["status"]
+        why = experiment["why_waiting"]
+        self._why = f"waits: {why['text']}" if why else ""
+        return f"{self._progress()}  {self._status}" + (f"; {self._why}" if self._why else f"{self._left()}")
+
+    def table(self) -> Table:
+        """Return everything as a table for a terminal."""
+        title = f"{self._name}  {self._progress()}{self._left()}"
+        caption = "; ".join(part for part in (self._status, self._why) if part)
+        table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
+        for name in ("replicate", "state", "round", *self._labels, "difference"):
+            table.add_column(name, justify="left" if name == "state" else "right")
+        for block in sorted(self._blocks.values(), key=lambda block: block["replicate"]):
+            table.add_row(*self._row(block))
+        return table
+
+    def _row(self, block: Mapping[str, Any]) -> list[str]:
+        arms = {arm["group_id"]: arm.get(self._shown["field"]) for arm in block["comparison"].get("arms", [])}
+        scores = [arms.get(label) for label in self._labels]
+        first, second = (*scores, None, None)[:2]
+        difference = "" if first is None or second is None or len(scores) != 2 else f"{second - first:+.2f}"
+        texts = ["" if value is None else score_text(value, self._shown) for value in scores]
+        return [str(block["replicate"]), block["status"], f"{block['done']}/{self._rounds}", *texts, difference]
+
+    def _take(self, frame: Mapping[str, Any]) -> None:
+        for block in frame["blocks"]:
+            self._blocks[block["id"]] = {
+                "replicate": block["replicate"],
+                "status": block["status"],
+                "done": block["complete_rounds"],
+                "comparison": frame["comparisons"].get(block["id"], {}),
+            }
+
+    def _block(self, item: Mapping[str, Any]) -> dict[str, Any]:
+        new = {"replicate": item["replicate"], "status": "running", "done": 0, "comparison": {}}
+        return self._blocks.setdefault(item["block_id"], new)
+
+    def _state(self, event: Mapping[str, Any]) -> Iterator[str]:
+        if event["type"] == "block_status":
+            self._block(event)["status"] = event["status"]
+            yield f"replicate {event['replicate']}: {event['text']}"
+        elif event["cause"] == "diverged":
+            yield event["text"]
+
+    def _round(self, item: Mapping[str, Any]) -> str:
+        self._block(item).update(done=item["round"] + 1, comparison=item["comparison"])
+        self._first = self._first or (self._clock(), self._done())
+        return (
+            f"{self._progress()}  replicate {item['replicate']} round {item['round'] + 1}/{self._rounds}  "
+            + arms_text(item["comparison"], self._shown)
+        )
+
+    def _done(self) -> int:
+        return sum(block["done"] for block in self._blocks.values())
+
+    def _progress(self) -> str:
+        fraction = self._done() / max(1, self._rounds * self._num_blocks)
+        filled = round(_BAR * fraction)
+        return f"[{'#' * filled}{'.' * (_BAR - filled)}] {100 * fraction:3.0f} %"
+
+    def _left(self) -> str:
+        """Return how long it takes at the rate seen since the first round; empty while that says nothing."""
+        if self._first is None or self._done() <= self._first[1]:
+            return ""
+        rate = (self._done() - self._first[1]) / max(1e-9, self._clock() - self._first[0])
+        return f", about {duration((self._rounds * self._num_blocks - self._done()) / rate)} left"
+
+
+def _where(event: Mapping[str, Any]) -> str:
+    arm = event["group_id"] if event["group_id"] != "*" else None
+    parts = [f"replicate {event['replicate']}" if event["replicate"] is not None else "", f"arm {arm}" if arm else ""]
+    place = ", ".join(part for part in parts if part)
+    return f"{place}: " if place else ""

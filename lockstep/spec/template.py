@@ -1,0 +1,89 @@
+"""A first specification for somebody's own question, as commented YAML: what ``lockstep spec init`` writes."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+from lockstep.spec.families import FAMILIES, family_of
+from lockstep.spec.metrics import default_primary, find_metric
+from lockstep.spec.presets import PRESETS
+from lockstep.spec.problems import InvalidSpecError, Problem, nearest
+from lockstep.spec.reference import fields
+from lockstep.spec.tasks import get_task
+
+_HEAD = """# Two arms, ten replicates each. `lockstep spec check FILE` judges this file without a server,
+# `lockstep plan FILE` says what it would cost and find, `lockstep submit FILE` runs it.
+# Every field: `lockstep spec explain NAME`, or docs/reference.md."""
+
+
+def template(*, preset: str | None = None, task: str | None = None, env_id: str | None = None) -> str:
+    """Return a specification that is accepted as it stands.
+
+    Args:
+        preset: values it builds on; default: those of the family.
+        task: a task of morphogenesis.
+        env_id: an environment registered with Gymnasium or by a plug-in.
+
+    Raises:
+        InvalidSpecError: an unknown preset or task, or a task and an environment at once.
+    """
+    if task is not None and env_id is not None:
+        raise _refused("/env", "name a task of morphogenesis or an environment, not both", "leave one of them out")
+    if preset is not None and preset not in PRESETS:
+        raise _refused("/preset", f"unknown preset {preset!r}", nearest(preset, PRESETS))
+    if preset is None:
+        preset = "gym_classic" if env_id is not None else "digits_cpu" if task is None else None
+    if task is not None:
+        _check_task(task)
+    return "\n".join(_lines(preset, task, env_id)) + "\n"
+
+
+def _check_task(task: str) -> None:
+    try:
+        get_task(task)
+    except ValueError as error:
+        raise _refused("/env/task", str(error), "choose one of them") from error
+
+
+def _refused(at: str, message: str, remedy: str) -> InvalidSpecError:
+    return InvalidSpecError([Problem(at, "template", message, remedy)])
+
+
+def _lines(preset: str | None, task: str | None, env_id: str | None) -> list[str]:
+    values = dict(PRESETS[preset]) if preset else {}
+    kind = "gymnasium" if env_id else str(values.get("env", {}).get("kind", "morphogenesis"))
+    env_id = env_id or ("CartPole-v1" if kind == "gymnasium" else None)
+    metric = default_primary(family_of(kind).name)
+    unit = getattr(find_metric(metric), "unit", "")
+    rounds = values.get("budget", {}).get("rounds", 100)
+    lines = [_HEAD, "experiment:", _line("experiment.name", "my first comparison")]
+    lines += [_line("experiment.replicates", 10), _line("experiment.seed", 42)]
+    lines += (
+        [f"preset: {preset}{' ' * 20}# its values lie under the ones below: lockstep spec presets"] if preset else []
+    )
+    lines += ["env:", *([_line("env.kind", kind), _line("env.id", env_id)] if env_id else [])]
+    lines += [_line("env.task", task)] if task else []
+    lines += [_line("env.n_envs", values.get("env", {}).get("n_envs", 8))]
+    lines += ["budget:", _line("budget.rounds", rounds)]
+    lines += ["arms:", *_arms(kind)]
+    lines += ["analysis:", _line("analysis.primary", metric)]
+    lines += [f"  sesoi: {2.0}{' ' * 27}# choose it: the smallest difference worth acting on, in {unit}"]
+    lines += ["  failure: {floor: 0.0}             # score of a run that diverges: the worst the metric can be"]
+    return lines
+
+
+def _arms(kind: str) -> list[str]:
+    """Return two arms that ask what most people of the family ask."""
+    modes = FAMILIES[kind].reward_modes
+    if len(modes) > 1:
+        return [f"  - {{label: {mode}, reward: {mode}}}" for mode in ("shaped", "sparse")]
+    return ["  - {label: base}", "  - {label: faster, overrides: {ppo.lr: 1.0e-3}}"]
+
+
+def _line(path: str, value: Any) -> str:
+    """Return a field of a section with its own description behind it."""
+    known = {field.path: field for field in fields()}
+    described = known[path].description if path in known else "The one metric that decides"
+    written = value if isinstance(value, str) and path != "experiment.name" else json.dumps(value)
+    return f"{f'  {path.rpartition(chr(46))[2]}: {written}':36}# {described}"

@@ -1,0 +1,327 @@
+"""The ``lockstep`` command: every command for people against a real server, and how commands end."""
+
+from __future__ import annotations
+
+import json
+import os
+import pty
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from typer.testing import CliRunner
+
+from app.cli import people, specs, text
+from app.cli.watching import Board, beats
+from app.services.finishing import finish_due
+from app.services.ingest import post_logs
+from lockstep.client import Client
+from lockstep.protocol import LogsRequest
+from lockstep.spec.presets import PRESETS
+from lockstep.spec.reading import load_text
+from lockstep.spec.reference import fields, markdown
+from lockstep.spec.resolve import parse
+from lockstep.spec.rules import check
+from lockstep.spec.tasks import TASKS
+from lockstep.spec.template import template
+from tests.conftest import LiveServer
+from tests.factories import SimulatedWorker, submit, tiny_spec
+
+ROOT = Path(__file__).parents[1]
+
+
+def binary(url: str, *arguments: str, **options: Any) -> subprocess.CompletedProcess[str]:
+    """Run the real command."""
+    environment = {**os.environ, "LOCKSTEP_URL": url}
+    command = [str(Path(sys.executable).parent / "lockstep"), *arguments]
+    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False, env=environment, **options)
+
+
+class Command:
+    """The command in this process, against one server."""
+
+    def __init__(self, url: str) -> None:
+        self._environment = {"LOCKSTEP_URL": url, "COLUMNS": "200"}
+
+    def __call__(self, *arguments: str, code: int = 0, given: str | None = None) -> str:
+        """Return what it prints."""
+        result = CliRunner().invoke(people.app, list(arguments), env=self._environment, input=given)
+        assert result.exit_code == code, f"{arguments}: {result.output} {result.stderr} {result.exception!r}"
+        return result.stdout
+
+    def json(self, *arguments: str) -> Any:
+        """Return what it prints as data."""
+        return json.loads(self(*arguments, "--json"))
+
+
+@pytest.fixture
+def lockstep(sqlite_server: LiveServer) -> Command:
+    """The command."""
+    return Command(sqlite_server.url)
+
+
+@pytest.fixture
+def finished(sqlite_server: LiveServer) -> str:
+    """The id of an experiment that has ended and is reported."""
+    experiment_id = submit(sqlite_server.ctx, tiny_spec(experiment={"replicates": 2}, budget={"rounds": 2}))
+    worker = SimulatedWorker(sqlite_server.ctx).register()
+    for _ in range(2):
+        while worker.claim() is None:
+            worker.beat("idle")
+        lines = [{"seq": 1, "level": "debug", "text": "line 1"}, {"seq": 2, "level": "error", "text": "line 2"}]
+        held, request = worker.held, LogsRequest.model_validate({"lines": lines})
+        post_logs(sqlite_server.ctx, held.assignment_id, held.lease, request)
+        worker.train(rounds=2)
+    finish_due(sqlite_server.ctx)
+    return experiment_id
+
+
+@pytest.mark.server
+def test_what_is_submitted_can_be_listed_shown_steered_copied_and_extended(lockstep: Command, tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text(yaml.safe_dump(tiny_spec(experiment={"name": "by file", "tags": ["mine"]})))
+    path = str(tmp_path / "spec.yaml")
+    plan = lockstep.json("plan", path)
+    assert plan["num_runs"] == 2 * plan["num_blocks"]
+    assert f"hash {plan['spec_hash']}" in lockstep("plan", path)
+    first = lockstep.json("submit", path, "--key", "once")["id"]
+    assert lockstep("submit", path, "--key", "once").startswith(first)
+    second = lockstep("submit", "-", given=json.dumps(tiny_spec(experiment={"name": "by pipe"}))).split()[0]
+    assert [item["id"] for item in lockstep.json("list")] == [second, first]
+    assert [item["id"] for item in lockstep.json("list", "--tag", "mine")] == [first]
+    assert lockstep("list", "--status", "failed") == "no experiment\n"
+    assert lockstep.json("list", "--owner", "nobody") == []
+    assert len(lockstep.json("list", "--limit", "1")) == 1
+    assert "by pipe" in lockstep("list")
+    assert lockstep.json("show", first)["name"] == "by file"
+    assert "waits: no worker" in lockstep("show", first)
+    assert lockstep.json("pause", first, "--reason", "lunch")["desired"] == "pause"
+    assert lockstep("pause", first) == "pause was stored already\n"
+    assert lockstep("resume", first) == "run stored\n"
+    assert any("lunch" in line for line in lockstep("events", first).splitlines())
+    assert lockstep.json("events", first, "--severity", "error") == []
+    lockstep("events", first, "--severity", "loud", code=2)
+    assert lockstep.json("clone", first)["id"] not in (first, second)
+    (tmp_path / "over.yaml").write_text("budget: {rounds: 9}")
+    copy = lockstep.json("clone", first, "--overrides", str(tmp_path / "over.yaml"))["id"]
+    assert lockstep.json("compare", first, copy)["rows"] != []
+    assert "budget.rounds" in lockstep("compare", first, copy)
+    assert lockstep("extend", first, "1", "--exploratory") == "1 blocks added\n"
+    assert lockstep("cancel", second, "--reason", "enough") == "cancel stored\n"
+    assert "shaped vs sparse" in lockstep("ab", "shaped-vs-sparse", "--dry-run")
+    assert lockstep.json("ab", "shaped-vs-sparse", "--rounds", "1", "--envs", "4", "--sesoi", "1")["status"]
+
+
+@pytest.mark.server
+def test_what_has_ended_can_be_followed_read_and_saved(
+    lockstep: Command, finished: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert lockstep("watch", finished).splitlines()[-1] == "the experiment is succeeded"
+    assert json.loads(lockstep("watch", finished, "--json").splitlines()[-1])["type"] == "end"
+    assert "written to" in lockstep("export", finished)
+    assert json.loads((tmp_path / f"{finished}.json").read_text())["facts"]["experiment_id"] == finished
+    lockstep("export", finished, "--format", "sqlite", "--output", "all.db")
+    assert (tmp_path / "all.db").read_bytes().startswith(b"SQLite format 3")
+    lockstep("report", finished, "--format", "json", "--output", "report.json")
+    lockstep("report", finished, "--format", "csv", "--output", "scores.csv")
+    assert "# " in lockstep("report", finished)
+    run = lockstep.json("show", finished)["id"]
+    assert run == finished
+    rows = lockstep.json("calibrate", "--repetitions", "50")["rows"]
+    assert rows
+
+
+@pytest.mark.server
+def test_workers_are_listed_drained_and_cleared_and_the_queue_is_shown(
+    lockstep: Command, sqlite_server: LiveServer
+) -> None:
+    assert lockstep("workers", "list") == "no worker: lockstep worker starts one\n"
+    assert lockstep("queue") == "nothing waits\n"
+    experiment_id = submit(sqlite_server.ctx, tiny_spec(experiment={"replicates": 3}))
+    assert lockstep("queue").startswith(f"{experiment_id}  alice: replicates 0 to 2; ")
+    assert lockstep("queue", "pause").splitlines()[0] == "the queue is paused: lockstep queue resume"
+    assert lockstep.json("queue", "resume")["paused"] is False
+    lockstep("queue", "stop", code=2)
+    worker = SimulatedWorker(sqlite_server.ctx).register()
+    [shown] = lockstep.json("workers", "list")
+    assert shown["name"] in lockstep("workers", "list")
+    assert {"workers", "running", "queue"} == set(lockstep.json("top"))
+    assert "waiting" in lockstep("top", "--once").splitlines()
+    assert "drains" in lockstep("workers", "drain", shown["name"]) or lockstep.json("workers", "list", "--retired")
+    lockstep("workers", "clear", shown["id"], code=1)
+    del worker
+
+
+@pytest.mark.server
+def test_logs_are_printed_and_followed_to_the_end_of_the_run(
+    lockstep: Command, sqlite_server: LiveServer, finished: str
+) -> None:
+    with Client(sqlite_server.url) as client:
+        run = client.runs(finished)[0]
+    assert lockstep("logs", run["id"]) == "line 1\nline 2\n"
+    assert lockstep("logs", run["id"], "--follow", "--level", "error") == "line 2\n"
+    assert json.loads(lockstep("logs", run["id"], "--json").splitlines()[0])["text"] == "line 1"
+
+
+@pytest.mark.server
+def test_the_binary_says_no_in_one_sentence_and_tells_it_by_its_code(sqlite_server: LiveServer, tmp_path: Path) -> None:
+    unknown = binary(sqlite_server.url, "show", "exp_nothing")
+    assert (unknown.returncode, unknown.stdout) == (1, "")
+    assert unknown.stderr.startswith("refused: ")
+    away = binary("http://127.0.0.1:9", "list")
+    assert away.returncode == 3
+    assert "lockstep serve" in away.stderr
+    unwritable = binary(sqlite_server.url, "spec", "init", "--output", str(tmp_path / "no" / "spec.yaml"))
+    assert unwritable.returncode == 2
+    for ended in (unknown, away, unwritable):
+        assert "Traceback" not in ended.stderr
+        assert len(ended.stderr.splitlines()) == 1
+
+
+def test_version_and_help_of_everything_come_without_a_server() -> None:
+    assert binary("http://127.0.0.1:9", "--version").stdout.startswith("lockstep ")
+    told = binary("http://127.0.0.1:9", "--help").stdout
+    assert "Exit codes" in told
+    for name in ("submit", "watch", "export", "logs", "events", "workers", "queue", "compare", "top", "spec", "doctor"):
+        assert name in told
+
+
+def test_help_loads_neither_statistics_nor_torch() -> None:
+    heavy = "{'scipy', 'torch', 'fastapi', 'numpy'}"
+    code = f"import sys; from app.cli import people; print(sorted({heavy} & set(sys.modules)))"
+    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
+
+
+@pytest.mark.server
+def test_on_a_terminal_a_table_is_drawn(sqlite_server: LiveServer, finished: str) -> None:
+    ours, theirs = pty.openpty()
+    environment = {**os.environ, "LOCKSTEP_URL": sqlite_server.url, "TERM": "xterm", "COLUMNS": "120"}
+    command = [sys.executable, "-m", "app.cli", "watch", finished]
+    with subprocess.Popen(command, stdout=theirs, stderr=theirs, env=environment) as process:
+        os.close(theirs)
+        seen = b"".join(_read(ours))
+    assert process.returncode == 0
+    assert "replicate" in seen.decode()
+    assert "difference" in seen.decode()
+
+
+def _read(descriptor: int) -> Iterator[bytes]:
+    while True:
+        try:
+            chunk = os.read(descriptor, 65536)
+        except OSError:  # the other end is closed
+            os.close(descriptor)
+            return
+        yield chunk
+
+
+def experiment(**changes: Any) -> dict[str, Any]:
+    document = {
+        "id": "exp_1",
+        "name": "two",
+        "status": "running",
+        "rounds": 10,
+        "arms": [{"label": "a"}, {"label": "b"}],
+        "progress": {"blocks": 2},
+        "shown": {"field": "native_return", "label": "native return", "unit": ""},
+        "why_waiting": None,
+    }
+    return {**document, **changes}
+
+
+def round_of(block: str, index: int) -> dict[str, Any]:
+    arms = [{"group_id": name, "native_return": value, "reward": 1.0} for name, value in (("a", 1.5), ("b", 4.0))]
+    rounds = [{"block_id": block, "replicate": 0, "round": index, "comparison": {"arms": arms}}]
+    return {"type": "delta", "rounds": rounds}
+
+
+def test_board_tells_the_time_left_from_the_rate_and_why_it_waits() -> None:
+    now = [0.0]
+    board = Board(experiment(), lambda: now[0])
+    blocks = [{"id": name, "replicate": 0, "status": "running", "complete_rounds": 0} for name in ("x", "y")]
+    assert list(board.lines({"type": "snapshot", "blocks": blocks, "comparisons": {}})) == []
+    [line] = board.lines(round_of("x", 0))
+    assert line.endswith(
+        "replicate 0 round 1/10  a: native return 1.50, reward 1.00 | b: native return 4.00, reward 1.00"
+    )
+    now[0] = 60.0
+    list(board.lines(round_of("x", 2)))
+    assert board.waiting(experiment()) == "[###.................]  15 %  running, about 8 min left"
+    waits = experiment(status="queued", why_waiting={"text": "no worker is registered"})
+    assert board.waiting(waits).endswith("queued; waits: no worker is registered")
+    diverged = {
+        "type": "run_status",
+        "status": "failed",
+        "cause": "diverged",
+        "replicate": 1,
+        "group_id": "b",
+        "text": "NaN",
+    }
+    assert list(board.lines({"type": "status", "event": diverged})) == ["NaN"]
+    assert board.table().row_count == 2
+
+
+def test_beats_come_while_no_frame_does_and_errors_go_on() -> None:
+    def frames() -> Iterator[dict[str, Any]]:
+        yield {"type": "snapshot"}
+        raise ValueError("away")
+
+    found = beats(frames(), 5.0)
+    assert next(found) == {"type": "snapshot"}
+    with pytest.raises(ValueError, match="away"):
+        next(found)
+
+
+def test_durations_are_told_in_the_units_that_matter() -> None:
+    told = [text.duration(seconds) for seconds in (3.2, 89, 200, 7_500, 200_000)]
+    assert told == ["3 s", "89 s", "3 min", "2 h 5 min", "2 d 7 h"]
+
+
+def spec_command(*arguments: str, code: int = 0) -> str:
+    result = CliRunner().invoke(specs.app, list(arguments))
+    assert result.exit_code == code, result.output + result.stderr
+    return result.stdout if code == 0 else result.stderr
+
+
+@pytest.mark.parametrize(
+    "given",
+    [{}, *({"preset": name} for name in PRESETS), *({"task": name} for name in TASKS), {"env_id": "Acrobot-v1"}],
+    ids=str,
+)
+def test_every_template_is_accepted_as_it_stands(given: dict[str, str]) -> None:
+    resolved = parse(load_text(template(**given)))
+    problems, _ = check(resolved)
+    assert problems == []
+
+
+def test_template_refuses_what_it_does_not_know_and_never_overwrites(tmp_path: Path) -> None:
+    result = CliRunner().invoke(specs.app, ["init", "--preset", "digits_cpuu"])
+    assert "digits_cpu" in str(result.exception)
+    target = tmp_path / "spec.yaml"
+    assert "lockstep plan" in spec_command("init", "--env", "CartPole-v1", "--output", str(target))
+    before = target.read_text()
+    assert "File exists" in spec_command("init", "--output", str(target), code=2)
+    assert target.read_text() == before
+
+
+def test_spec_commands_explain_fields_presets_and_metrics() -> None:
+    assert "number > 0; default 0.0003" in spec_command("explain", "ppo.lr")
+    assert "analysis.sesoi" in spec_command("explain", "sesoi")
+    assert len(json.loads(spec_command("explain", "lockstep", "--json"))) > 3
+    assert "did you mean 'ppo.lr'" in spec_command("explain", "ppo.lrr", code=1)
+    assert "digits_cpu" in spec_command("presets")
+    assert load_text(spec_command("presets", "digits_cpu")) == PRESETS["digits_cpu"]
+    assert set(json.loads(spec_command("presets", "--json"))) == set(PRESETS)
+    assert "digits_cpu" in spec_command("presets", "digits_cp", code=1)
+    assert "eval/native_return_mean" in spec_command("metrics")
+    assert json.loads(spec_command("metrics", "--json"))[0]["name"].startswith("eval/")
+    assert "properties" in json.loads(spec_command("schema"))
+
+
+def test_every_field_is_described_and_the_reference_is_current() -> None:
+    assert [field.path for field in fields() if not field.description] == []
+    assert (ROOT / "docs" / "reference.md").read_text() == markdown(), "lockstep spec reference > docs/reference.md"
