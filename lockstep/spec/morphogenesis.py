@@ -137,6 +137,9 @@ def _rules(env: Env, arms: Sequence[ResolvedArm]) -> Iterator[Problem]:
         if "action" in arm.config:
             message = "env.kind morphogenesis has no real-numbered actions"
             yield Problem(arm.at(index, "action", "bounds"), "not_applicable", message, "remove action.bounds")
+    if env.max_episode_steps is not None:
+        message = "env.max_episode_steps belongs to env.kind gymnasium"
+        yield Problem("/env/max_episode_steps", "not_applicable", message, "use env.horizon")
     if env.id is not None:
         remedy = "remove env.id, or set env.kind to gymnasium"
         yield Problem("/env/id", "not_applicable", "env.id belongs to env.kind gymnasium", remedy)

@@ -114,6 +114,18 @@ class Env(Section):
         None, gt=0, le=1, exclude=True, description="Discount of the task; a resolved spec shows it as ppo.gamma"
     )
     rollout_steps: int = Field(128, ge=1, le=100_000, description="Steps per round (gymnasium)")
+    max_episode_steps: int | None = Field(
+        None,
+        ge=1,
+        le=1_000_000,
+        exclude_if=lambda value: value is None,  # as eval.max_steps: older specs keep their hash
+        description="Gymnasium: steps after which an episode is truncated; default: the environment's own limit",
+    )
+    reward_scale: Positive | None = Field(
+        None,
+        exclude_if=lambda value: value is None,
+        description="Factor of the rewards that a policy learns from; scores stay as they are",
+    )
     wrappers: tuple[str, ...] = Field((), max_length=8, description="Registered wrappers (gymnasium)")
     kwargs: dict[str, Scalar] = Field(default_factory=dict, description="JSON scalars (gymnasium)")
     slots: tuple[str, ...] | None = Field(None, min_length=1, description="Slots; default: the task's")

@@ -33,6 +33,7 @@ class LearnerConfig:
         precision: ``fp32`` or ``bf16``.
         rounds: planned rounds, the length of every schedule.
         gamma: discount of the task, whatever the algorithm.
+        reward_scale: what rewards are multiplied by before anything else.
         action_bounds: how real-numbered actions are brought between the bounds of their space.
     """
 
@@ -44,6 +45,7 @@ class LearnerConfig:
     precision: str
     rounds: int
     gamma: float
+    reward_scale: float = 1.0
     action_bounds: str = CLIP
 
     @classmethod
@@ -60,6 +62,7 @@ class LearnerConfig:
             precision=_section(Precision, "precision", data).policy,
             rounds=_section(Budget, "budget", data).rounds,
             gamma=discount_of(config),
+            reward_scale=float(config["env"].get("reward_scale") or 1.0),
             action_bounds=action_bounds_of(config),
         )
         _check(parsed, int(config["env"]["n_envs"]))

@@ -50,3 +50,8 @@ class Kit(gymnasium.Env[Any, Any]):
 
 
 gymnasium.register("Kit-v0", entry_point=lambda **_: Kit())
+
+
+def unlimited() -> gymnasium.Env[Any, Any]:
+    """A task of a package, which sets no limit of its own."""
+    return gymnasium.make("CartPole-v1").unwrapped

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+from importlib.metadata import EntryPoint
 from typing import Any
 
 import gymnasium
@@ -12,6 +13,7 @@ import torch
 from gymnasium import spaces
 
 from lockstep.keys import derive
+from tests.worker.envs.kit import LENGTH, Kit
 from worker.envs.gymnasium import env as gym
 from worker.envs.gymnasium.actions import UnsupportedSpace
 from worker.envs.gymnasium.env import GymEnvs, make_envs
@@ -72,6 +74,38 @@ def test_truncation_delivers_the_true_final_observation_and_the_reset_one() -> N
     assert episode.values["outcome"] == "horizon"
     assert episode.values["env_steps"] == 4
     assert envs.pop_episodes(0) == []
+
+
+def test_truncation_delivers_the_true_final_image_and_whether_it_succeeded() -> None:
+    envs = envs_of(1, name="Kit-v0")
+    envs.begin_round(0)
+    plain, action = Kit(), {"grip": 1, "move": np.array([0.25, -0.5], np.float32)}
+    plain.reset(seed=derive(5, "env_reset", env=0, episode=0) % 2**32)
+    for _ in range(LENGTH):
+        shown, *_, info = plain.step(action)
+        [result] = envs.step([torch.tensor([[1.0, 0.25, -0.5]])])
+    assert result is not None
+    assert result.final_observation is not None
+    fresh, _ = plain.reset(seed=derive(5, "env_reset", env=0, episode=1) % 2**32)
+    for view, camera in ((result.final_observation, shown["camera"]), (result.observation, fresh["camera"])):
+        assert view.pixels is not None
+        assert np.array_equal(view.pixels.numpy().reshape(3, 12, 10), camera.transpose(2, 0, 1))
+    [episode] = envs.pop_episodes(0)
+    assert episode.values["success"] == float(info["is_success"])
+
+
+@pytest.mark.parametrize("name", ["Acrobot-v1", "Unlimited-v0"])
+def test_a_time_limit_of_the_spec_cuts_registered_tasks_and_those_of_packages(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    point = EntryPoint("Unlimited-v0", "tests.worker.envs.kit:unlimited", gym.ENTRY_POINTS)
+    monkeypatch.setattr(gym, "entry_points", lambda name, **_: [point] if name == point.name else [])
+    envs = envs_of(1, name=name, max_episode_steps=3)
+    envs.begin_round(0)
+    idle = torch.zeros(1, envs.heads[0].columns, dtype=torch.int64)
+    ends = [bool(result.truncated[0]) for [result] in (envs.step([idle]) for _ in range(6)) if result is not None]
+    assert ends == [False, False, True, False, False, True]
+    assert envs_of(1, name=name, phase="eval", max_episode_steps=3).steps_per_round == 3
 
 
 def test_an_end_in_one_environment_leaves_the_next_observation_of_the_others_true() -> None:

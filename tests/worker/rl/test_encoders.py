@@ -8,11 +8,14 @@ import torch
 
 from lockstep.keys import generator
 from lockstep.spec.sections import Net
-from tests.worker.rl.cases import CPU
-from worker.envs.base import HeadSpec
+from tests.worker.rl.cases import CPU, full_masks, learner_config
+from worker.envs.base import HeadSpec, Observation, Seen
+from worker.rl.algorithms.ppo import _next_values
 from worker.rl.encoders import Encoder, Encoders
 from worker.rl.heads import Heads
+from worker.rl.learner import ObsLayout, Streams, build_learner
 from worker.rl.nets import InputLayout, build_net
+from worker.rl.rollout import Rollout
 
 
 @pytest.mark.parametrize(
@@ -43,6 +46,41 @@ def test_bytes_are_divided_by_255_once_and_images_stand_in_their_order() -> None
     encoders = Encoders([(1, 5, 5), (1, 2, 2)], "none")
     pixels = torch.arange(29, dtype=torch.uint8).expand(3, 2, 29)
     assert torch.equal(encoders(pixels), pixels.float() / 255)
+
+
+def test_truncation_bootstraps_the_image_before_the_reset() -> None:
+    flags, heads = torch.zeros(0, dtype=torch.bool), (HeadSpec("action", 2),)
+    layout = ObsLayout(InputLayout(0, 0, 0, 4, ((1, 5, 5),)), flags, flags)
+    learner = build_learner(learner_config("mlp"), layout, heads, Streams(7), num_envs=2, device=CPU)
+    rng, masks, cut = torch.Generator().manual_seed(3), full_masks(heads, 2), torch.tensor([False, True])
+
+    def shown() -> Observation:
+        pixels = torch.randint(0, 256, (2, 25), generator=rng, dtype=torch.uint8)
+        return Observation(torch.zeros(2, 0), torch.zeros(2, 0, dtype=torch.int64), pixels)
+
+    rollout, final, last = Rollout(2, learner.heads, None), shown(), shown()
+    rollout.begin(shown(), masks, ())
+    for t in range(2):
+        rollout.act(learner.net, t, torch.zeros(2, 1), None)
+        view, ended = (shown(), cut) if t == 0 else (last, ~cut & cut)
+        true = final if t == 0 else None
+        rollout.see(
+            t,
+            Seen(
+                observation=view,
+                masks=masks,
+                terminated=~cut & cut,
+                truncated=ended,
+                valid=cut | ~cut,
+                final_observation=true,
+            ),
+        )
+    with torch.no_grad():
+        after = _next_values(learner, rollout, torch.zeros(2, 2))
+        expected = learner.net.step_values(final.features, final.ids, (), final.pixels)[1]
+        end = learner.net.step_values(last.features, last.ids, (), last.pixels)
+    torch.testing.assert_close(after[0, 1], expected, atol=1e-6, rtol=0)
+    torch.testing.assert_close(after[1], end, atol=1e-6, rtol=0)
 
 
 @pytest.mark.parametrize("body", ["mlp", "lstm"])

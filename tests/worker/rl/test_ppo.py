@@ -221,6 +221,15 @@ def test_truncation_bootstraps_the_final_observation_with_the_carried_state(body
     assert float(after[:3].abs().sum()) == 0.0
 
 
+def test_a_reward_scale_scales_what_is_learnt_from() -> None:
+    learner, rollout, _ = setup("mlp")
+    rollout.rewards *= 4
+    plain = prepare(learner, rollout, 0.01, None)
+    rollout.rewards /= 4
+    learner.cfg = replace(learner.cfg, reward_scale=4.0)
+    assert torch.equal(prepare(learner, rollout, 0.01, None).returns, plain.returns)
+
+
 def test_padding_after_an_early_end_never_leaks() -> None:
     results = []
     for filler in (0.0, 50.0):

@@ -19,6 +19,7 @@ import gymnasium
 import numpy as np
 import torch
 from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
 from torch import Tensor
 
 from lockstep.keys import derive
@@ -128,7 +129,8 @@ class GymEnvs:
         self.heads: Sequence[HeadSpec] = self._door.heads
         size = self.obs_spec.num_features
         num_pixels = sum(int(np.prod(image)) for image in self.obs_spec.images)
-        limit = sample.spec.max_episode_steps if sample.spec is not None else None
+        own = sample.spec.max_episode_steps if sample.spec is not None else None
+        limit = section.get("max_episode_steps") or own
         self.resets_each_round = self._phase == "eval"
         self.steps_per_round = int(section["rollout_steps"])
         if self.resets_each_round:
@@ -433,14 +435,16 @@ def make_envs(
 
 def build_one(section: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     """Build an environment from the ``id`` and ``kwargs`` of an ``env`` section, else raise ``ValueError``."""
-    name, kwargs = section["id"], section.get("kwargs") or {}
+    name, kwargs, limit = section["id"], section.get("kwargs") or {}, section.get("max_episode_steps")
     given = f" with env.kwargs={dict(kwargs)!r}" if kwargs else ""
     with building(f"env.id={name!r}{given}"):
         for point in entry_points(group=ENTRY_POINTS, name=name):
-            return cast("gymnasium.Env[Any, Any]", point.load()(**kwargs))
+            own = cast("gymnasium.Env[Any, Any]", point.load()(**kwargs))
+            return own if limit is None else TimeLimit(own, limit)
         # by the registry alone: "module:name" would import what a spec names. The order of calls is ours to keep
         registered = replace(gymnasium.spec(_versioned(name)), order_enforce=False)
-        env = gymnasium.make(registered, disable_env_checker=True, **kwargs)
+        named = {} if limit is None else {"max_episode_steps": limit}
+        env = gymnasium.make(registered, disable_env_checker=True, **{**kwargs, **named})
     space = vars(env.unwrapped).get("action_space")
     if type(space) is spaces.Discrete and space.dtype == np.int64:
         env.unwrapped.action_space = _Choices(space.n, start=space.start)

@@ -262,7 +262,7 @@ def prepare(learner: Learner, rollout: Rollout, entropy_coef: float, floors: Flo
     """Run the anchor pass, bootstrap, move the return statistics and form advantages and targets."""
     T, cfg = rollout.num_steps, learner.cfg
     ended = rollout.terminated | rollout.truncated
-    rewards = rollout.rewards
+    rewards = rollout.rewards * cfg.reward_scale
     if learner.reward_scaler is not None:
         rewards = learner.reward_scaler(rewards, ended, rollout.valid)
     resets = tuple(
