@@ -122,7 +122,7 @@ def service(port: int, work: Path | None = None) -> Iterator[Service]:
         work: folder for database and logs; by default one that is deleted.
 
     Raises:
-        TimeoutError: the server did not answer within a minute.
+        TimeoutError: the server did not answer within five minutes.
     """
     with contextlib.ExitStack() as stack:
         folder = work or Path(stack.enter_context(tempfile.TemporaryDirectory()))
@@ -193,10 +193,10 @@ def _measured(client: Client, experiment_id: str) -> dict[str, Any]:
 
 
 def _wait_for(url: str) -> None:
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
         with contextlib.suppress(httpx.TransportError):
             if httpx.get(f"{url}/healthz").status_code == 200:
                 return
         time.sleep(0.2)
-    raise TimeoutError(f"the server at {url} did not answer within a minute")
+    raise TimeoutError(f"the server at {url} did not answer within five minutes")

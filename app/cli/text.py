@@ -37,7 +37,7 @@ def show_text(experiment: Mapping[str, Any]) -> str:
     progress = experiment["progress"]
     states = ", ".join(f"{number} {status}" for status, number in progress["blocks_by_status"].items())
     lines = [
-        f"{experiment['id']}  {experiment['status']}  {experiment['name']}",
+        f"{experiment['id']}  {experiment['status']}  {isolated(experiment['name'])}",
         f"replicates: {states}; {progress['rounds_done']} of {progress['rounds_total']} rounds",
     ]
     for arm in experiment["arms"]:

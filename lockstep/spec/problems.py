@@ -25,7 +25,8 @@ class Problem:
 
     def __str__(self) -> str:
         """Return it in a line for people."""
-        return f"{self.pointer or '/'}: {self.message}" + (f" ({self.remedy})" if self.remedy else "")
+        place = f"{self.pointer}: " if self.pointer else ""
+        return f"{place}{self.message}" + (f" ({self.remedy})" if self.remedy else "")
 
 
 class InvalidSpecError(ValueError):

@@ -74,9 +74,10 @@ def test_control_characters_elsewhere_are_refused_too(http: httpx.Client, server
 
 
 def test_name_in_a_list_of_the_command_line_ends_its_own_direction(server: LiveServer) -> None:
-    submit(server.ctx, tiny_spec(experiment={"name": RIGHT_TO_LEFT}))
-    result = CliRunner().invoke(command, ["list"], env={"LOCKSTEP_URL": server.url})
-    assert result.stdout.endswith(f"  \u2068{RIGHT_TO_LEFT}\u2069\n"), result.output
+    experiment_id = submit(server.ctx, tiny_spec(experiment={"name": RIGHT_TO_LEFT}))
+    for arguments in (["list"], ["show", experiment_id]):
+        result = CliRunner().invoke(command, arguments, env={"LOCKSTEP_URL": server.url})
+        assert result.stdout.splitlines()[0].endswith(f"  \u2068{RIGHT_TO_LEFT}\u2069"), result.output
     assert isolated("plain") == "plain"
     assert isolated("\u2069\u05d0") == "\u2068\u05d0\u2069"
 
