@@ -73,9 +73,7 @@ class _Embed(nn.Module):
 
     def join(self, features: Tensor, ids: Tensor, pixels: Tensor | None) -> Tensor:
         """Return the network's input [.., width]."""
-        parts = [features]
-        if pixels is not None:
-            parts.insert(0, self.encoders(pixels))
+        parts = [features] if pixels is None else [self.encoders(pixels), features]
         if self.layout.num_ids:
             # a one-hot product: its backward is a matrix product, deterministic on every device
             hot = F.one_hot(ids + 1, self.layout.id_vocab + 1).to(features.dtype)

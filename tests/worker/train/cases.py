@@ -34,7 +34,12 @@ GYM_BOX: dict[str, Any] = {
     "ppo": {"minibatches": 3, "epochs": 4},
 }
 #: An image, choices, flags and numbers in; a choice and a Box out.
-GYM_KIT: dict[str, Any] = {**GYM_BOX, "env": {**GYM["env"], "id": "Kit-v0"}, "eval": {"episodes": 2, "mode": "both"}}
+GYM_KIT: dict[str, Any] = {
+    **GYM_BOX,
+    "env": {**GYM["env"], "id": "Kit-v0"},
+    "obs_norm": {"enabled": True, "sharing": "shared_frozen", "calibration_episodes": 2},
+    "eval": {"episodes": 2, "mode": "both"},
+}
 GYM_LSTM: dict[str, Any] = {**GYM, "preset": "gym_lstm", "net": {"hidden": 8, "lstm_hidden": 12}}
 MORPH: dict[str, Any] = {
     "preset": "digits_cpu",

@@ -329,8 +329,9 @@ class GymEnvs:
         return paid, ends, cut, info
 
     def _success(self, run: int, index: int, info: Any) -> bool | None:
+        value = info.get("is_success") if isinstance(info, Mapping) else None
         try:
-            return is_true(info["is_success"], "info['is_success']") if "is_success" in info else None
+            return None if value is None else is_true(value, "info['is_success']")
         except RAISED as error:
             raise self._fault(run, index, error) from error
 
