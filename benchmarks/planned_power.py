@@ -2,9 +2,10 @@
 
 Planned: ``lockstep.stats.power``, 20,000 simulated experiments in batches. Simulated: fresh experiments, each
 through the whole registered analysis, 4,000 a design: a standard error of at most .8 points. The bar is three points.
-Writes benchmarks/results/planned_power.json; 1 on a miss.
+Writes benchmarks/results/planned_power.json after every design; ``--resume`` keeps those that it already holds. The
+exit code is 1 on a miss.
 
-    nice python -m benchmarks.planned_power [repetitions]
+    nice python -m benchmarks.planned_power [repetitions] [--resume]
 """
 
 from __future__ import annotations
@@ -13,14 +14,13 @@ import json
 import sys
 import time
 from dataclasses import dataclass, replace
-from datetime import UTC, datetime
-from importlib.metadata import version
 from math import sqrt
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from benchmarks.simulated import write_rates
 from lockstep.stats.failures import analyse_with_sensitivity
 from lockstep.stats.power import Look, Plan, Scenario, outlook
 from lockstep.stats.registered import Design
@@ -132,37 +132,46 @@ def described(plan: Plan) -> str:
     return f"{design.estimand}, {pairing}, {design.comparisons}, {design.mode}, {plan.num_arms} arms, n = {at}"
 
 
-def main(repetitions: int) -> int:
+def main(repetitions: int, resume: bool) -> int:
     """Compare every design; 1 when one differs by more than the bar."""
     start, rows = time.perf_counter(), []
+    kept = json.loads(RESULT.read_text())["rows"] if resume and RESULT.exists() else []
     for index, found in enumerate(CASES):
-        planned, rng = planned_power(found), np.random.Generator(np.random.Philox(key=index))
-        true = simulated(found, repetitions, rng)
-        row = {
-            "kind": found.kind,
-            "design": described(found.plan),
-            "effect_sd": found.effect,
-            "failure": found.scenario.failure,
-            "step": found.scenario.step,
-            "planned": planned,
-            "simulated": true,
-            "standard_error": round(sqrt(true * (1 - true) / repetitions), 5),
-            "repetitions": repetitions,
-            "passed": abs(planned - true) <= BAR,
-        }
+        row = next((row for row in kept if _is_of(row, found, repetitions)), None)
+        if row is None:
+            row = compared(found, repetitions, np.random.Generator(np.random.Philox(key=index)))
         rows.append(row)
         mark = "" if row["passed"] else "  DIFFERS"
-        print(f"{found.kind}: {row['design']}: planned {planned:.3f}, simulated {true:.3f}{mark}", flush=True)
-        document = {
-            "about": "planned power (batched rule) against simulated power (the pipeline), bar 3 points",
-            "date": datetime.now(UTC).date().isoformat(),
-            "version": version("lockstep"),
-            "seconds": round(time.perf_counter() - start, 1),
-            "rows": rows,
-        }
-        RESULT.write_text(json.dumps(document, indent=1) + "\n")
+        powers = f"planned {row['planned']:.3f}, simulated {row['simulated']:.3f}"
+        print(f"{found.kind}: {row['design']}: {powers}{mark}", flush=True)
+        about = "planned power (batched rule) against simulated power (the pipeline), bar 3 points"
+        write_rates(RESULT, about, time.perf_counter() - start, rows=rows)
     return 0 if all(row["passed"] for row in rows) else 1
 
 
+def compared(found: Case, repetitions: int, rng: np.random.Generator) -> dict[str, Any]:
+    """Return planned and simulated power of a design."""
+    planned, true = planned_power(found), simulated(found, repetitions, rng)
+    return {
+        "kind": found.kind,
+        "design": described(found.plan),
+        "effect_sd": found.effect,
+        "failure": found.scenario.failure,
+        "step": found.scenario.step,
+        "planned": planned,
+        "simulated": true,
+        "standard_error": round(sqrt(true * (1 - true) / repetitions), 5),
+        "repetitions": repetitions,
+        "passed": abs(planned - true) <= BAR,
+    }
+
+
+def _is_of(row: dict[str, Any], found: Case, repetitions: int) -> bool:
+    own = described(found.plan), found.effect, found.scenario.failure, found.scenario.step, repetitions
+    return own == tuple(row[name] for name in ("design", "effect_sd", "failure", "step", "repetitions"))
+
+
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]) if len(sys.argv) > 1 else 4000))
+    words = sys.argv[1:]
+    given = [int(word) for word in words if word != "--resume"]
+    sys.exit(main(given[0] if given else 4000, "--resume" in words))

@@ -174,6 +174,23 @@ def test_permutation_mean_enumerated_splits_and_inversion_agree(seeds: range) ->
             assert _permutation_p(x - (found.high - 1e-7), y) > 0.1, seed
 
 
+def _welch(x: Floats, y: Floats) -> float:
+    return abs(float(x.mean() - y.mean())) / np.sqrt(x.var(ddof=1) / x.size + y.var(ddof=1) / y.size)
+
+
+@pytest.mark.parametrize("seeds", ROUNDS)
+def test_studentised_permutation_enumerated_welch_statistics_agree(seeds: range) -> None:
+    for seed in seeds:
+        rng = _rng(seed)
+        n, m = (int(v) for v in rng.integers(2, 6, size=2))
+        x, y = rng.normal(size=n) * 4 + 1, rng.normal(size=m)
+        pooled = np.concatenate([x, y])
+        splits = [np.isin(np.arange(n + m), chosen) for chosen in combinations(range(n + m), n)]
+        statistics = [_welch(pooled[mask], pooled[~mask]) for mask in splits]
+        expected = float((np.array(statistics) >= _welch(x, y) * (1 - 1e-9)).mean())
+        assert permutation_mean(x, y, studentised=True).p_two_sided == pytest.approx(expected, abs=1e-12), seed
+
+
 @pytest.mark.parametrize("seeds", ROUNDS)
 def test_max_t_enumerated_block_permutations_agree(seeds: range) -> None:
     for seed in seeds:
