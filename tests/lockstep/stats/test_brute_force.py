@@ -175,7 +175,7 @@ def test_permutation_mean_enumerated_splits_and_inversion_agree(seeds: range) ->
 
 
 def _welch(x: Floats, y: Floats) -> float:
-    return abs(float(x.mean() - y.mean())) / np.sqrt(x.var(ddof=1) / x.size + y.var(ddof=1) / y.size)
+    return float(abs(x.mean() - y.mean()) / np.sqrt(x.var(ddof=1) / x.size + y.var(ddof=1) / y.size))
 
 
 @pytest.mark.parametrize("seeds", ROUNDS)

@@ -10,6 +10,7 @@ import pytest
 
 from lockstep.stats.estimands import bimodal_gap
 from lockstep.stats.failures import analyse_with_sensitivity, failure_guardrail, worst_state
+from lockstep.stats.multiplicity import holm_levels
 from lockstep.stats.registered import Design
 from lockstep.stats.results import Interval
 from lockstep.stats.scores import ArmScores, arm_scores
@@ -137,6 +138,12 @@ def test_intervals_of_a_family_exclude_zero_where_and_only_where_the_adjusted_p_
                 excludes = interval.low > 0 or interval.high < 0
                 assert excludes == (pair.p_adjusted <= 0.05 + 1e-12) == bool(pair.superior), (seed, pair.p_adjusted)
                 assert 0.05 / 6 - 1e-12 <= pair.evidence.level <= 0.05
+
+
+def test_levels_of_holm_stop_growing_at_the_first_that_fails() -> None:
+    assert holm_levels([0.01, 0.02, 0.06], 0.05) == pytest.approx([0.05 / 3, 0.025, 0.05])
+    # .045 is below .05 and still no rejection, because .03 was none at .05 / 3
+    assert holm_levels([0.03, 0.04, 0.045], 0.05) == pytest.approx([0.05 / 3] * 3)
 
 
 def test_vs_control_adjusts_only_the_comparisons_with_the_control() -> None:

@@ -30,7 +30,7 @@ from lockstep.stats.exact import rank_sum_null, signed_rank_null, smallest_n, wi
 from lockstep.stats.paired import sign_flip
 from lockstep.stats.planning import Goal, replicates_needed, sample_size, t_power
 from lockstep.stats.results import doubled_midranks, tie_groups
-from lockstep.stats.sequential import Wager, anytime_p, early_stop, sign_path
+from lockstep.stats.sequential import Wager, _betting_paths, anytime_p, early_stop, sign_path
 from lockstep.stats.unpaired import brunner_munzel, mann_whitney, permutation_mean
 
 RNG = np.random.default_rng(11)
@@ -166,6 +166,13 @@ def test_betting_is_fair_for_every_bounded_difference_of_mean_zero_whatever_its_
     assert fair == pytest.approx(1.0, abs=1e-12)
 
 
+def test_a_bet_knows_nothing_of_the_block_that_it_bets_on() -> None:
+    # from block 12 on bets are below their limit, so that the variance that is known decides them
+    signs = np.array(list(product((-1.0, 1.0), repeat=14)))
+    final = _betting_paths(signs, np.zeros(len(signs)), 1.0)[:, -1]
+    assert final.mean() == pytest.approx(1.0, abs=1e-9)
+
+
 def test_betting_needs_bounds_and_widens_those_that_scores_break() -> None:
     with pytest.raises(ValueError, match="two bounds"):
         Wager("betting").path([0.1, 0.2])
@@ -192,6 +199,7 @@ def test_what_a_block_rejected_stays_rejected() -> None:
     assert early.low <= late.low
     assert late.high <= early.high
     assert late.low > 0 > d[12:].mean()
+    assert anytime_p([1.0, 25.0, 0.5]) == 0.04
 
 
 @pytest.mark.parametrize(("look", "observed"), [(1, 2.6), (2, 2.4), (3, 3.0)])

@@ -122,6 +122,15 @@ def test_looks_stop_early_where_the_effect_is_large() -> None:
     assert none.power < 0.05
 
 
+def test_planning_takes_the_weaker_of_what_both_floors_allow() -> None:
+    found = plan(7, estimand="shift", sesoi=5.0, floor=0.0)
+    failed = [-np.inf] * 6
+    scores = np.array([[[50.0, 51.0, 52.0, 53.0, 54.0, 55.0, 40.0], [*failed, 41.0]]])
+    codes, _ = _pair_codes(scores, found.design, _pairs(found), _Effort(399))
+    # far more than 5 above the floor, but not above the worst score seen
+    assert [_NAMES[code] for code in codes[0]] == ["WINNER"]
+
+
 def test_what_a_look_settled_stands_in_planning_too() -> None:
     family = replace(MEAN, comparisons="vs_control", control="arm0", adjust="holm", sesoi=0.1)
     looks = Plan(family, 3, (Look(8, 0.03), Look(16, 0.03)))
