@@ -107,6 +107,15 @@ def test_winner_level_is_the_weakest_of_its_pairs() -> None:
     assert result.verdict == "WINNER"
 
 
+def test_the_p_of_a_winner_is_the_largest_of_its_comparisons() -> None:
+    steps = [10.0, 10.1, 10.2, 10.3, 10.4, 10.5, 10.6, 10.7]
+    once = [v - 2 if i else v + 0.1 for i, v in enumerate(steps)]
+    result = analyse([arm("a", *steps), arm("b", *(v - 2 for v in steps)), arm("c", *once)], DESIGN)
+    assert result.winner == "a"
+    assert [pair.evidence.p for pair in result.pairs[:2]] == [2 / 256, 4 / 256]
+    assert result.p_max == 4 / 256
+
+
 def test_winner_rule_ignores_multiplicity_but_the_table_adjusts() -> None:
     arms = normal_arms(1.2, 0.0, 0.0, n=7, seed=5)
     result = analyse(arms, replace(DESIGN, adjust="holm"))
