@@ -142,7 +142,7 @@ def test_workers_are_listed_drained_and_cleared_and_the_queue_is_shown(
     assert lockstep("workers", "list") == "no worker: lockstep worker starts one\n"
     assert lockstep("queue") == "nothing waits\n"
     experiment_id = submit(sqlite_server.ctx, tiny_spec(experiment={"replicates": 3}))
-    assert lockstep("queue").startswith(f"{experiment_id}  alice: replicates 0 to 2; ")
+    assert lockstep("queue").startswith(f"{experiment_id}  tiny: replicates 0 to 2; ")
     assert lockstep("queue", "pause").splitlines()[0] == "the queue is paused: lockstep queue resume"
     assert lockstep.json("queue", "resume")["paused"] is False
     lockstep("queue", "stop", code=2)

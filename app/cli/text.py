@@ -173,7 +173,7 @@ def queue_lines(queue: Mapping[str, Any]) -> Iterator[str]:
     for experiment_id, items in waiting.items():
         replicates = replicates_text(sorted(item["replicate"] for item in items))
         why = items[0]["why_waiting"]
-        yield f"{experiment_id}  {isolated(items[0]['owner'])}: {replicates}; {why['text'] if why else 'starts'}"
+        yield f"{experiment_id}  {isolated(items[0]['name'])}: {replicates}; {why['text'] if why else 'starts'}"
 
 
 def top_lines(overview: Mapping[str, Any]) -> Iterator[str]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
 from typing import Any
@@ -13,19 +13,20 @@ from app.services import waiting as explaining
 from app.services.context import Context
 from app.services.cursors import decode_cursor, encode_cursor, encode_numbers
 from app.services.steering import existing
-from app.store import events, experiments, logs, points, results, workers
+from app.store import events, experiments, logs, points, reports, results, workers
 from app.store.experiments import Listing
 from app.store.rows import (
     ArmRow,
     ArtifactRow,
     BlockRow,
     BlockState,
+    Headline,
     HoldingWorker,
     ListedExperiment,
     RunOfArm,
     WorkerRow,
 )
-from lockstep.spec.metrics import primary_of, shown_of
+from lockstep.spec.metrics import find_metric, primary_of, shown_of
 from lockstep.status import TERMINAL_BLOCK, BlockStatus, ExperimentStatus, WorkerStatus
 
 
@@ -49,9 +50,48 @@ def list_experiments(ctx: Context, request: ListRequest) -> dict[str, Any]:
     with ctx.store.read() as session:
         rows = experiments.list_page(session, listing)
         shown = rows[: request.limit]
-        states = experiments.block_states(session, [row.id for row in shown])
+        ids = [row.id for row in shown]
+        states = experiments.block_states(session, ids)
+        labels = experiments.arm_labels(session, ids)
+        concluded = {row.experiment_id: row for row in reports.headlines(session, ids)}
     last = (shown[-1].created_at, shown[-1].id) if len(rows) > len(shown) else None
-    return {"items": [_list_item(row, states[row.id]) for row in shown], "next": _after(last)}
+    items = [
+        {**_list_item(row, states[row.id]), "arms": labels[row.id], "answer": answer_of(concluded.get(row.id))}
+        for row in shown
+    ]
+    return {"items": items, "next": _after(last)}
+
+
+def answer_of(headline: Headline | None) -> dict[str, Any] | None:
+    """Return what a report concludes in one line: verdict, the pair of arms it rests on, its interval.
+
+    The pair is the closest one of the winner, who is ``a`` then, else the first. Its difference is oriented: positive,
+    ``a`` is better.
+    """
+    if headline is None:
+        return None
+    verdict, analysis = headline.verdict, headline.registration["analysis"]
+    winner = verdict["winner"]
+    pairs = [pair for pair in headline.comparisons if pair["inference"] and pair["estimate"] is not None]
+    own = [pair for pair in pairs if winner in (pair["a"], pair["b"])]
+    pair = min(own, key=lambda item: abs(item["estimate"])) if own else pairs[0] if pairs else None
+    return {
+        **{name: verdict[name] for name in ("code", "winner", "sentence", "settled", "promotable")},
+        "pair": pair and _facing(pair, winner),
+        "sesoi": analysis["sesoi"],
+        "estimand": analysis["estimand"],
+        "unit": getattr(find_metric(analysis["primary"]["metric"]), "unit", ""),
+    }
+
+
+def _facing(pair: Mapping[str, Any], winner: str | None) -> dict[str, Any]:
+    """Return a pair of arms with the winner first."""
+    found = {name: pair[name] for name in ("a", "b", "estimate", "ci_superiority", "p_adj")}
+    if winner != pair["b"]:
+        return found
+    ends = pair["ci_superiority"]
+    turned = ends and [None if end is None else -end for end in reversed(ends)]
+    return {**found, "a": pair["b"], "b": pair["a"], "estimate": -pair["estimate"], "ci_superiority": turned}
 
 
 def _before(cursor: str | None) -> tuple[datetime, str] | None:
@@ -106,6 +146,7 @@ def show_experiment(ctx: Context, experiment_id: str) -> dict[str, Any]:
         states = experiments.blocks(session, experiment_id)
         arms = experiments.arms(session, experiment_id)
         waiting = explaining.why_waiting(ctx, session, row, states)
+        concluded = reports.headlines(session, [experiment_id])
         told = causes.told(experiments.newest_blocks(states), ())
         if told:  # else the runs, which may be thousands, need not be read
             told = causes.told(experiments.newest_blocks(states), experiments.runs(session, experiment_id))
@@ -126,6 +167,8 @@ def show_experiment(ctx: Context, experiment_id: str) -> dict[str, Any]:
         "shown": asdict(shown_of(primary_of(row.spec))),
         "why_waiting": waiting,
         "causes": told,
+        "answer": answer_of(concluded[0] if concluded else None),
+        "started_at": min((block.started_at.isoformat() for block in states if block.started_at), default=None),
         "version": row.version,
         "cursor": encode_numbers([row.event_seq]),
     }

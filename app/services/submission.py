@@ -174,8 +174,8 @@ def _short_rounds(resolved: ResolvedSpec, planned: Plan) -> list[str]:
     if planned.seconds_per_block is None:
         return []
     seconds = planned.seconds_per_block / resolved.spec.budget.rounds
-    gang = resolved.spec.lockstep.placement == "one_per_device"
-    if not gang or seconds >= 2.0:
+    is_apart = resolved.spec.lockstep.placement == "one_per_device"
+    if not is_apart or seconds >= 2.0:
         return []
     return [f"a round lasts about {seconds:.1f} s; below 2 s the barrier over HTTP costs a visible share"]
 

@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 from app.services.context import Context
 from app.services.placement import Fit, Wait, WorkerView
 from app.services.scheduling import explain_in_order, worker_view
-from app.store import scheduling
+from app.store import experiments, scheduling
 from app.store.rows import BlockRow, ExperimentRow
 from lockstep.status import BlockStatus, Desired
 
@@ -78,5 +78,6 @@ def queue_document(ctx: Context) -> dict[str, Any]:
     """Return the queue in order."""
     with ctx.store.read() as session:
         items = explain_queue(ctx, session)
+        names = experiments.names(session, {item["experiment_id"] for item in items})
         paused = scheduling.queue_paused(session)
-    return {"paused": paused, "items": items}
+    return {"paused": paused, "items": [{**item, "name": names[item["experiment_id"]]} for item in items]}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from typing import Any, TypeVar
@@ -143,6 +143,21 @@ _ONE_LOCKED = _ONE.with_for_update()
 def arms(session: Session, experiment_id: str) -> list[ArmRow]:
     """Return the arms in the order of the spec."""
     return every(ArmRow, session.execute(_ARMS, {"experiment_id": experiment_id}))
+
+
+def names(session: Session, experiment_ids: Collection[str]) -> dict[str, str]:
+    """Return {experiment: its name}."""
+    query = select(t.experiment.c.id, t.experiment.c.name).where(t.experiment.c.id.in_(experiment_ids))
+    return {row.id: row.name for row in session.execute(query)}
+
+
+def arm_labels(session: Session, experiment_ids: Sequence[str]) -> dict[str, list[str]]:
+    """Return {experiment: labels of its arms in the order of the spec}."""
+    query = select(t.arm.c.experiment_id, t.arm.c.label).where(t.arm.c.experiment_id.in_(experiment_ids))
+    found: dict[str, list[str]] = {experiment_id: [] for experiment_id in experiment_ids}
+    for row in session.execute(query.order_by(t.arm.c.arm_index)):
+        found[row.experiment_id].append(row.label)
+    return found
 
 
 _ARMS = (

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import ColumnElement, and_, func, insert, select
@@ -10,7 +10,7 @@ from sqlalchemy.orm import Session
 
 from app.store import tables as t
 from app.store.engine import utc
-from app.store.rows import ReportRow, ReportVersion, columns, every, one
+from app.store.rows import Headline, ReportRow, ReportVersion, columns, every, one
 
 #: How the trigger of a report made at a registered look begins.
 _LOOK = "look "
@@ -42,6 +42,24 @@ def get(session: Session, experiment_id: str, version: int | None = None) -> Rep
     if version is not None:
         query = query.where(t.report.c.version == version)
     return one(ReportRow, session.execute(query.order_by(t.report.c.version.desc()).limit(1)))
+
+
+def headlines(session: Session, experiment_ids: Sequence[str]) -> list[Headline]:
+    """Return what the newest report of each experiment concludes; of an experiment without one nothing."""
+    content = t.report.c.content
+    newest = (
+        select(t.report.c.experiment_id, func.max(t.report.c.version).label("version"))
+        .where(t.report.c.experiment_id.in_(experiment_ids))
+        .group_by(t.report.c.experiment_id)
+        .subquery()
+    )
+    query = select(
+        t.report.c.experiment_id,
+        content["verdict"].label("verdict"),
+        content["comparisons"].label("comparisons"),
+        content["registration"].label("registration"),
+    ).join(newest, and_(*(t.report.c[name] == newest.c[name] for name in ("experiment_id", "version"))))
+    return every(Headline, session.execute(query))
 
 
 def versions(session: Session, experiment_id: str) -> list[ReportVersion]:

@@ -6,7 +6,7 @@ A query selects ``columns(Kind, table)``, then the further fields of a record in
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from datetime import datetime
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -422,6 +422,16 @@ class RunPosition:
     attempt: int
     from_round: int
     last_seq: int
+
+
+@dataclass(frozen=True, slots=True)
+class Headline:
+    """What a report concludes: its verdict, its pairs of arms and what was registered."""
+
+    experiment_id: str
+    verdict: Mapping[str, Any]
+    comparisons: Sequence[Mapping[str, Any]]
+    registration: Mapping[str, Any]
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,9 +12,10 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
+from app.services.finishing import finish_due
 from lockstep.client import Client
 from tests.conftest import LiveServer, WorkerProcess
-from tests.factories import SimulatedWorker, cartpole_spec, tiny_spec
+from tests.factories import SimulatedWorker, cartpole_spec, submit, tiny_spec
 
 pytestmark = [pytest.mark.browser, pytest.mark.server]
 
@@ -49,6 +50,7 @@ def test_curve_grows_and_verdict_appears_without_reload(
     expect(page.locator("#connection")).to_have_text("live")
     expect(page.locator("#verdict")).to_be_visible(timeout=120_000)
     expect(page.locator("#verdict-code")).to_have_text("no inference")
+    page.locator(".tabs a", has_text="Report").click()
     frame = page.frame_locator("#report")
     expect(frame.locator("body")).to_contain_text("eval/accuracy", timeout=20_000)
     assert page.evaluate("() => window.sameDocument") is True
@@ -72,10 +74,12 @@ def test_cartpole_opens_on_a_curve_and_watch_tells_the_return(
         expect(page.locator("#metric")).to_have_value("train/native_return_mean")
         start_worker(sqlite_server.url)
         wait_for_points(page, 6)
-        expect(page.locator("#score-name")).to_have_text("Native return, last 10 episodes")
-        expect(page.locator("tr[data-arm=B] .score")).to_have_text(re.compile(r"^\d+\.\d\d$"))
+        expect(page.locator("#score-name")).to_have_text("train/native_return_mean")
+        page.locator("summary", has_text="Data").click()
+        expect(page.locator("tr[data-arm=B] .score")).to_have_text(re.compile(r"^\d+(\.\d+)?$"))
+        expect(page.locator("#difference svg")).to_be_visible()
         lines = (watch.communicate(timeout=60)[0]).splitlines()
-    rounds = [line for line in lines if line.startswith("[")]
+    rounds = [line for line in lines if " round " in line]
     assert len(rounds) == 3
     assert all(re.search(r"A: native return \d+\.\d\d, reward \d+\.\d\d \| B: native return", line) for line in rounds)
     # opened again after the first evaluation, the page begins with the registered primary
@@ -94,30 +98,94 @@ def test_a_failed_experiment_says_why_and_shows_the_log(
     expect(page.locator("#causes")).to_be_hidden()
     start_worker(sqlite_server.url)
     told = page.locator("#cause-list li")
-    expect(told).to_contain_text("replicate 0, cause config: env: env.id='CartPole-v1' with env.kwargs", timeout=60_000)
-    expect(told).to_contain_text("ValueError: Expect the `max_episode_steps` to be positive")
+    expect(told).to_contain_text("replicate 0 failed, cause config: env: env.id='CartPole-v1' with env", timeout=60_000)
+    expect(told).to_contain_text("ValueError: Expect the max_episode_steps to be positive")
     told.locator("button").click()
     expect(page.locator("#log")).to_contain_text("Traceback (most recent call last)")
 
 
-def test_queue_page_lists_experiments_and_says_why_they_wait(sqlite_server: LiveServer, page: Page) -> None:
+def test_home_lists_experiments_and_the_queue_says_why_they_wait(sqlite_server: LiveServer, page: Page) -> None:
     with Client(sqlite_server.url) as client:
-        client.submit(tiny_spec(experiment={"name": "<b>mine</b>", "tags": ["blue"]}))
+        client.submit(tiny_spec(experiment={"name": "<b>mine</b>", "tags": ["blue"], "replicates": 3}))
     page.goto(sqlite_server.url)
     expect(page.locator("#experiments tbody tr")).to_have_count(1)
     expect(page.locator("#experiments tbody")).to_contain_text("<b>mine</b>")
+    page.locator("[name=tag]").fill("green")
+    expect(page.locator("#none")).to_be_visible()
+    assert page.url.endswith("?tag=green")
+    page.goto(f"{sqlite_server.url}/queue")
+    expect(page.locator("#queue tbody tr")).to_have_count(1)
+    expect(page.locator("#queue tbody")).to_contain_text("replicates 0–2")
     expect(page.locator("#queue tbody")).to_contain_text("start one with `lockstep worker`")
 
 
-def test_submit_form_shows_every_problem_with_its_remedy(sqlite_server: LiveServer, page: Page) -> None:
-    page.goto(sqlite_server.url)
+def test_plan_stands_beside_what_is_written_and_tells_faults_and_power(sqlite_server: LiveServer, page: Page) -> None:
+    page.goto(f"{sqlite_server.url}/new")
     page.locator("textarea").fill("experiment: {name: x}\narms: [{label: a}, {label: b}]\nppoo: {}\n")
-    page.locator("#plan").click()
     expect(page.locator("#plan-result")).to_contain_text("did you mean 'ppo'?")
+    page.locator("#example").select_option(label="CartPole-v1, two learning rates")
+    expect(page.locator("#plan-result")).to_contain_text("10 blocks, 20 runs")
+    page.locator("button[type=submit]").click()
+    expect(page.locator("#name")).to_have_text("my first comparison")
 
 
-def test_workers_page_tells_what_cannot_be_used(sqlite_server: LiveServer, page: Page) -> None:
-    reason = "importing stuck_package:none took over 60 s"
-    SimulatedWorker(sqlite_server.ctx, environments={"stuck": {"defect": reason}}).register()
+def finished(server: LiveServer, **changes: object) -> str:
+    """Return the id of an experiment whose simulated arms differ by far, and which is reported."""
+    spec = {"experiment": {"name": "far apart", "replicates": 6}, "budget": {"rounds": 2}}
+    analysis = {"inference": "full", "sesoi": 2.0}
+    experiment_id = submit(server.ctx, tiny_spec(**{**spec, "analysis": analysis, **changes}))
+    worker = SimulatedWorker(server.ctx)
+    worker.accuracy = lambda arm, replicate: 50.0 + replicate / 7 + (10.0 + replicate / 9 if arm == "B" else 0.0)
+    worker.register()
+    for _ in range(6):
+        while worker.claim() is None:
+            worker.beat("idle")
+        worker.train(rounds=2)
+    finish_due(server.ctx)
+    return experiment_id
+
+
+@pytest.mark.parametrize("width", [1280, 390])
+def test_answer_difference_and_lanes_of_a_finished_experiment_fit_the_screen(
+    sqlite_server: LiveServer, page: Page, width: int
+) -> None:
+    experiment_id = finished(sqlite_server)
+    page.set_viewport_size({"width": width, "height": 900})
+    page.goto(sqlite_server.url)
+    row = page.locator("#experiments tbody tr")
+    expect(row).to_contain_text("winner meaningful B +10")
+    expect(row.locator("svg")).to_have_attribute("aria-label", re.compile("B minus A: .10"))
+    row.locator("a").click()
+    expect(page.locator("#verdict-code")).to_have_text("winner meaningful")
+    expect(page.locator("#verdict-sentence code").first).to_have_text("B")
+    expect(page.locator("#difference svg")).to_have_attribute("aria-label", re.compile("B minus A: mean .10"))
+    expect(page.locator("#difference")).to_contain_text("replicate 5")
+    wait_for_points(page, 12)
+    page.locator("summary", has_text="Lockstep").click()
+    expect(page.locator(".lane")).to_have_count(12)
+    for tab in ("Runs and devices", "Events", "Logs", "Specification", "Report", "Overview"):
+        page.locator(".tabs a", has_text=tab).click()
+        expect(page.locator(".tabs a[aria-current]")).to_have_text(tab)
+        assert page.evaluate("() => document.documentElement.scrollWidth") <= width, tab
+    assert experiment_id in page.url
+
+
+def test_difference_is_hidden_between_registered_looks(sqlite_server: LiveServer, page: Page) -> None:
+    looks = {"mode": "planned", "at": [7, 12]}
+    analysis = {"inference": "full", "sesoi": 2.0, "looks": looks, "replicates": {"planned": 12, "max": 12}}
+    finished(sqlite_server, experiment={"name": "looks", "replicates": 12}, analysis=analysis)
+    page.goto(sqlite_server.url)
+    page.locator("#experiments a").click()
+    expect(page.locator("#difference")).to_contain_text("looks are registered at 7, 12 replicates")
+    expect(page.locator("#difference svg")).to_have_count(0)
+
+
+def test_unknown_experiment_draws_no_buttons_and_pages_are_reached_by_keyboard(
+    sqlite_server: LiveServer, page: Page
+) -> None:
     page.goto(f"{sqlite_server.url}/workers")
-    expect(page.locator("#workers .defect")).to_have_text(f"environment stuck cannot be used: {reason}")
+    expect(page.locator("#empty")).to_contain_text("lockstep worker")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Tab")
+    page.keyboard.press("Enter")
+    expect(page.locator("h1")).to_have_text("Experiments")

@@ -1,9 +1,7 @@
 // Calls of the API, small DOM builders, and messages for people. Every URL derives from the base path.
 
 export const base = document.querySelector('meta[name="lockstep-base"]').content;
-
-// One colour per arm for life, by its position in the spec: the same on every page and in the report.
-export const COLOURS = ["#0072b2", "#d55e00", "#009e73", "#a5538a", "#6b5b00", "#3a86c8", "#7a7a7a", "#8c3b2f"];
+export const over = (status) => ["succeeded", "failed", "cancelled", "partial"].includes(status);
 
 export async function call(method, path, body, headers = {}) {
   const options = { method, headers: { ...headers } };
@@ -13,7 +11,7 @@ export async function call(method, path, body, headers = {}) {
   }
   const response = await fetch(`${base}/api/v1/${path}`, options);
   if (response.status === 401) {
-    location.href = `${base}/login`;
+    location.href = `${base}/login?next=${encodeURIComponent(location.pathname + location.hash)}`;
     throw new Error("not authenticated");
   }
   if (!response.ok) throw new ApiError(await response.json().catch(() => ({ detail: `HTTP ${response.status}` })));
@@ -29,29 +27,71 @@ export class ApiError extends Error {
 }
 
 export function element(tag, attributes = {}, ...children) {
-  const node = document.createElement(tag);
+  return fill(document.createElement(tag), attributes, children);
+}
+
+export function mark(tag, attributes = {}, ...children) {
+  return fill(document.createElementNS("http://www.w3.org/2000/svg", tag), attributes, children);
+}
+
+function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
-    else if (name === "class") node.className = value;
     else if (name === "style") Object.assign(node.style, value);
-    else if (value !== null && value !== undefined) node.setAttribute(name, value);
+    else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : value);
   }
   node.append(...children.filter((child) => child !== null && child !== undefined));
   return node;
+}
+
+// A sentence whose names stand between backticks, as elements.
+export function prose(text) {
+  return text.split("`").map((part, index) => (index % 2 ? element("code", {}, part) : part));
 }
 
 export function badge(status) {
   return element("span", { class: `badge ${status}` }, status);
 }
 
+export function armName(label, index) {
+  return element("span", {}, element("span", { class: `swatch arm${index} dash${index > 1 ? 1 + (index % 2) : 0}`, "aria-hidden": "true" }), element("bdi", {}, label));
+}
+
 export function say(error) {
   const box = document.getElementById("message");
-  box.textContent = error.message || String(error);
+  box.textContent = error instanceof TypeError ? "The server does not answer; this page goes on trying." : error.message || String(error);
   box.hidden = false;
   clearTimeout(say.timer);
   say.timer = setTimeout(() => { box.hidden = true; }, 12000);
 }
 
-export function when(text) {
-  return new Date(text).toLocaleString();
+export function duration(seconds) {
+  if (seconds < 90) return `${Math.round(seconds)} s`;
+  const minutes = Math.round(seconds / 60);
+  if (minutes < 60) return `${minutes} min`;
+  const hours = Math.floor(minutes / 60);
+  return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
+}
+
+export function ago(text) {
+  const seconds = (Date.now() - new Date(text)) / 1000;
+  const told = seconds < 10 ? "just now" : `${duration(seconds)} ago`;
+  return element("time", { datetime: text, title: new Date(text).toLocaleString() }, told);
+}
+
+export function number(value) {
+  if (value === null || value === undefined || Number.isNaN(value)) return "–";
+  if (!Number.isFinite(value)) return value > 0 ? "+∞" : "−∞";
+  if (Number.isInteger(value) && Math.abs(value) < 1e9) return grouped(String(value));
+  const size = Math.abs(value);
+  const places = size === 0 || size >= 100 ? 0 : Math.max(0, 2 - Math.floor(Math.log10(size)));
+  return size >= 1e6 || (size > 0 && size < 1e-4) ? value.toExponential(2) : grouped(value.toFixed(places));
+}
+
+export function signed(value) {
+  return value > 0 ? `+${number(value)}` : number(value).replace("-", "−");
+}
+
+function grouped(text) {
+  return text.replace(/\B(?=(\d{3})+(?!\d)(?<!\.\d*))/g, "\u2009");
 }

@@ -1,7 +1,7 @@
 // One WebSocket with full-jitter back-off and a cursor: nothing is fetched twice, nothing is missed.
 // A closed socket never means finished; only the frame "end" does.
 
-import { base, call } from "./api.js";
+import { base } from "./api.js";
 
 const BACKOFF = { least: 500, most: 30000, stable: 30000 };
 
@@ -13,7 +13,6 @@ export class Live {
     this.cursor = null;
     this.metrics = [];
     this.failures = 0;
-    this.ended = false;
     document.addEventListener("visibilitychange", () => this.onVisibility());
   }
 
@@ -46,11 +45,9 @@ export class Live {
       this.epoch = frame.server_epoch;
       return undefined;
     }
-    if (frame.type === "resync") return this.subscribe(this.metrics);
+    if (frame.type === "resync" || frame.type === "lagged") return this.subscribe(this.metrics);
     if (frame.cursor) this.cursor = frame.cursor;
     this.onState("live");
-    if (frame.type === "end") this.ended = true;
-    if (frame.type === "lagged") return this.subscribe(this.metrics);
     return this.onFrame(frame);
   }
 
@@ -74,8 +71,4 @@ export class Live {
     clearTimeout(this.hiddenTimer);
     if (!this.socket || this.socket.readyState > WebSocket.OPEN) this.connect();
   }
-}
-
-export async function refresh(experimentId) {
-  return call("GET", `experiments/${experimentId}`);
 }

@@ -1,11 +1,15 @@
-// Exchange a token for an HttpOnly session cookie.
+// Exchange a token for an HttpOnly session cookie, then go where the visitor was going.
 
-import { base, call, say } from "./api.js";
+import { base, say } from "./api.js";
 
 document.getElementById("login").addEventListener("submit", async (event) => {
   event.preventDefault();
   try {
-    await call("POST", "session", { token: event.target.elements.token.value });
-    location.href = `${base}/`;
+    const response = await fetch(`${base}/api/v1/session`, {
+      method: "POST", headers: { "Content-Type": "application/json" }, body: JSON.stringify({ token: event.target.elements.token.value.trim() }),
+    });
+    if (!response.ok) throw new Error(response.status === 401 ? "This token is not known here, or was revoked. Ask an operator for a new one." : `The server refused (${response.status}).`);
+    const next = new URLSearchParams(location.search).get("next") || `${base}/`;
+    location.href = next.startsWith("/") && !next.startsWith("//") ? next : `${base}/`;
   } catch (error) { say(error); }
 });

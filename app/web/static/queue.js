@@ -1,99 +1,59 @@
-// The list of experiments, the queue with its reasons, and a form to plan and submit.
+// The queue: a row an experiment, what waits and why; order among equals by drag or Alt and arrows.
 
-import { badge, base, call, element, say, when } from "./api.js";
+import { base, call, element, say } from "./api.js";
 
 const node = (name) => document.getElementById(name);
-const filters = node("filters");
-let cursor = null;
 let paused = false;
+let order = [];
 
-function row(item) {
-  const share = Math.round(100 * item.progress.fraction);
-  return element("tr", {},
-    element("td", {}, element("a", { href: `${base}/experiments/${item.id}` }, element("bdi", {}, item.name)), ...item.tags.map((tag) => element("bdi", { class: "badge" }, tag))),
-    element("td", {}, badge(item.status)),
-    element("td", {}, element("progress", { max: 100, value: share }), ` ${share} %`),
-    element("td", {}, String(item.num_arms)), element("td", {}, String(item.progress.blocks)),
-    element("td", {}, element("bdi", {}, item.owner)), element("td", {}, when(item.created_at)));
-}
-
-async function list(append = false) {
-  const query = new URLSearchParams({ limit: 50 });
-  for (const [name, value] of new FormData(filters)) if (value) query.set(name, value);
-  if (append && cursor) query.set("cursor", cursor);
-  const page = await call("GET", `experiments?${query}`);
-  const body = node("experiments").tBodies[0];
-  if (!append) body.replaceChildren();
-  body.append(...page.items.map(row));
-  cursor = page.next;
-  node("more").hidden = cursor === null;
-  node("empty").hidden = body.rows.length > 0;
-}
-
-async function queue() {
-  const document_ = await call("GET", "queue");
-  paused = document_.paused;
-  node("queue-state").textContent = paused ? "(paused)" : "";
-  node("queue-toggle").textContent = paused ? "Resume queue" : "Pause queue";
-  node("queue").tBodies[0].replaceChildren(...document_.items.slice(0, 100).map((item) => element("tr", {},
-    element("td", {}, String(item.position)),
-    element("td", {}, element("a", { href: `${base}/experiments/${item.experiment_id}` }, item.experiment_id)),
-    element("td", {}, String(item.replicate)), element("td", {}, item.why_waiting.text))));
+function replicates(numbers) {
+  numbers.sort((a, b) => a - b);
+  const run = numbers.length > 2 && numbers[numbers.length - 1] - numbers[0] === numbers.length - 1;
+  return numbers.length === 1 ? `replicate ${numbers[0]}` : run ? `replicates ${numbers[0]}–${numbers[numbers.length - 1]}` : `replicates ${numbers.join(", ")}`;
 }
 
 async function refresh() {
-  try { await Promise.all([cursorIsFirst() ? list() : null, queue()]); } catch (error) { say(error); }
+  const found = await call("GET", "queue");
+  ({ paused } = found);
+  node("queue-state").hidden = !paused;
+  node("queue-toggle").textContent = paused ? "Resume queue" : "Pause queue";
+  const groups = new Map();
+  for (const item of found.items) groups.set(item.experiment_id, [...(groups.get(item.experiment_id) || []), item]);
+  order = [...groups].map(([id, items]) => ({ id, priority: items[0].priority, owner: items[0].owner }));
+  const focused = document.activeElement && document.activeElement.dataset ? document.activeElement.dataset.id : null;
+  node("queue").tBodies[0].replaceChildren(...[...groups].map(row));
+  node("empty").hidden = groups.size > 0;
+  if (focused) document.querySelector(`tr[data-id="${CSS.escape(focused)}"]`)?.focus();
 }
 
-function cursorIsFirst() {
-  return node("experiments").tBodies[0].rows.length <= 50;
+function row([id, items]) {
+  const [first] = items;
+  return element("tr", {
+    "data-id": id, tabindex: "0", draggable: "true",
+    ondragstart: (event) => event.dataTransfer.setData("text/plain", id), ondragover: (event) => event.preventDefault(),
+    ondrop: (event) => { event.preventDefault(); move(event.dataTransfer.getData("text/plain"), id); },
+    onkeydown: (event) => { if (event.altKey && ["ArrowUp", "ArrowDown"].includes(event.key)) { event.preventDefault(); step(id, event.key === "ArrowUp" ? -1 : 1); } },
+  },
+  element("td", { "data-name": "" }, element("a", { href: `${base}/experiments/${id}` }, element("bdi", {}, first.name || id))), element("td", { "data-name": "" }, replicates(items.map((item) => item.replicate))),
+  element("td", { "data-name": "Why" }, first.why_waiting ? first.why_waiting.text : ""), element("td", { "data-name": "Owner" }, element("bdi", {}, first.owner)),
+  element("td", { class: "number", "data-name": "Priority" }, String(first.priority)),
+  element("td", {}, element("button", { "aria-label": "earlier", onclick: () => step(id, -1) }, "↑"), " ", element("button", { "aria-label": "later", onclick: () => step(id, 1) }, "↓")));
 }
 
-function powerLines(row_) {
-  const given = row_.sd === null ? `with the pilot's ${row_.pilot_size} blocks` : `if the SD is ${row_.sd}`;
-  if (row_.power === null) return [`${given}: ${row_.replicates} replicates cannot reach the level`];
-  const need = row_.needed && row_.needed.plugin ? `${row_.needed.plugin} to ${row_.needed.upper80 || "more than 300"}` : "more than 300";
-  const lines = [`${given}: power ${row_.power.toFixed(2)} at ${row_.replicates} replicates; 80 % takes ${need}`];
-  for (const point of row_.curve) {
-    const bar = "#".repeat(Math.round(30 * point.power)).padEnd(30, ".");
-    lines.push(`  true effect ${String(point.effect).padEnd(8)} ${bar} named better in ${Math.round(100 * point.power)} %`);
-  }
-  return lines;
+function step(id, by) {
+  const at = order.findIndex((item) => item.id === id);
+  const other = order[at + by];
+  if (other) move(by < 0 ? id : other.id, by < 0 ? other.id : id);
 }
 
-async function plan() {
-  const result = node("plan-result");
-  try {
-    const found = await call("POST", "plans", node("submit").elements.spec.value);
-    const lines = [`${found.num_blocks} blocks, ${found.num_runs} runs, ${found.env_steps_per_run} env steps each`, found.evaluation, `placement ${found.placement}`];
-    if (found.seconds_estimate) lines.push(`about ${Math.round(found.seconds_estimate)} s with the workers registered now`);
-    if (found.waits) lines.push(`would wait: ${found.waits.text}`);
-    if (found.quantity) lines.push(found.quantity);
-    for (const row_ of found.power) lines.push(...powerLines(row_));
-    result.textContent = [...lines, ...found.warnings.map((warning) => `warning: ${warning}`), `hash ${found.spec_hash}`].join("\n");
-  } catch (error) { result.textContent = error.message; }
-  result.hidden = false;
+// Put one before another; the server refuses what is not among equals.
+async function move(id, before) {
+  if (id === before) return;
+  try { await call("POST", `experiments/${id}/reorder`, { before }); await refresh(); } catch (error) { say(error); }
 }
 
-filters.addEventListener("input", () => { clearTimeout(filters.timer); filters.timer = setTimeout(() => list().catch(say), 250); });
-node("more").addEventListener("click", () => list(true).catch(say));
-node("plan").addEventListener("click", plan);
 node("queue-toggle").addEventListener("click", async () => {
-  try { await call("POST", `queue/${paused ? "resume" : "pause"}`); await queue(); } catch (error) { say(error); }
+  try { await call("POST", `queue/${paused ? "resume" : "pause"}`); await refresh(); } catch (error) { say(error); }
 });
-node("submit").addEventListener("submit", async (event) => {
-  event.preventDefault();
-  try {
-    const made = await call("POST", "experiments", event.target.elements.spec.value, { "Idempotency-Key": crypto.randomUUID() });
-    location.href = `${base}/experiments/${made.id}`;
-  } catch (error) { say(error); }
-});
-
-const carried = sessionStorage.getItem("lockstep-spec");
-if (carried) {
-  node("submit").elements.spec.value = carried;
-  sessionStorage.removeItem("lockstep-spec");
-  node("submit").scrollIntoView();
-}
-refresh();
-setInterval(() => { if (!document.hidden) refresh(); }, 5000);
+refresh().catch(say);
+setInterval(() => { if (!document.hidden) refresh().catch(say); }, 5000);

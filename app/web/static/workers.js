@@ -1,11 +1,14 @@
-// Workers: device, state, health, what each one holds; drain and clear.
+// Workers: device, state, health, what each one trains; drain and clear.
 
-import { badge, base, call, element, say } from "./api.js";
+import { badge, base, call, duration, element, say } from "./api.js";
+
+const node = (name) => document.getElementById(name);
 
 function holds(worker) {
   if (!worker.holds) return "";
-  const where = worker.holds.progress && worker.holds.progress.round !== undefined ? `, round ${worker.holds.progress.round}` : "";
-  return element("a", { href: `${base}/experiments/${worker.holds.experiment_id}` }, `replicate ${worker.holds.replicate}${where}`);
+  const { progress, experiment_id, replicate } = worker.holds;
+  const where = progress && progress.round !== undefined ? `, round ${progress.round}` : "";
+  return element("a", { href: `${base}/experiments/${experiment_id}` }, `replicate ${replicate}${where}`);
 }
 
 function defect(plugin) {
@@ -20,13 +23,19 @@ function button(worker) {
   return worker.drain ? "draining" : act("drain", { now: false }, "Drain");
 }
 
+function memory(worker) {
+  if (!worker.health.memory_used_bytes) return "";
+  const used = worker.health.memory_used_bytes / 2 ** 30, all = worker.memory_bytes / 2 ** 30;
+  return element("span", {}, `${used.toFixed(1)} of ${all.toFixed(0)} GiB `, element("progress", { max: all, value: used, "aria-label": "memory in use" }));
+}
+
 async function refresh() {
   const { items } = await call("GET", "workers");
-  document.getElementById("workers").tBodies[0].replaceChildren(...items.map((worker) => element("tr", {},
-    element("td", {}, element("bdi", {}, worker.name)), element("td", {}, worker.device_class, element("br"), element("code", {}, worker.device_uid)),
-    element("td", {}, badge(worker.status), " ", worker.status_text || "", ...worker.defects.map(defect)), element("td", {}, holds(worker)),
-    element("td", {}, worker.health.memory_used_bytes ? `${(worker.health.memory_used_bytes / 2 ** 30).toFixed(1)} GiB` : ""),
-    element("td", {}, `${worker.seen_seconds_ago} s ago`), element("td", {}, button(worker)))));
+  node("workers").tBodies[0].replaceChildren(...items.map((worker) => element("tr", {},
+    element("td", { "data-name": "" }, element("bdi", {}, worker.name)), element("td", { "data-name": "" }, worker.device_class, element("br"), element("code", {}, worker.device_uid)),
+    element("td", { "data-name": "" }, badge(worker.status), " ", worker.status_text || "", ...worker.defects.map(defect)), element("td", { "data-name": "Trains" }, holds(worker)),
+    element("td", { class: "number", "data-name": "Memory" }, memory(worker)), element("td", { "data-name": "Seen" }, `${duration(worker.seen_seconds_ago)} ago`), element("td", {}, button(worker)))));
+  node("empty").hidden = items.length > 0;
 }
 
 refresh().catch(say);
