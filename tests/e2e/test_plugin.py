@@ -91,7 +91,7 @@ def test_what_a_package_registers_is_trained_and_what_it_does_not_know_is_refuse
     other_kind = spec("thrifty", arms=[shaped, {"label": "c", "reward": "centred"}])
     assert refusals(client, other_kind) == {"/arms/1/reward": "unknown_reward"}
     defective = spec("corridor", arms=[{"label": "a"}, {"label": "b", "reward": "broken"}])
-    assert refusals(client, defective) == {"/reward/mode": "defective_reward"}
+    assert refusals(client, defective) == {"/arms/1/reward": "defective_reward"}
 
     ids = {name: client.submit(spec(name))["id"] for name in ("thrifty", "corridor")}
     for experiment_id in ids.values():
