@@ -56,11 +56,11 @@ def test_l26_burst_of_32_clients_meets_no_5xx(server: LiveServer, monkeypatch: p
     def client(number: int) -> list[int]:
         codes = []
         with httpx.Client(base_url=server.url, timeout=60) as http:
-            for step in range(30 if SOAK else 4):
+            for _ in range(30 if SOAK else 4):
                 codes.append(http.post("/api/v1/experiments", json=tiny_spec()).status_code)
                 codes.append(http.get("/api/v1/experiments").status_code)
                 codes.append(http.get("/api/v1/queue").status_code)
-                body = {"name": f"n{number}", "host": "h", "incarnation": f"{number}.{step}"}
+                body = {"name": f"n{number}", "host": "h", "incarnation": str(number)}
                 device = {"uid": f"cpu:h:{number}", "kind": "cpu", "device_class": "c", "model": "m", "memory_bytes": 1}
                 codes.append(http.post("/api/v1/workers", json={**body, "device": device}).status_code)
         return codes
