@@ -97,7 +97,7 @@ def _section(kind: type[SectionT], name: str, data: Mapping[str, Any]) -> Sectio
         return kind.model_validate(data[name])
     except ValidationError as error:
         found = problems_of(kind, data[name], error, root=(name,))
-        raise ValueError("; ".join(problem.message for problem in found)) from error
+        raise ValueError("; ".join(map(str, found))) from error
 
 
 def _check(cfg: LearnerConfig, num_envs: int) -> None:
