@@ -80,6 +80,6 @@ def test_a_new_algorithm_resumes_bit_for_bit(tmp_path: Path) -> None:
 
 def test_nothing_is_left_of_a_family_that_is_not_entered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delitem(SPEC_FAMILIES, "corridor")
-    with pytest.raises(ValueError, match="unknown env.kind 'corridor'"):
+    with pytest.raises(ValueError, match=r"unknown env\.kind 'corridor'"):
         block(CORRIDOR, ARMS)
     assert "corridor" not in str(PRESETS)
