@@ -41,7 +41,9 @@ def register_worker(ctx: ContextDep, actor: WorkerActor, request: p.RegisterRequ
     response_model=p.Assignment,
     responses={**d.problems(404, 409, 410), 204: {"description": "Nothing to do; ask again"}},
 )
-async def claim_block(ctx: ContextDep, actor: WorkerActor, worker_id: WorkerId, wait: Wait = 25.0) -> Response:
+async def claim_block(
+    ctx: ContextDep, actor: WorkerActor, request: Request, worker_id: WorkerId, wait: Wait = 25.0
+) -> Response:
     """Wait for an assignment; repeating the call returns the same offer."""
     deadline = time.monotonic() + wait
     while True:
@@ -50,7 +52,7 @@ async def claim_block(ctx: ContextDep, actor: WorkerActor, worker_id: WorkerId, 
         if claimed.assignment is not None:
             return Response(claimed.assignment.model_dump_json(), media_type="application/json")
         left = deadline - time.monotonic()
-        if left <= 0:
+        if left <= 0 or await request.is_disconnected():  # nobody waits any more: no server need wait for it to stop
             return Response(status_code=204)
         await ctx.bell.wait(min(left, ctx.settings.tick_seconds))
         await asyncio.sleep(0.02)  # let a burst of commits settle into one tick

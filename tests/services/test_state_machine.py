@@ -310,12 +310,12 @@ def _postgresql(url: str) -> Callable[[Path], str]:
 
 
 def test_queue_on_sqlite_under_random_faults_keeps_its_invariants(sqlite_template: Path) -> None:
-    run_machine(_sqlite(sqlite_template), 1_000)
+    run_machine(_sqlite(sqlite_template), 500)
 
 
 @pytest.mark.pg
 def test_queue_on_postgresql_under_random_faults_keeps_its_invariants(pg_url: str) -> None:
-    run_machine(_postgresql(pg_url), 1_000)
+    run_machine(_postgresql(pg_url), 500)
 
 
 @pytest.mark.slow

@@ -14,7 +14,7 @@ import pytest
 _SAME_EVERYWHERE = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"}
 
 
-@pytest.mark.parametrize("seed", [2, 3])
+@pytest.mark.parametrize("seed", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_cartpole_is_learnt_in_100_000_steps(seed: int) -> None:
     command = [sys.executable, "-m", "tests.worker.train.cartpole", str(seed)]
     environment = {**os.environ, "OMP_NUM_THREADS": "1", **_SAME_EVERYWHERE}
