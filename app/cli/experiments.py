@@ -6,6 +6,7 @@ import json
 import os
 import sys
 import time
+from itertools import islice
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -109,7 +110,7 @@ def list_experiments(
     """List experiments, newest first."""
     with Client() as client:
         found = client.experiments(status=status, owner=owner, tag=tag, limit=limit)
-        items = [item for item, _ in zip(found, range(limit), strict=False)]
+        items = list(islice(found, limit))
     if as_json:
         _json(items)
     for item in items if not as_json else ():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 import time
+from itertools import islice
 from typing import Annotated, Any
 
 import typer
@@ -102,9 +103,8 @@ def top(
 
 
 def _overview(client: Client) -> dict[str, Any]:
-    running = [item for item, _ in zip(client.experiments(status="running", limit=50), range(50), strict=False)]
     return {
         "workers": client.call("GET", "workers")["items"],
-        "running": running,
+        "running": list(islice(client.experiments(status="running", limit=50), 50)),
         "queue": client.call("GET", "queue"),
     }

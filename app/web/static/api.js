@@ -79,6 +79,13 @@ export function ago(text) {
   return element("time", { datetime: text, title: new Date(text).toLocaleString() }, told);
 }
 
+// Numbers of replicates in words: "replicate 0", "replicates 0–5", "replicates 0, 3".
+export function replicates(numbers) {
+  numbers.sort((a, b) => a - b);
+  const run = numbers.length > 2 && numbers[numbers.length - 1] - numbers[0] === numbers.length - 1;
+  return numbers.length === 1 ? `replicate ${numbers[0]}` : run ? `replicates ${numbers[0]}–${numbers[numbers.length - 1]}` : `replicates ${numbers.join(", ")}`;
+}
+
 export function number(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (!Number.isFinite(value)) return value > 0 ? "+∞" : "−∞";

@@ -1,16 +1,10 @@
 // The queue: a row an experiment, what waits and why; order among equals by drag or Alt and arrows.
 
-import { base, call, element, say } from "./api.js";
+import { base, call, element, replicates, say } from "./api.js";
 
 const node = (name) => document.getElementById(name);
 let paused = false;
 let order = [];
-
-function replicates(numbers) {
-  numbers.sort((a, b) => a - b);
-  const run = numbers.length > 2 && numbers[numbers.length - 1] - numbers[0] === numbers.length - 1;
-  return numbers.length === 1 ? `replicate ${numbers[0]}` : run ? `replicates ${numbers[0]}–${numbers[numbers.length - 1]}` : `replicates ${numbers.join(", ")}`;
-}
 
 async function refresh() {
   const found = await call("GET", "queue");

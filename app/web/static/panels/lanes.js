@@ -1,6 +1,6 @@
 // Where the work is: a lane an arm in every replicate, rounds done, device, resumes; what waits in one line.
 
-import { armName, badge, element, over } from "../api.js";
+import { armName, badge, element, replicates } from "../api.js";
 
 export function mount(store) {
   const box = document.getElementById("lanes"), frame = document.getElementById("lanes-box");
@@ -12,17 +12,11 @@ export function mount(store) {
     const shown = blocks.filter((block) => !waiting.includes(block));
     const lanes = shown.flatMap((block) => lane(block, [...store.runs.values()].filter((run) => run.block_id === block.id), store.arms, rounds));
     box.replaceChildren(...lanes);
-    if (waiting.length) box.append(element("p", { class: "note" }, `${replicates(waiting)} ${waiting.length > 1 ? "wait" : "waits"}${why_waiting ? `: ${why_waiting.text}` : ""}`));
+    if (waiting.length) box.append(element("p", { class: "note" }, `${replicates(waiting.map((block) => block.replicate))} ${waiting.length > 1 ? "wait" : "waits"}${why_waiting ? `: ${why_waiting.text}` : ""}`));
     if (!drawn && store.isOver && blocks.length > 3) frame.open = false;
     drawn = true;
     if (!blocks.length) box.append(element("p", { class: "empty" }, "No replicate yet."));
   });
-}
-
-function replicates(blocks) {
-  const numbers = blocks.map((block) => block.replicate);
-  const run = numbers.length > 2 && numbers[numbers.length - 1] - numbers[0] === numbers.length - 1;
-  return numbers.length === 1 ? `replicate ${numbers[0]}` : run ? `replicates ${numbers[0]}–${numbers[numbers.length - 1]}` : `replicates ${numbers.join(", ")}`;
 }
 
 function lane(block, runs, arms, rounds) {
@@ -34,7 +28,7 @@ function lane(block, runs, arms, rounds) {
     if (run.stalled) told.push("no progress for a while");
     const width = `${(100 * run.rounds_done) / rounds}%`;
     return element("div", { class: "lane" },
-      element("span", {}, arm === 0 ? `replicate ${block.replicate}` : "", arm === 0 && over(block.status) ? null : ""),
+      element("span", {}, arm === 0 ? replicates([block.replicate]) : ""),
       element("span", {}, armName(label, arm)),
       element("span", { class: `bar arm${arm}`, role: "img", "aria-label": told.join(", "), title: told.join(", ") },
         element("i", { style: { width } }), run.resumed && block.resume_round ? element("b", { style: { left: `${(100 * block.resume_round) / rounds}%` } }) : null),
