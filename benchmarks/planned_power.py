@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.simulated import write_rates
+from benchmarks.simulated import each_on_its_core, write_rates
 from lockstep.stats.failures import analyse_with_sensitivity
 from lockstep.stats.power import Look, Plan, Scenario, outlook
 from lockstep.stats.registered import Design
@@ -134,19 +134,21 @@ def described(plan: Plan) -> str:
 
 def main(repetitions: int, resume: bool) -> int:
     """Compare every design; 1 when one differs by more than the bar."""
-    start, rows = time.perf_counter(), []
+    start = time.perf_counter()
     kept = json.loads(RESULT.read_text())["rows"] if resume and RESULT.exists() else []
-    for index, found in enumerate(CASES):
-        row = next((row for row in kept if _is_of(row, found, repetitions)), None)
-        if row is None:
-            row = compared(found, repetitions, np.random.Generator(np.random.Philox(key=index)))
-        rows.append(row)
+    rows = {at: row for at, case in enumerate(CASES) for row in kept if _is_of(row, case, repetitions)}
+    about = "planned power (batched rule) against simulated power (the pipeline), bar 3 points"
+
+    def row_at(place: int) -> dict[str, Any]:
+        return compared(CASES[place], repetitions, np.random.Generator(np.random.Philox(key=place)))
+
+    for place, row in each_on_its_core(row_at, [place for place in range(len(CASES)) if place not in rows]):
+        rows[place] = row
         mark = "" if row["passed"] else "  DIFFERS"
         powers = f"planned {row['planned']:.3f}, simulated {row['simulated']:.3f}"
-        print(f"{found.kind}: {row['design']}: {powers}{mark}", flush=True)
-        about = "planned power (batched rule) against simulated power (the pipeline), bar 3 points"
-        write_rates(RESULT, about, time.perf_counter() - start, rows=rows)
-    return 0 if all(row["passed"] for row in rows) else 1
+        print(f"{row['kind']}: {row['design']}: {powers}{mark}", flush=True)
+        write_rates(RESULT, about, time.perf_counter() - start, rows=[rows[at] for at in sorted(rows)])
+    return 0 if all(row["passed"] for row in rows.values()) else 1
 
 
 def compared(found: Case, repetitions: int, rng: np.random.Generator) -> dict[str, Any]:

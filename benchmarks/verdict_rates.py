@@ -24,7 +24,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmarks.simulated import write_rates
+from benchmarks.simulated import each_on_its_core, write_rates
 from lockstep.stats.exact import within
 from lockstep.stats.failures import analyse_with_sensitivity
 from lockstep.stats.registered import Design
@@ -232,19 +232,21 @@ def _arms(first: Scores, second: Scores) -> list[ArmScores]:
 def main(repetitions: int, largest: int, resume: bool) -> int:
     """Simulate every cell; 1 when one of the default estimand misses its bar without an explanation."""
     start, known = time.perf_counter(), _kept() if resume else {}
-    done: list[Cell] = []
-    for simulation in simulations(repetitions, largest):
-        kept = known.pop(simulation.cell.key, None)
-        rate = simulation.rate() if kept is None else kept.rate
-        cell = replace(simulation.cell, rate=rate)
-        done.append(cell)
-        if kept is None:
-            _write([*done, *known.values()], time.perf_counter() - start)
-        mark = "" if cell.passed else "  above the bar" + (f" ({cell.explained})" if cell.explained else "")
-        pairing = "paired" if cell.paired else "unpaired"
-        print(f"{cell.what}, {cell.scores}, {cell.estimand}, n = {cell.n} {pairing}: {cell.rate:.4f}{mark}", flush=True)
-    _write([*done, *known.values()], time.perf_counter() - start)
-    return 1 if any(c.estimand == "mean" and not c.passed and c.explained is None for c in done) else 0
+    asked = list(simulations(repetitions, largest))
+    done = {place: replace(s.cell, rate=known[s.cell.key].rate) for place, s in enumerate(asked) if s.cell.key in known}
+    others = [cell for key, cell in known.items() if key not in {s.cell.key for s in asked}]
+    left = [place for place in range(len(asked)) if place not in done]
+    for place, rate in each_on_its_core(lambda place: asked[place].rate(), left):
+        done[place] = replace(asked[place].cell, rate=rate)
+        _write([*(done[place] for place in sorted(done)), *others], time.perf_counter() - start)
+        _print(done[place])
+    return 1 if any(c.estimand == "mean" and not c.passed and c.explained is None for c in done.values()) else 0
+
+
+def _print(cell: Cell) -> None:
+    mark = "" if cell.passed else "  above the bar" + (f" ({cell.explained})" if cell.explained else "")
+    pairing = "paired" if cell.paired else "unpaired"
+    print(f"{cell.what}, {cell.scores}, {cell.estimand}, n = {cell.n} {pairing}: {cell.rate:.4f}{mark}", flush=True)
 
 
 def _kept() -> dict[tuple[object, ...], Cell]:

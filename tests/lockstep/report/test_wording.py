@@ -372,8 +372,9 @@ def test_random_sentences_are_true() -> None:
 
 
 @pytest.mark.slow
-def test_two_thousand_random_sentences_are_true() -> None:
-    assert len(checked(range(100, 2100))) >= 6
+@pytest.mark.parametrize("first", range(100, 2100, 125))
+def test_two_thousand_random_sentences_are_true(first: int) -> None:
+    assert len(checked(range(first, first + 125))) >= 4
 
 
 @pytest.mark.parametrize(
