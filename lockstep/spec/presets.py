@@ -52,6 +52,15 @@ _CONTINUOUS: dict[str, Any] = {
 }
 
 
+#: The published settings of PPO for Atari games, on images as they are (docs/environments.md).
+_IMAGES: dict[str, Any] = {
+    **_GYM,
+    "env": {"kind": "gymnasium", "n_envs": 8, "rollout_steps": 128},
+    "ppo": {**_GYM["ppo"], "clip": 0.1, "value_clip": 0.1},
+    "net": {"body": "mlp", "hidden": 64, "encoder": "small"},
+}
+
+
 def _cifar(task: str, start: float, end: float, **env: Any) -> dict[str, Any]:
     ppo = {"entropy_coef_start": start, "entropy_coef_end": end}
     return {"env": {"task": task, **env}, "ppo": ppo}
@@ -140,6 +149,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "lm_bench": {"env": {"task": "lm_tiny", "horizon": 40}, "host": {"lr": 3e-4}, "graft": {"lr": 0.02}},
     "gym_classic": _GYM,
     "gym_continuous": _CONTINUOUS,
+    "gym_image_small": _IMAGES,
     "gym_lstm": {
         **_GYM,
         "env": {**_GYM["env"], "n_envs": 8},

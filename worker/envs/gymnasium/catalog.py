@@ -1,4 +1,4 @@
-"""Which tasks Gymnasium's registry has here and what arguments they take, so that a server can refuse others at once.
+"""Which tasks Gymnasium and installed packages have here, with their arguments: a server can refuse others at once.
 
 Tasks of one constructor stand together: a package may register a thousand under one. The constructor is loaded and
 its signature read; nothing is built.
@@ -13,6 +13,7 @@ from gymnasium.envs.registration import EnvSpec, load_env_creator
 
 from worker.envs.arguments import arguments_of
 from worker.envs.faults import RAISED
+from worker.envs.gymnasium.packages import register_all
 
 #: What ``gymnasium.make`` takes itself, for every task.
 _OF_MAKE = ("max_episode_steps", "render_mode")
@@ -20,6 +21,7 @@ _OF_MAKE = ("max_episode_steps", "render_mode")
 
 def tasks() -> list[dict[str, Any]]:
     """Return groups: ``ids``, and the ``arguments`` that they take (None: any) or the ``defect`` of their package."""
+    register_all()
     found: dict[str, tuple[Any, list[str]]] = {}
     for name, spec in sorted(gymnasium.registry.items()):
         key = spec.entry_point if isinstance(spec.entry_point, str) else f"{name}: a function"

@@ -31,6 +31,7 @@ from worker.envs.gymnasium.actions import ActionDoor
 from worker.envs.gymnasium.door import BadValue, is_true, reset_values, reward_of, step_values
 from worker.envs.gymnasium.ledger import Ledger
 from worker.envs.gymnasium.observations import ObservationDoor
+from worker.envs.gymnasium.packages import register
 from worker.envs.gymnasium.rewards import GymReward, Transition, make_gym_reward
 from worker.envs.inside import INSIDE, OUTSIDE, RESET, STEP
 
@@ -442,6 +443,7 @@ def build_one(section: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
         for point in entry_points(group=ENTRY_POINTS, name=name):
             own = cast("gymnasium.Env[Any, Any]", point.load()(**kwargs))
             return own if limit is None else TimeLimit(own, limit)
+        register(str(name))
         # by the registry alone: "module:name" would import what a spec names. The order of calls is ours to keep
         registered = replace(gymnasium.spec(_versioned(name)), order_enforce=False)
         named = {} if limit is None else {"max_episode_steps": limit}

@@ -1,0 +1,63 @@
+"""Tasks of packages that register with Gymnasium when they are asked to: a real distribution on the path."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import gymnasium
+import pytest
+
+from worker.envs.gymnasium.catalog import tasks
+from worker.envs.gymnasium.env import build_one
+
+_REGISTERS = """
+import gymnasium
+
+def register():
+    gymnasium.register("Faraway/Cart-v0", entry_point="gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=9)
+"""
+_RAISES = "def register():\n    raise RuntimeError('no licence')\n"
+
+
+@pytest.fixture
+def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """Yield a folder whose distributions are installed; what they register is forgotten."""
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    known = dict(gymnasium.registry)
+    yield tmp_path
+    gymnasium.registry.clear()
+    gymnasium.registry.update(known)
+
+
+def _install(folder: Path, namespace: str, text: str) -> None:
+    module = f"lockstep_test_{namespace.lower()}"
+    (folder / f"{module}.py").write_text(text)
+    info = folder / f"{module}-1.0.dist-info"
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {module}\nVersion: 1.0\n")
+    (info / "entry_points.txt").write_text(f"[gymnasium.envs]\n{namespace} = {module}:register\n")
+
+
+def test_a_task_is_registered_by_the_package_of_its_namespace(packages: Path) -> None:
+    _install(packages, "Faraway", _REGISTERS)
+    env = build_one({"id": "Faraway/Cart-v0"})
+    assert env.spec is not None
+    assert env.spec.max_episode_steps == 9
+
+
+def test_a_package_that_raises_is_named_with_its_reason_and_costs_no_other_task(packages: Path) -> None:
+    _install(packages, "Unlicensed", _RAISES)
+    assert build_one({"id": "CartPole-v1"}).spec is not None
+    with pytest.raises(ValueError, match=r"Unlicensed/Cart-v0.*no licence"):
+        build_one({"id": "Unlicensed/Cart-v0"})
+
+
+def test_the_catalogue_holds_tasks_of_packages_and_survives_a_bad_one(
+    packages: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    _install(packages, "Faraway", _REGISTERS)
+    _install(packages, "Bad", _RAISES)
+    assert any("Faraway/Cart-v0" in group["ids"] for group in tasks())
+    assert "tasks of 'Bad' are not known here" in capfd.readouterr().err
