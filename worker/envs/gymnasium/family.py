@@ -1,18 +1,20 @@
-"""The family ``gymnasium`` for the lockstep loop. Everything of it lives on the CPU."""
+"""The family ``gymnasium`` for the lockstep loop: simulators on the host, policies where the worker's device is."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
+from worker.envs.base import LockstepEnvs
 from worker.envs.family import Control, EnvironmentFamily, Order, UniformControl
 from worker.envs.gymnasium.catalog import tasks
-from worker.envs.gymnasium.env import GymEnvs, make_envs
+from worker.envs.gymnasium.env import make_envs
 from worker.envs.gymnasium.rewards import GymReward, check_gym_mode, make_gym_reward
+from worker.envs.placed import Placed
 
 
-def _envs(order: Order, phase: str, xeval: Mapping[str, GymReward]) -> GymEnvs:
-    return make_envs(
+def _envs(order: Order, phase: str, xeval: Mapping[str, GymReward]) -> LockstepEnvs:
+    host = make_envs(
         order.config,
         order.runs,
         replicate_seed=order.replicate_seed,
@@ -23,13 +25,14 @@ def _envs(order: Order, phase: str, xeval: Mapping[str, GymReward]) -> GymEnvs:
         xeval=xeval,
         alive=order.alive,
     )
+    return host if order.device.type == "cpu" else Placed(host, order.device)
 
 
 def _reward(mode: str, section: Mapping[str, Any], gamma: float, env: Mapping[str, Any]) -> GymReward:
     return make_gym_reward(mode, section, gamma=gamma, task=str(env["id"]))
 
 
-def _control(policy: str, envs: GymEnvs, position: int, seed: int, round_index: int) -> Control:
+def _control(policy: str, envs: LockstepEnvs, position: int, seed: int, round_index: int) -> Control:
     del position  # every run of a block draws alike
     if policy != "random":
         raise ValueError(f"{policy!r} needs slots")

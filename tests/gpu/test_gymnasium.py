@@ -1,0 +1,67 @@
+"""Gymnasium tasks with policies on an NVIDIA GPU: each family of spaces trains, alone as beside another and resumed."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from benchmarks.machine import set_up
+from tests.worker.train.cases import BOX_ARMS, GYM, GYM_ARMS, GYM_BOX, GYM_KIT, GYM_LSTM, Arms, block, digests
+from worker.train.block import BlockPlan, BlockTrainer, RoundRecord
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
+CUDA = torch.device("cuda", 0)
+CASES = [
+    pytest.param(GYM, GYM_ARMS, id="choices"),
+    pytest.param(GYM_LSTM, GYM_ARMS, id="recurrent"),
+    pytest.param(GYM_BOX, BOX_ARMS, id="real-numbers"),
+    pytest.param(GYM_KIT, BOX_ARMS, id="images-and-parts"),
+]
+
+
+@pytest.fixture(autouse=True)
+def numerics() -> Iterator[None]:
+    """Run with the settings of a training process."""
+    set_up(tf32=False)
+    yield
+    torch.set_deterministic_debug_mode("default")
+
+
+def train(plan: BlockPlan) -> list[RoundRecord]:
+    trainer = BlockTrainer(plan, CUDA)
+    trainer.warm_up()
+    return list(trainer.rounds(0))
+
+
+@pytest.mark.parametrize(("base", "arms"), CASES)
+def test_an_arm_alone_equals_the_arm_beside_another_and_repeats(base: dict[str, Any], arms: Arms) -> None:
+    both, alone, again = (train(block(base, arms, **kept)) for kept in ({}, {"only": (0,)}, {}))  # type: ignore[arg-type]
+    assert digests(both, "run-A") == digests(alone, "run-A") == digests(again, "run-A")
+    assert digests(both, "run-A") != digests(both, "run-B")
+    last = both[-1].runs[0]
+    assert last.metrics["eval/native_return_mean"] == alone[-1].runs[0].metrics["eval/native_return_mean"]
+
+
+@pytest.mark.parametrize(("base", "arms"), CASES)
+def test_a_resumed_block_equals_the_uninterrupted_one(base: dict[str, Any], arms: Arms, tmp_path: Path) -> None:
+    plan = block(base, arms)
+    whole = train(plan)
+    first = BlockTrainer(plan, CUDA)
+    records = first.rounds(0)
+    next(records)
+    first.save_checkpoint(tmp_path, 1)
+    second = BlockTrainer(plan, CUDA)
+    rest = list(second.rounds(second.load_checkpoint(tmp_path)))
+    assert digests(rest, "run-A") == digests(whole, "run-A")[1:]
+    assert digests(rest, "run-B") == digests(whole, "run-B")[1:]
+
+
+def test_the_card_trains_what_the_processor_trains() -> None:
+    plan = block(GYM, GYM_ARMS)
+    there = [r.runs[0].metrics["train/return_mean"] for r in train(plan)]
+    here = [r.runs[0].metrics["train/return_mean"] for r in BlockTrainer(plan, torch.device("cpu")).rounds(0)]
+    assert there[0] == here[0]
