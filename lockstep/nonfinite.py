@@ -41,6 +41,11 @@ def word(kind: int) -> str:
     return _WORDS[kind]
 
 
+def value_of(text: str) -> float:
+    """Return the float that "nan", "inf" or "-inf" stands for."""
+    return _VALUES[_KINDS[text]]
+
+
 def encode_map(values: Mapping[str, float | None]) -> tuple[dict[str, float | None], list[tuple[str, str]]]:
     """Return (values with null for non-finite, nf list) of a mapping."""
     plain: dict[str, float | None] = {}

@@ -175,10 +175,11 @@ class LiveServer:
         self.thread.join(timeout=20)
 
 
-def start_server(settings: Settings) -> LiveServer:
-    """Run uvicorn in a thread on a free port and wait until it answers."""
+def start_server(settings: Settings, *, port: int = 0) -> LiveServer:
+    """Run uvicorn in a thread on a port, 0 for a free one, and wait until it answers."""
     listener = socket.socket(proto=socket.IPPROTO_TCP)  # as in app.cli.admin
-    listener.bind(("127.0.0.1", 0))
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    listener.bind(("127.0.0.1", port))
     app = create_app(settings)
     config = uvicorn.Config(
         app,

@@ -21,7 +21,10 @@ def run(app: typer.Typer, arguments: list[str], *, name: str = "lockstep") -> No
     try:
         app(args=arguments, prog_name=name)
     except ApiError as error:
-        _end(f"refused: {error}", 1)
+        _end(
+            f"no answer from {Client().url}: {error}" if error.is_away else f"refused: {error}",
+            3 if error.is_away else 1,
+        )
     except InvalidSpecError as error:
         _end("\n".join(f"refused: {item}" for item in error.problems), 1)
     except BadAddress as error:
@@ -33,6 +36,11 @@ def run(app: typer.Typer, arguments: list[str], *, name: str = "lockstep") -> No
         sys.exit(0)
     except OSError as error:
         _end(f"error: {error.filename or 'a file'}: {error.strerror or error}", 2)
+
+
+def reach(*, patience: float = 0.0, timeout: float = 60.0) -> Client:
+    """Return a client of the server; what cannot be reached is told at once, or after ``patience`` seconds."""
+    return Client(patience=patience, timeout=timeout)
 
 
 def fail(error: Exception | str, code: int) -> typer.Exit:

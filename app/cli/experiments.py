@@ -14,13 +14,16 @@ import typer
 import yaml
 
 from app.cli import text
+from app.cli.ends import reach
 from app.cli.files import SpecFile, load
 from app.cli.watching import Board, follow
-from lockstep.client import Client
+from lockstep.client import Client, Submitted
 
 app = typer.Typer()
 Id = Annotated[str, typer.Argument(help="Experiment id")]
 AsJson = Annotated[bool, typer.Option("--json", help="What the API answers, as JSON")]
+#: How long a command that follows something waits for a server that is away.
+FOLLOWED_SECONDS = 600.0
 Reason = Annotated[str, typer.Option(help="A sentence for the timeline")]
 
 
@@ -36,14 +39,14 @@ def submit(
     as_json: AsJson = False,
 ) -> None:
     """Submit an experiment."""
-    with Client() as client:
+    with reach() as client:
         document = client.submit(load(file), key=key)
         _show_submitted(client, document, as_json)
     if follow_it:
         watch(document["id"], as_json=as_json)
 
 
-def _show_submitted(client: Client, document: dict[str, Any], as_json: bool) -> None:
+def _show_submitted(client: Client, document: Submitted, as_json: bool) -> None:
     if as_json:
         _json(document)
         return
@@ -58,7 +61,7 @@ def _show_submitted(client: Client, document: dict[str, Any], as_json: bool) -> 
 @app.command()
 def plan(file: SpecFile, as_json: AsJson = False) -> None:
     """Say what a submission would run, cost and find; writes nothing."""
-    with Client() as client:
+    with reach() as client:
         document = client.plan(load(file))
     if as_json:
         _json(document)
@@ -82,7 +85,7 @@ def ab(
     if dry_run:
         typer.echo(json.dumps(spec) if as_json else yaml.safe_dump(spec, sort_keys=False).rstrip())
         return
-    with Client() as client:
+    with reach() as client:
         _show_submitted(client, client.submit(spec), as_json)
 
 
@@ -108,7 +111,7 @@ def list_experiments(
     as_json: AsJson = False,
 ) -> None:
     """List experiments, newest first."""
-    with Client() as client:
+    with reach() as client:
         found = client.experiments(status=status, owner=owner, tag=tag, limit=limit)
         items = list(islice(found, limit))
     if as_json:
@@ -122,7 +125,7 @@ def list_experiments(
 @app.command()
 def show(experiment_id: Id, as_json: AsJson = False) -> None:
     """Show an experiment: its state, its arms, why it waits, and why replicates gave no result."""
-    with Client() as client:
+    with reach() as client:
         found = client.show(experiment_id)
     if as_json:
         _json(found)
@@ -137,15 +140,17 @@ def watch(
     plain: Annotated[bool, typer.Option("--plain", help="Lines also on a terminal, instead of a table")] = False,
 ) -> None:
     """Follow the comparison of every round until the end; code 1 unless the experiment succeeded."""
-    with Client() as client:
-        if as_json:
-            for frame in client.watch(experiment_id):
-                typer.echo(json.dumps(frame))
-        else:
-            follow(
-                client, Board(client.show(experiment_id), time.monotonic), as_table=sys.stdout.isatty() and not plain
-            )
-        ended, runs = client.show(experiment_id), client.runs(experiment_id)
+    with reach() as asking:
+        first = asking.show(experiment_id)
+        with reach(patience=FOLLOWED_SECONDS) as client:
+            frames = client.watch(experiment_id)
+            if as_json:
+                for frame in frames:
+                    typer.echo(json.dumps(frame))
+            else:
+                board = Board(first, time.monotonic)
+                follow(frames, board, lambda: asking.show(experiment_id), as_table=sys.stdout.isatty() and not plain)
+            ended, runs = client.show(experiment_id), client.runs(experiment_id)
     for line in [*text.cause_lines(ended), *text.diverged_lines(runs)] if not as_json else ():
         typer.echo(line)
     if ended["status"] != "succeeded":
@@ -163,7 +168,7 @@ def events(
     if severity not in known:
         raise typer.BadParameter(f"use one of {', '.join(known)}", param_hint="--severity")
     shown = []
-    with Client() as client:
+    with reach() as client:
         for item in client.events(experiment_id):
             if known.index(item["severity"]) >= known.index(severity):
                 shown.append(item)
@@ -181,7 +186,7 @@ def logs(
     as_json: Annotated[bool, typer.Option("--json", help="Each line as JSON")] = False,
 ) -> None:
     """Print what the training process of a run wrote, the newest 1,000 lines."""
-    with Client() as client:
+    with reach(patience=FOLLOWED_SECONDS if follow_it else 0.0) as client:
         for line in client.logs(run_id, level=level, follow=follow_it):
             typer.echo(json.dumps(line) if as_json else line["text"])
 
@@ -194,7 +199,7 @@ def export(
 ) -> None:
     """Save everything that is stored of an experiment."""
     target = output or Path(f"{experiment_id}.{form}")
-    with Client() as client:
+    with reach() as client:
         size = client.download(f"experiments/{experiment_id}/export", target, format=form)
     typer.echo(f"written to {target} ({size / 1e6:.1f} MB)")
 
@@ -204,7 +209,7 @@ def compare(
     experiment_ids: Annotated[list[str], typer.Argument(help="One to eight experiments")], as_json: AsJson = False
 ) -> None:
     """Show the settings in which the arms of experiments differ, side by side."""
-    with Client() as client:
+    with reach() as client:
         found = client.call("GET", "compare", params={"experiments": experiment_ids})
     if as_json:
         _json(found)
@@ -213,7 +218,7 @@ def compare(
 
 
 def _steer(experiment_id: str, action: str, reason: str, as_json: bool) -> None:
-    with Client() as client:
+    with reach() as client:
         document = client.steer(experiment_id, action, reason)
     if as_json:
         _json(document)
@@ -242,13 +247,12 @@ def resume(experiment_id: Id, reason: Reason = "", as_json: AsJson = False) -> N
 @app.command()
 def extend(experiment_id: Id, replicates: int, exploratory: bool = False, as_json: AsJson = False) -> None:
     """Append replicates where the registered analysis allows it."""
-    body = {"replicates": replicates, "exploratory": exploratory}
-    with Client() as client:
-        document = client.call("POST", f"experiments/{experiment_id}/extend", json=body)
+    with reach() as client:
+        added = client.extend(experiment_id, replicates, exploratory=exploratory)
     if as_json:
-        _json(document)
+        _json({"blocks": added})
     else:
-        typer.echo(f"{len(document['blocks'])} blocks added")
+        typer.echo(f"{len(added)} blocks added")
 
 
 @app.command()
@@ -258,9 +262,9 @@ def clone(
     as_json: AsJson = False,
 ) -> None:
     """Submit a copy, with sections laid over."""
-    body = {"overrides": load(overrides) if overrides else {}}
-    with Client() as client:
-        _show_submitted(client, client.call("POST", f"experiments/{experiment_id}/clone", json=body), as_json)
+    laid_over = load(overrides) if overrides else {}
+    with reach() as client:
+        _show_submitted(client, client.clone(experiment_id, laid_over), as_json)
 
 
 @app.command()
@@ -277,7 +281,7 @@ def report(
         os.execv(sys.executable, [sys.executable, "-m", "app.cli.specs", "recompute", *files])  # noqa: S606 - own program
     if experiment_id is None:
         raise typer.BadParameter("name an experiment, or give --from scores.csv with --report report.json")
-    with Client() as client:
+    with reach() as client:
         found = client.report(experiment_id, form)
     told = json.dumps(found, indent=2) if form == "json" else str(found)
     if output is None:
@@ -295,7 +299,7 @@ def calibrate(
 ) -> None:
     """Report the false-winner rate of the whole analysis with its band; code 1 when it lies outside."""
     body = {"experiment": experiment_id, "repetitions": repetitions}
-    with Client(timeout=600.0) as client:
+    with reach(timeout=600.0) as client:
         found = client.call("POST", "calibrations", json=body)
     if as_json:
         _json(found)

@@ -8,12 +8,13 @@ from queue import Empty, SimpleQueue
 from typing import Any
 
 import typer
+from httpx import TransportError
 from rich.console import Console
 from rich.live import Live
 from rich.table import Table
 
 from app.cli.text import arms_text, duration, score_text
-from lockstep.client import Client
+from lockstep.client import ApiError
 from lockstep.text import isolated
 
 #: So long nothing may be said.
@@ -21,27 +22,40 @@ _QUIET_SECONDS = 5.0
 _BAR = 20
 
 
-def follow(client: Client, board: Board, *, as_table: bool) -> None:
+def follow(
+    frames: Iterable[dict[str, Any]], board: Board, look: Callable[[], Mapping[str, Any]], *, as_table: bool
+) -> None:
     """Show the frames of an experiment until its end.
 
     Args:
-        client: of its server.
+        frames: as they come.
         board: what is known of it.
+        look: asks for its document, when no frame has come for a while.
         as_table: draw a table again and again, else write lines.
     """
-    frames = beats(client.watch(board.id), _QUIET_SECONDS)
+    found = beats(frames, _QUIET_SECONDS)
     if not as_table:
-        for frame in frames:
-            for line in board.lines(frame) if frame is not None else [board.waiting(client.show(board.id))]:
+        for frame in found:
+            for line in board.lines(frame) if frame is not None else [_quiet(board, look)]:
                 typer.echo(line)
         return
     with Live(board.table(), console=Console(), refresh_per_second=4) as live:
-        for frame in frames:
+        for frame in found:
             if frame is None:
-                board.waiting(client.show(board.id))
+                _quiet(board, look)
             else:
                 list(board.lines(frame))
             live.update(board.table())
+
+
+def _quiet(board: Board, look: Callable[[], Mapping[str, Any]]) -> str:
+    """Return what to say when no frame has come for a while."""
+    try:
+        return board.waiting(look())
+    except (ApiError, TransportError) as error:
+        if isinstance(error, ApiError) and not error.is_away:
+            raise
+        return board.away()
 
 
 def beats(frames: Iterable[dict[str, Any]], seconds: float) -> Iterator[dict[str, Any] | None]:
@@ -116,6 +130,11 @@ class Board:
         why = experiment["why_waiting"]
         self._why = f"waits: {why['text']}" if why else ""
         return f"{self._progress()}  {self._status}" + (f"; {self._why}" if self._why else f"{self._left()}")
+
+    def away(self) -> str:
+        """Return what to say while the server does not answer."""
+        self._why = "the server does not answer; watching goes on when it does"
+        return f"{self._progress()}  {self._why}"
 
     def table(self) -> Table:
         """Return everything as a table for a terminal."""

@@ -33,5 +33,5 @@ def numbers_of(client: Client, ctx: Context, experiment_id: str) -> dict[tuple[s
 
 def scores_of(client: Client, experiment_id: str, metric: str = "eval/accuracy") -> dict[tuple[str, int], float]:
     """Return {(arm, replicate): final value of a metric}."""
-    series = client.series(experiment_id, [metric], x="round")["series"]
-    return {(item["group_id"], item["replicate"]): item["last"][-1] for item in series if item["last"]}
+    series = client.series(experiment_id, [metric], x="round")
+    return {(curve.arm, curve.replicate): float(curve.mean[-1]) for curve in series if curve.mean.size}

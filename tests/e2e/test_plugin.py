@@ -109,5 +109,5 @@ def test_what_a_package_registers_is_trained_and_what_it_does_not_know_is_refuse
 
 def _last(client: Client, experiment_id: str, metric: str) -> dict[str, float]:
     """Return the last value of a metric by arm."""
-    found = client.series(experiment_id, [metric], x="round")["series"]
-    return {item["group_id"]: item["last"][-1] for item in found if item["last"]}
+    found = client.series(experiment_id, [metric], x="round")
+    return {curve.arm: float(curve.mean[-1]) for curve in found if curve.mean.size}

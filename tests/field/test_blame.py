@@ -316,8 +316,8 @@ def test_l54_an_evaluation_of_three_times_the_stall_limit_is_no_hang(
         wait_until(lambda: client.show(slow)["status"] in ("succeeded", "failed"), timeout=90, what="an end")
         block = first_block(client, slow)
         assert (block["status"], block["attempt"], block["cause"]) == ("succeeded", 1, None), block["cause_text"]
-        evaluation = client.series(slow, ["eval/native_return_mean"], x="round")["series"]
-        assert [item["last"] for item in evaluation] == [[60.0], [60.0]]
+        evaluation = client.series(slow, ["eval/native_return_mean"], x="round")
+        assert [curve.mean.tolist() for curve in evaluation] == [[60.0], [60.0]]
         # field lesson L53: both episodes count, with the return they had when they were cut, and the report says so
         facts = dict(fact_items(wait_until(lambda: report_of(client, slow), what="a report")))
         assert facts["Evaluation episodes cut"] == "A: 1 of 1, B: 1 of 1; after 60 steps (eval.max_steps)"

@@ -81,7 +81,8 @@ def test_l32_series_is_bounded_by_rows_whatever_the_steps(server: LiveServer, st
     xs = [0.0] * 3_000 if steps == "all_zero" else [float(i**4) for i in range(3_000)]
     seed_points(server.ctx, worker, 0, "sys/odd", xs)
     with Client(server.url) as client:
-        answer = client.series(worker.held.experiment_id, ["sys/odd"], max_points=500)
+        path = f"experiments/{worker.held.experiment_id}/series"
+        answer = client.call("GET", path, params={"metrics": ["sys/odd"], "max_points": 500})
     found = next(item for item in answer["series"] if item["run_id"] == worker.held.runs[0].run_id)
     assert len(found["x"]) == found["shown"] <= 500
     assert found["total"] == 3_000

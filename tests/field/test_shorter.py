@@ -295,8 +295,8 @@ def test_l48_l49_points_of_an_absence_come_once_and_a_stop_at_the_end_changes_no
         server.start()
         wait_until(lambda: block_status(client, experiment_id) == "succeeded", timeout=120, what="the end")
         assert first_block(client, experiment_id)["attempt"] == 1
-        for item in client.series(experiment_id, ["eval/accuracy"], x="round")["series"]:
-            assert item["x"] == list(range(10))
+        for curve in client.series(experiment_id, ["eval/accuracy"], x="round"):
+            assert curve.x.tolist() == list(range(10))
 
 
 def test_l50_curves_are_drawn_thin_from_typed_arrays_once_a_frame() -> None:
