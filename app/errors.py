@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import Any
 
@@ -96,6 +97,15 @@ class ForbiddenError(AppError):
     """The role does not allow this."""
 
     status, code, title = 403, "forbidden", "Forbidden"
+
+
+class TooManyError(AppError):
+    """Asked too often; try again later."""
+
+    status, code, title = 429, "too_many", "Too many requests"
+
+    def __init__(self, detail: str, *, seconds: float) -> None:
+        super().__init__(detail, headers={"Retry-After": str(math.ceil(seconds))})
 
 
 class BusyError(AppError):

@@ -15,6 +15,7 @@ from app.routes import artifacts, experiments, exports, live, operations, pages,
 from app.services.artifacts import FileStore
 from app.services.context import Bell, Context
 from app.services.operations import ensure_epoch
+from app.services.throttling import Throttle
 from app.settings import Settings
 from app.store import opening
 from app.store.engine import Store
@@ -62,7 +63,14 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     configure(settings.log_level)
     lock = opening.lock(settings.url, make_folder=not settings.database_url)
     store = open_store(settings)
-    ctx = Context(store, settings, FileStore(settings.data_dir / "files"), MetricNames(), Bell())
+    ctx = Context(
+        store,
+        settings,
+        FileStore(settings.data_dir / "files"),
+        MetricNames(),
+        Bell(),
+        Throttle(settings.login_failures),
+    )
     with opening.explained(settings.url):
         ensure_epoch(ctx)
     app.state.ctx = ctx

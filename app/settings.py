@@ -44,6 +44,9 @@ class Settings(BaseSettings):
     stall_kill_seconds: float = Field(1800.0, gt=0)
     backoff_seconds: float = Field(30.0, ge=0, description="Back-off after a bug or timeout: x 2^n")
     owner_device_limit: int = Field(1000, ge=1)
+    submitter_priority_limit: int = Field(50, ge=0, le=100, description="Above it only operators may set a priority")
+    session_hours: float = Field(12.0, gt=0, le=24 * 365, description="A browser logs in again after so long")
+    login_failures: int = Field(10, ge=1, description="Failed log-ins of one address in a minute; then it waits")
     live_hz: float = Field(5.0, gt=0, le=50)
     ping_seconds: float = Field(15.0, gt=0)
     max_body_bytes: int = Field(8 * 2**20, ge=1024)
@@ -75,6 +78,19 @@ class Settings(BaseSettings):
                 "create a token with `lockstep token create` and set LOCKSTEP_AUTH=token"
             )
         return self
+
+    @property
+    def host_warning(self) -> str | None:
+        """What to say at start where the server listens for everybody and answers only this machine, or anybody."""
+        if self.bind not in ("0.0.0.0", "::") or (self.allowed_hosts and "*" not in self.allowed_hosts):  # noqa: S104
+            return None
+        told = "is empty: other machines connect and are refused, for only localhost is answered"
+        if self.allowed_hosts:
+            told = "has *: a page of any site can reach this server by a name of its own (DNS rebinding)"
+        return (
+            f"LOCKSTEP_BIND is {self.bind}, all addresses, and LOCKSTEP_ALLOWED_HOSTS {told}; "
+            "name the hosts by which it is called"
+        )
 
     @property
     def url(self) -> str:

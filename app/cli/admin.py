@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import socket
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ from pydantic import ValidationError
 
 from app.cli.demo import run_demo
 from app.cli.ends import fail, run
+from app.errors import AppError
 from app.main import create_app, open_store
 from app.routes.live import MAX_HEAD_BYTES
 from app.services import access
@@ -65,6 +67,8 @@ def serve(
     except (StartupError, OSError) as error:
         raise fail(error, UNUSABLE) from error
     host, actual = listener.getsockname()[:2]
+    if settings.host_warning is not None:
+        typer.echo(f"warning: {settings.host_warning}", err=True)
     typer.echo(f"Lockstep listens on http://{host}:{actual}{settings.base_path}/")
     sys.stdout.flush()
     config = uvicorn.Config(
@@ -163,8 +167,9 @@ def token_create(
     name: Annotated[str, typer.Option(help="Who or what holds it")],
     role: Annotated[str, typer.Option(help=f"one of {', '.join(access.ROLES)}")] = "submitter",
     days: Annotated[float | None, typer.Option(help="Validity; default: until revoked")] = None,
+    like: Annotated[str | None, typer.Option(help="Id of a token whose owner holds this one, too")] = None,
 ) -> None:
-    """Create a token; its secret is printed once."""
+    """Create a token; its secret is printed once. It has an owner of its own, unless it is like another token."""
     if role not in access.ROLES:
         raise fail(ValueError(f"unknown role {role!r}; use one of {', '.join(access.ROLES)}"), 2)
     try:
@@ -172,24 +177,41 @@ def token_create(
     except ValueError as error:
         raise fail(ValueError(f"--name: {error}"), 2) from error
     with _context() as ctx:
-        made = access.create(ctx, name, role, days, _OPERATOR)
+        try:
+            made = access.create(ctx, name, role, days, _OPERATOR, like=like)
+        except AppError as error:
+            raise fail(f"--like: {error.detail}", 1) from error
     typer.echo(made.secret)
 
 
 @token.command("list")
-def token_list() -> None:
-    """List tokens without their secrets."""
+def token_list(as_json: Annotated[bool, typer.Option("--json", help="As JSON")] = False) -> None:
+    """List tokens without their secrets: role, state, when each one expires and was last used."""
     with _context() as ctx:
-        for row in access.listing(ctx):
-            state = "revoked" if row["revoked_at"] else "valid"
-            typer.echo(f"{row['id']}  {row['prefix']}..  {row['role']:9}  {state:7}  {isolated(row['name'])}")
+        rows = access.listing(ctx)
+    if as_json:
+        typer.echo(json.dumps(rows, indent=2))
+        return
+    for row in rows:
+        ends = f"expires {_minute(row['expires_at'])}" if row["expires_at"] else "never expires"
+        used = f"used {_minute(row['last_used_at'])}" if row["last_used_at"] else "never used"
+        shared = f"  owner {row['owner_id']}" if row["owner_id"] != row["id"] else ""
+        head = f"{row['id']}  {row['prefix']}..  {row['role']:9}  {row['state']:7}"
+        typer.echo(f"{head}  {ends:24}  {used:21}  {isolated(row['name'])}{shared}")
+
+
+def _minute(text: str) -> str:
+    return text[:16].replace("T", " ")
 
 
 @token.command("revoke")
 def token_revoke(token_id: str) -> None:
     """Revoke a token."""
     with _context() as ctx:
-        access.revoke(ctx, token_id, _OPERATOR)
+        try:
+            access.revoke(ctx, token_id, _OPERATOR)
+        except AppError as error:
+            raise fail(error.detail, 1) from error
     typer.echo("revoked")
 
 

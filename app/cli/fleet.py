@@ -14,6 +14,7 @@ from rich.live import Live
 from rich.text import Text
 
 from app.cli import text
+from app.cli.ends import reach
 from lockstep.client import Client
 
 app = typer.Typer()
@@ -29,8 +30,8 @@ def list_workers(
     retired: Annotated[bool, typer.Option(help="Those that have gone, too")] = False, as_json: AsJson = False
 ) -> None:
     """List the workers: device, state, what each one trains, and what is wrong with it."""
-    with Client() as client:
-        items = client.call("GET", "workers", params={"retired": retired})["items"]
+    with reach() as client:
+        items = client.workers(retired=retired)
     if as_json:
         typer.echo(json.dumps(items, indent=2))
         return
@@ -40,14 +41,14 @@ def list_workers(
 
 def _id_of(client: Client, name: str) -> str:
     """Return the id of a worker that is given by id or name; an unknown one is left for the server to refuse."""
-    named = [item["id"] for item in client.call("GET", "workers")["items"] if item["name"] == name]
+    named = [item["id"] for item in client.workers() if item["name"] == name]
     if len(named) > 1:
         raise typer.BadParameter(f"{len(named)} workers are called {name}; give an id: {', '.join(named)}")
     return named[0] if named else name
 
 
 def _order(worker: str, action: str, as_json: bool, **options: Any) -> None:
-    with Client() as client:
+    with reach() as client:
         document = client.call("POST", f"workers/{_id_of(client, worker)}/{action}", **options)
     typer.echo(json.dumps(document, indent=2) if as_json else text.worker_line(document))
 
@@ -76,11 +77,28 @@ def queue(
     """Show what waits, in order and why; or pause or resume the whole queue."""
     if action not in (None, "pause", "resume"):
         raise typer.BadParameter("use pause or resume, or nothing to show the queue")
-    with Client() as client:
+    with reach() as client:
         if action is not None:
             client.call("POST", f"queue/{action}")
         found = client.call("GET", "queue")
     typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(text.queue_lines(found)))
+
+
+@app.command()
+def audit(
+    by: Annotated[str | None, typer.Option("--actor", help="Only what this one did: a name or an owner's id")] = None,
+    target: Annotated[str | None, typer.Option(help="Only what was done to this experiment, token or queue")] = None,
+    limit: Annotated[int, typer.Option(min=1, max=2000)] = 50,
+    as_json: AsJson = False,
+) -> None:
+    """Show who did what, newest first: submitted, paused, cancelled, edited, created and revoked tokens, logged in."""
+    with reach() as client:
+        items = list(islice(client.audit(actor=by, target=target, limit=min(limit, 200)), limit))
+    if as_json:
+        typer.echo(json.dumps(items, indent=2))
+        return
+    for item in items:
+        typer.echo(text.audit_line(item))
 
 
 @app.command()
@@ -89,7 +107,7 @@ def top(
     as_json: AsJson = False,
 ) -> None:
     """Show workers, what runs and what waits, every two seconds until Ctrl-C."""
-    with Client() as client:
+    with reach() as client:
         if as_json:
             typer.echo(json.dumps(_overview(client), indent=2))
             return
@@ -104,7 +122,7 @@ def top(
 
 def _overview(client: Client) -> dict[str, Any]:
     return {
-        "workers": client.call("GET", "workers")["items"],
+        "workers": client.workers(),
         "running": list(islice(client.experiments(status="running", limit=50), 50)),
         "queue": client.call("GET", "queue"),
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
@@ -139,6 +140,15 @@ def event_line(item: Mapping[str, Any]) -> str:
     place += [f"arm {item['group_id']}"] if item["group_id"] not in ("*", None) else []
     where = f" ({', '.join(place)})" if place else ""
     return f"{item['time'][:19].replace('T', ' ')}Z  {item['severity']:7} {item['actor']:9} {item['text']}{where}"
+
+
+def audit_line(item: Mapping[str, Any]) -> str:
+    """Return one act of the record: when, who, what, to what, and how it was before and after."""
+    changes = [f"{name} {json.dumps(item[name])}" for name in ("before", "after") if item[name]]
+    told = f"  {', '.join(changes)}" if changes else ""
+    return (
+        f"{item['at'][:19].replace('T', ' ')}Z  {isolated(item['actor']):16} {item['action']:18} {item['target']}{told}"
+    )
 
 
 def worker_line(item: Mapping[str, Any]) -> str:

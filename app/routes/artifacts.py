@@ -11,8 +11,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.errors import NotFoundError
 from app.routes import documents as d
-from app.routes.deps import ContextDep, Reader
-from app.routes.experiments import Cursor
+from app.routes.deps import ContextDep, Cursor, Reader
 from app.services import reading
 
 router = APIRouter(prefix="/api/v1", tags=["runs"])

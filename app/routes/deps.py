@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from collections import Counter
 from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import Depends, Header, Request, Response
+from fastapi import Depends, Header, Query, Request, Response
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -20,6 +21,10 @@ from app.services.context import Actor, Context
 from lockstep.spec.problems import Problem
 
 SESSION_COOKIE = "lockstep_session"
+#: Things a page of a list holds unless another number is asked for.
+PAGE = 1000
+Cursor = Annotated[str | None, Query(max_length=20_000, description="`next` of the page before")]
+PageLimit = Annotated[int, Query(ge=1, le=2000, description="Things a page")]
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
 
@@ -121,7 +126,7 @@ def authenticate(connection: HTTPConnection, ctx: Context) -> Actor:
         origin = connection.headers.get("origin")
         if origin is None or not ctx.settings.allows_origin(origin, connection.headers.get("host", "")):
             raise ForbiddenError("a cookie writes with an Origin of this site only; send a bearer token", code="origin")
-    return access.authenticate(ctx, cookie, request_id)
+    return access.session_actor(ctx, cookie, request_id)
 
 
 def _actor_with(right: str) -> Callable[[HTTPConnection, Context], Coroutine[Any, Any, Actor]]:
@@ -169,19 +174,30 @@ def run_once(
     request: Request,
     body: bytes,
     key: str | None,
-    act: Callable[[], tuple[int, Any]],
+    act: Callable[[Actor], tuple[int, Any]],
+    redo: Callable[[Any], tuple[int, Any]],
 ) -> Response:
-    """Act, or answer as the first time when the idempotency key is known."""
+    """Act, or answer as the first time when the idempotency key is known.
+
+    Args:
+        ctx: of the process.
+        actor: who asks.
+        request: what is asked.
+        body: its body.
+        key: idempotency key, None without one.
+        act: acts for an actor, recording it in the same transaction; returns status and document.
+        redo: returns them for what was done, where the first answer was lost with its process.
+    """
     if key is None:
-        status, document = act()
+        status, document = act(actor)
         return JSONResponse(document, status_code=status)
     digest = audit.request_hash(request.method, request.url.path, body)
-    replay = audit.begin_idempotent(ctx, actor, key, digest)
-    if replay is not None:
+    begun = audit.begin_idempotent(ctx, actor, key, digest)
+    if isinstance(begun, audit.Replay):
         headers = {"Idempotent-Replayed": "true", "content-type": "application/json"}
-        return Response(replay.body, status_code=replay.status, headers=headers)
+        return Response(begun.body, status_code=begun.status, headers=headers)
     try:
-        status, document = act()
+        status, document = redo(begun.effect) if begun is not None else act(replace(actor, key=key))
     except BaseException:
         audit.end_idempotent(ctx, actor, key, None, "")
         raise

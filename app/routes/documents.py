@@ -87,17 +87,17 @@ class ExperimentDocument(Document):
     cursor: str
 
 
-class Items(Document):
-    """A list of things."""
-
-    items: list[dict[str, Any]]
-
-
 class Page(Document):
     """A page of things; pass ``next`` as cursor."""
 
     items: list[dict[str, Any]]
     next: Any
+
+
+class QueueDocument(Page):
+    """A page of what waits, in order."""
+
+    paused: bool
 
 
 class PlanDocument(Document):
@@ -143,6 +143,7 @@ _TEXTS = {
     413: "Too large",
     422: "Refused, with fields",
     426: "Protocol too old",
+    429: "Too often, try again later",
     501: "Not installed",
     503: "Busy, try again",
 }

@@ -11,8 +11,11 @@ from starlette.responses import JSONResponse
 from app.errors import InvalidError
 from app.routes import documents as d
 from app.routes.deps import (
+    PAGE,
     ContextDep,
+    Cursor,
     IdempotencyKey,
+    PageLimit,
     RawBody,
     Reader,
     StrictRoute,
@@ -20,8 +23,8 @@ from app.routes.deps import (
     json_object,
     run_once,
 )
-from app.services import reading, series, steering, submission
-from app.services.context import Context
+from app.services import pages, reading, series, steering, submission
+from app.services.context import Actor, Context
 from app.services.live import MAX_CURSOR, Position
 from app.services.reading import ListRequest
 from app.services.series import SeriesRequest
@@ -34,7 +37,6 @@ router = APIRouter(prefix="/api/v1", tags=["experiments"], route_class=StrictRou
 
 ExperimentId = Annotated[str, Path(pattern=r"^exp_[0-9a-z]{4,40}$", description="Experiment id")]
 Limit = Annotated[int, Query(ge=1, le=200)]
-Cursor = Annotated[str | None, Query(max_length=20_000)]
 _SPEC_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
@@ -100,11 +102,13 @@ def submit_experiment(
 ) -> Response:
     """Submit an experiment as YAML or JSON; a refused one leaves nothing behind."""
 
-    def act() -> tuple[int, Any]:
-        experiment_id = submission.submit(ctx, _spec_of(request, body), actor)
+    def act(by: Actor) -> tuple[int, Any]:
+        return redo(submission.submit(ctx, _spec_of(request, body), by))
+
+    def redo(experiment_id: str) -> tuple[int, Any]:
         return 201, submitted_document(ctx, experiment_id)
 
-    return run_once(ctx, actor, request, body, key, act)
+    return run_once(ctx, actor, request, body, key, act, redo)
 
 
 @router.get("/experiments", response_model=d.ExperimentPage, responses=d.problems())
@@ -179,7 +183,7 @@ def edit_experiment(
     return reading.show_experiment(ctx, experiment_id)
 
 
-def _steer(ctx: Context, experiment_id: str, desired: Desired, body: bytes, actor: Any) -> tuple[int, dict[str, Any]]:
+def _steer(ctx: Context, experiment_id: str, desired: Desired, body: bytes, actor: Actor) -> tuple[int, dict[str, Any]]:
     reason = json_object(body).get("reason", "")
     if not isinstance(reason, str) or len(reason) > 1000 or control_at(reason) is not None:
         raise InvalidError("reason must be text of at most 1000 characters, none a control character", code="reason")
@@ -199,7 +203,13 @@ def _steering_route(action: str, desired: Desired, summary: str) -> None:
         body: RawBody,
         key: IdempotencyKey = None,
     ) -> Response:
-        return run_once(ctx, actor, request, body, key, lambda: _steer(ctx, experiment_id, desired, body, actor))
+        def act(by: Actor) -> tuple[int, Any]:
+            return _steer(ctx, experiment_id, desired, body, by)
+
+        def redo(_: Any) -> tuple[int, Any]:
+            return 202, {"id": experiment_id, "desired": desired.value, "changed": True}
+
+        return run_once(ctx, actor, request, body, key, act, redo)
 
     router.add_api_route(
         f"/experiments/{{experiment_id}}/{action}",
@@ -258,13 +268,16 @@ def clone_experiment(
 ) -> Response:
     """Submit a copy with sections of its spec laid over: ``{"overrides": {..}}``."""
 
-    def act() -> tuple[int, Any]:
+    def act(by: Actor) -> tuple[int, Any]:
         overrides = json_object(body).get("overrides", {})
         if not isinstance(overrides, dict):
             raise InvalidError("overrides must be an object", code="overrides")
-        return 201, submitted_document(ctx, submission.clone(ctx, experiment_id, overrides, actor))
+        return redo(submission.clone(ctx, experiment_id, overrides, by))
 
-    return run_once(ctx, actor, request, body, key, act)
+    def redo(copy: str) -> tuple[int, Any]:
+        return 201, submitted_document(ctx, copy)
+
+    return run_once(ctx, actor, request, body, key, act, redo)
 
 
 class Extension(BaseModel):
@@ -293,11 +306,11 @@ def extend_experiment(
 ) -> Response:
     """Append replicates where the registered analysis allows it."""
 
-    def act() -> tuple[int, Any]:
-        ids = submission.extend(ctx, experiment_id, extension.replicates, actor, exploratory=extension.exploratory)
+    def act(by: Actor) -> tuple[int, Any]:
+        ids = submission.extend(ctx, experiment_id, extension.replicates, by, exploratory=extension.exploratory)
         return 201, {"blocks": ids}
 
-    return run_once(ctx, actor, request, body, key, act)
+    return run_once(ctx, actor, request, body, key, act, lambda effect: (201, effect))
 
 
 @router.post(
@@ -315,14 +328,11 @@ def retry_experiment(
     key: IdempotencyKey = None,
 ) -> Response:
     """Run failed blocks again as a new generation; the old rows stay as they were."""
-    return run_once(
-        ctx,
-        actor,
-        request,
-        body,
-        key,
-        lambda: (201, {"blocks": submission.retry(ctx, experiment_id, actor)}),
-    )
+
+    def act(by: Actor) -> tuple[int, Any]:
+        return 201, {"blocks": submission.retry(ctx, experiment_id, by)}
+
+    return run_once(ctx, actor, request, body, key, act, lambda effect: (201, effect))
 
 
 @router.delete("/experiments/{experiment_id}", status_code=204, responses=d.problems(404, 409))
@@ -332,16 +342,20 @@ def delete_experiment(ctx: ContextDep, actor: Submitter, experiment_id: Experime
     return Response(status_code=204)
 
 
-@router.get("/experiments/{experiment_id}/blocks", response_model=d.Items, responses=d.problems(404))
-def list_blocks(ctx: ContextDep, actor: Reader, experiment_id: ExperimentId) -> Any:
+@router.get("/experiments/{experiment_id}/blocks", response_model=d.Page, responses=d.problems(404))
+def list_blocks(
+    ctx: ContextDep, actor: Reader, experiment_id: ExperimentId, cursor: Cursor = None, limit: PageLimit = PAGE
+) -> Any:
     """List the blocks of an experiment."""
-    return {"items": reading.list_blocks(ctx, experiment_id)}
+    return pages.cut(reading.list_blocks(ctx, experiment_id), cursor, limit)
 
 
-@router.get("/experiments/{experiment_id}/runs", response_model=d.Items, responses=d.problems(404))
-def list_runs(ctx: ContextDep, actor: Reader, experiment_id: ExperimentId) -> Any:
+@router.get("/experiments/{experiment_id}/runs", response_model=d.Page, responses=d.problems(404))
+def list_runs(
+    ctx: ContextDep, actor: Reader, experiment_id: ExperimentId, cursor: Cursor = None, limit: PageLimit = PAGE
+) -> Any:
     """List the runs of an experiment."""
-    return {"items": reading.list_runs(ctx, experiment_id)}
+    return pages.cut(reading.list_runs(ctx, experiment_id), cursor, limit)
 
 
 @router.get("/experiments/{experiment_id}/events", response_model=d.Page, responses=d.problems(404))
@@ -359,10 +373,12 @@ def list_events(
     return {"items": page["items"], "next": position.cursor()}
 
 
-@router.get("/experiments/{experiment_id}/artifacts", response_model=d.Items, responses=d.problems(404))
-def list_artifacts(ctx: ContextDep, actor: Reader, experiment_id: ExperimentId) -> Any:
+@router.get("/experiments/{experiment_id}/artifacts", response_model=d.Page, responses=d.problems(404))
+def list_artifacts(
+    ctx: ContextDep, actor: Reader, experiment_id: ExperimentId, cursor: Cursor = None, limit: PageLimit = PAGE
+) -> Any:
     """List checkpoints and policies of an experiment."""
-    return {"items": reading.list_artifacts(ctx, experiment_id)}
+    return pages.cut(reading.list_artifacts(ctx, experiment_id), cursor, limit)
 
 
 @router.get("/experiments/{experiment_id}/series", response_model=d.SeriesReply, responses=d.problems(404))

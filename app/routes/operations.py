@@ -10,18 +10,29 @@ from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import JSONResponse, PlainTextResponse
 
 from app.routes import documents as d
-from app.routes.deps import SESSION_COOKIE, Admin, ContextDep, Operator, Reader, StrictRoute
-from app.services import access, audit, operations, steering, waiting
+from app.routes.deps import (
+    PAGE,
+    SESSION_COOKIE,
+    Admin,
+    ContextDep,
+    Cursor,
+    Operator,
+    PageLimit,
+    Reader,
+    StrictRoute,
+)
+from app.services import access, audit, operations, pages, steering, waiting
 from lockstep.text import Name
 
 router = APIRouter(prefix="/api/v1", tags=["operations"], route_class=StrictRoute)
 health = APIRouter(tags=["operations"])
 
 
-@router.get("/queue", response_model=d.Document, responses=d.problems())
-def get_queue(ctx: ContextDep, actor: Reader) -> Any:
+@router.get("/queue", response_model=d.QueueDocument, responses=d.problems())
+def get_queue(ctx: ContextDep, actor: Reader, cursor: Cursor = None, limit: PageLimit = PAGE) -> Any:
     """Show the queue in order, with the reason why each block waits."""
-    return waiting.queue_document(ctx)
+    queue = waiting.queue_document(ctx)
+    return {**queue, **pages.cut(queue["items"], cursor, limit, key="block_id")}
 
 
 @router.post("/queue/{action}", response_model=d.Document, responses=d.problems())
@@ -39,18 +50,21 @@ class TokenRequest(BaseModel):
     name: Name
     role: Literal["viewer", "submitter", "operator", "admin", "worker"]
     days: float | None = Field(None, gt=0, le=3650)
+    like: str | None = Field(
+        None, pattern=r"^tok_[0-9a-z]{4,40}$", description="A token whose owner holds this one, too"
+    )
 
 
-@router.get("/tokens", response_model=d.Items, responses=d.problems())
-def list_tokens(ctx: ContextDep, actor: Admin) -> Any:
-    """List tokens without their secrets."""
-    return {"items": access.listing(ctx)}
+@router.get("/tokens", response_model=d.Page, responses=d.problems())
+def list_tokens(ctx: ContextDep, actor: Admin, cursor: Cursor = None, limit: PageLimit = PAGE) -> Any:
+    """List tokens without their secrets, with expiry and last use, newest first."""
+    return pages.cut(access.listing(ctx), cursor, limit)
 
 
-@router.post("/tokens", status_code=201, response_model=d.Document, responses=d.problems())
+@router.post("/tokens", status_code=201, response_model=d.Document, responses=d.problems(404))
 def create_token(ctx: ContextDep, actor: Admin, wanted: TokenRequest) -> Any:
-    """Create a token; its secret is shown once."""
-    made = access.create(ctx, wanted.name, wanted.role, wanted.days, actor)
+    """Create a token; its secret is shown once. Its owner is a new one, unless it is to be like another token."""
+    made = access.create(ctx, wanted.name, wanted.role, wanted.days, actor, like=wanted.like)
     return {"id": made.id, "secret": made.secret, "prefix": made.prefix}
 
 
@@ -84,14 +98,16 @@ class Login(BaseModel):
     token: str = Field(min_length=8, max_length=200)
 
 
-@router.post("/session", status_code=204, responses=d.problems())
+@router.post("/session", status_code=204, responses=d.problems(429))
 def log_in(ctx: ContextDep, request: Request, login: Login) -> Response:
-    """Exchange a token for an HttpOnly cookie."""
-    access.authenticate(ctx, login.token, "-")
+    """Exchange a token for a session of its own, in an HttpOnly cookie that does not hold the token."""
+    address = request.client.host if request.client is not None else "an unknown address"
+    cookie, seconds = access.log_in(ctx, login.token, address, str(request.scope["lockstep_request_id"]))
     response = Response(status_code=204)
     response.set_cookie(
         SESSION_COOKIE,
-        login.token,
+        cookie,
+        max_age=int(seconds),
         httponly=True,
         samesite="strict",
         secure=request.url.scheme == "https",
@@ -101,8 +117,11 @@ def log_in(ctx: ContextDep, request: Request, login: Login) -> Response:
 
 
 @router.delete("/session", status_code=204, responses=d.problems())
-def log_out(ctx: ContextDep) -> Response:
-    """End the browser session."""
+def log_out(ctx: ContextDep, request: Request) -> Response:
+    """End the browser session: its cookie is worth nothing any more, wherever it may be kept."""
+    cookie = request.cookies.get(SESSION_COOKIE)
+    if cookie is not None:
+        access.log_out(ctx, cookie)
     response = Response(status_code=204)
     response.delete_cookie(SESSION_COOKIE, path=ctx.settings.base_path or "/")
     return response

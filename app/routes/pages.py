@@ -90,6 +90,12 @@ def workers_page(request: Request) -> HTMLResponse:
     return _page(request, "workers.html")
 
 
+@router.get("/audit")
+def audit_page(request: Request) -> HTMLResponse:
+    """Who did what."""
+    return _page(request, "audit.html")
+
+
 @router.get("/login")
 def login_page(request: Request) -> HTMLResponse:
     """Exchange a token for a session."""

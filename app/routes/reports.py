@@ -10,9 +10,9 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.responses import JSONResponse
 
 from app.routes import documents as d
-from app.routes.deps import ContextDep, Operator, Reader, StrictRoute
+from app.routes.deps import PAGE, ContextDep, Cursor, Operator, PageLimit, Reader, StrictRoute
 from app.routes.experiments import ExperimentId
-from app.services import calibration, reports
+from app.services import calibration, pages, reports
 from lockstep.report.export import recompute_script
 from lockstep.report.html import render_html
 from lockstep.report.markdown import render_markdown
@@ -60,10 +60,12 @@ def get_report(
     return JSONResponse(row.content, headers=headers)
 
 
-@router.get("/experiments/{experiment_id}/reports", response_model=d.Items, responses=d.problems(404))
-def list_reports(ctx: ContextDep, actor: Reader, experiment_id: ExperimentId) -> Any:
+@router.get("/experiments/{experiment_id}/reports", response_model=d.Page, responses=d.problems(404))
+def list_reports(
+    ctx: ContextDep, actor: Reader, experiment_id: ExperimentId, cursor: Cursor = None, limit: PageLimit = PAGE
+) -> Any:
     """List the versions of an experiment's report."""
-    return {"items": reports.versions(ctx, experiment_id)}
+    return pages.cut(reports.versions(ctx, experiment_id), cursor, limit, key="version")
 
 
 class CalibrationRequest(BaseModel):

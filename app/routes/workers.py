@@ -13,8 +13,18 @@ from starlette.responses import JSONResponse
 
 from app.errors import InvalidError
 from app.routes import documents as d
-from app.routes.deps import ContextDep, Lease, Operator, Reader, StrictRoute, WorkerActor
-from app.services import assignments, ingest, reading, scheduling, workers
+from app.routes.deps import (
+    PAGE,
+    ContextDep,
+    Cursor,
+    Lease,
+    Operator,
+    PageLimit,
+    Reader,
+    StrictRoute,
+    WorkerActor,
+)
+from app.services import assignments, ingest, pages, reading, scheduling, workers
 from app.services.ingest import Upload
 from app.services.operations import METRICS
 from lockstep import protocol as p
@@ -235,10 +245,12 @@ def release_assignment(
     return Response(status_code=204)
 
 
-@router.get("/workers", tags=["workers"], response_model=d.Items, responses=d.problems())
-def list_workers(ctx: ContextDep, actor: Reader, retired: bool = False) -> Any:
+@router.get("/workers", tags=["workers"], response_model=d.Page, responses=d.problems())
+def list_workers(
+    ctx: ContextDep, actor: Reader, retired: bool = False, cursor: Cursor = None, limit: PageLimit = PAGE
+) -> Any:
     """List workers with device, health and what each one holds."""
-    return {"items": reading.list_workers(ctx, include_retired=retired)}
+    return pages.cut(reading.list_workers(ctx, include_retired=retired), cursor, limit)
 
 
 @router.get("/workers/{worker_id}", tags=["workers"], response_model=d.Document, responses=d.problems(404))

@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from app.services.artifacts import FileStore
+from app.services.throttling import Throttle
 from app.settings import Settings
 from app.store.engine import Store
 from app.store.points import MetricNames
@@ -60,20 +61,31 @@ class Context:
     files: FileStore
     names: MetricNames
     bell: Bell
+    logins: Throttle = field(default_factory=Throttle)
 
 
 @dataclass(frozen=True)
 class Actor:
-    """Who asks: principal for ownership and audit, role for rights, request id for the record."""
+    """Who asks.
 
-    principal: str
+    Attributes:
+        name: how events and lists call them; two may have the same.
+        role: for rights.
+        request_id: for the record.
+        identity: who they are, for ownership; None: the name, which is one of this program's own.
+        key: idempotency key of the request.
+    """
+
+    name: str
     role: str
     request_id: str = "-"
+    identity: str | None = None
+    key: str | None = None
 
     @property
-    def name(self) -> str:
-        """How events name the actor."""
-        return self.principal
+    def principal(self) -> str:
+        """Who they are: what experiments, idempotency keys and a share of the devices belong to."""
+        return self.name if self.identity is None else self.identity
 
     def may_steer(self, owner: str) -> bool:
         """Return whether the actor may change an experiment of ``owner``."""

@@ -65,7 +65,8 @@ def decode_numbers(text: str) -> list[int]:
 
 def bad_cursor() -> InvalidError:
     """Return the refusal of a text that is no cursor."""
-    return InvalidError("the cursor is not one that this server gave", code="bad_cursor")
+    told = "the cursor is not one that this server gave, or what it names is gone; read from the first page again"
+    return InvalidError(told, code="bad_cursor")
 
 
 def _decoded(text: str) -> bytes:

@@ -90,7 +90,7 @@ class _Tick:
         """Return the workers of a block and count them as given, or why it waits."""
         limit = self.settings.owner_device_limit
         if self.in_use.get(block.owner, 0) >= limit:
-            return Wait("owner_limit", f"{block.owner} already uses {limit} devices, the limit", {"limit": limit})
+            return Wait("owner_limit", f"{block.owner_name} already uses {limit} devices, the limit", {"limit": limit})
         need = need_of(block, self._placement(block), num_live)
         choice = fit(need, list(self.views.values()), self.held)
         if isinstance(choice, Wait):

@@ -40,8 +40,23 @@ def owned(session: Session, experiment_id: str, actor: Actor) -> ExperimentRow:
     """
     row = existing(session, experiment_id, lock=True)
     if not actor.may_steer(row.owner):
-        raise ForbiddenError(f"{actor.principal} ({actor.role}) may not change experiments of {row.owner}")
+        owner = (
+            row.owner_name if row.owner_name != actor.name else f"{row.owner_name}, who is another owner of that name"
+        )
+        raise ForbiddenError(f"{actor.name} ({actor.role}) may not change experiments of {owner}")
     return row
+
+
+def check_priority(ctx: Context, actor: Actor, wanted: int, present: int = 0) -> None:
+    """Refuse a priority that is above what a submitter may give.
+
+    Raises:
+        ForbiddenError: ``priority`` names the limit.
+    """
+    limit = max(ctx.settings.submitter_priority_limit, present)
+    if actor.role == "submitter" and wanted > limit:
+        told = f"priority {wanted} is above the limit of submitters; use at most {limit}, or ask an operator"
+        raise ForbiddenError(told, code="priority")
 
 
 def set_desired(ctx: Context, experiment_id: str, desired: Desired, reason: str, actor: Actor) -> bool:
@@ -118,12 +133,14 @@ def edit(ctx: Context, experiment_id: str, changes: Mapping[str, Any], actor: Ac
     """Change name, notes, tags or priority.
 
     Raises:
+        ForbiddenError: not the actor's, or a priority above the limit of a submitter.
         PreconditionError: when ``if_match`` names another version.
     """
     with ctx.store.write() as session:
         experiment = owned(session, experiment_id, actor)
         if if_match is not None and if_match.strip('W/"') not in (str(experiment.version), "*"):
             raise PreconditionError(f"the experiment is at version {experiment.version}; read it again")
+        check_priority(ctx, actor, changes.get("priority", 0), experiment.priority)
         before = {name: getattr(experiment, name) for name in changes}
         experiments.change(session, experiment_id, **changes)
         now = ctx.store.now(session)

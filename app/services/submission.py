@@ -15,7 +15,7 @@ from app.services.context import Actor, Context
 from app.services.placement import Fit, Need, fit
 from app.services.reports import pilot_scores
 from app.services.scheduling import worker_view
-from app.services.steering import existing, owned
+from app.services.steering import check_priority, existing, owned
 from app.store import experiments, scheduling, workers
 from app.store.engine import utc
 from app.store.events import NewEvent, add_events
@@ -236,9 +236,15 @@ def _need(checked: Checked, planned: Plan) -> Need:
 
 
 def submit(ctx: Context, raw: Mapping[str, Any], actor: Actor, *, parent_id: str | None = None) -> str:
-    """Store an experiment with its blocks and runs; return its id."""
+    """Store an experiment with its blocks and runs; return its id.
+
+    Raises:
+        InvalidError: ``invalid_spec`` with every problem found.
+        ForbiddenError: its priority is above what a submitter may give.
+    """
     checked = check(ctx, raw)
     resolved = checked.resolved
+    check_priority(ctx, actor, resolved.spec.experiment.priority)
     planned = make_plan(resolved)
     experiment_id = ctx.store.new_id("exp")
     with ctx.store.write() as session:
@@ -247,6 +253,7 @@ def submit(ctx: Context, raw: Mapping[str, Any], actor: Actor, *, parent_id: str
             **_experiment_values(checked, planned, raw),
             "id": experiment_id,
             "owner": actor.principal,
+            "owner_name": actor.name,
             "rank": experiments.next_rank(session),
             "parent_id": parent_id,
             "created_at": utc(now),
@@ -339,7 +346,8 @@ def extend(ctx: Context, experiment_id: str, replicates: int, actor: Actor, *, e
         experiments.change(session, experiment_id, **values)
         text = f"extended by {replicates} replicates" + (" (exploratory, after data were seen)" if reason else "")
         add_events(session, now, experiment_id, [NewEvent("extended", text, actor=actor.name)])
-        record(ctx, session, actor, "experiment.extend", experiment_id, None, {"replicates": replicates})
+        after = {"replicates": replicates}
+        record(ctx, session, actor, "experiment.extend", experiment_id, None, after, effect={"blocks": ids})
     ctx.bell.ring()
     return ids
 
@@ -376,6 +384,7 @@ def retry(ctx: Context, experiment_id: str, actor: Actor) -> list[str]:
         experiments.change(session, experiment_id, finished_at=None, desired=desired)
         text = f"retry of {len(failed)} failed blocks"
         add_events(session, now, experiment_id, [NewEvent("retried", text, actor=actor.name)])
-        record(ctx, session, actor, "experiment.retry", experiment_id, None, {"blocks": ids})
+        after = {"blocks": ids}
+        record(ctx, session, actor, "experiment.retry", experiment_id, None, after, effect=after)
     ctx.bell.ring()
     return ids

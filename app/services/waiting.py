@@ -50,7 +50,8 @@ def explain_queue(ctx: Context, session: Session, *, limit: int = 500) -> list[d
             "block_id": block.id,
             "experiment_id": block.experiment_id,
             "replicate": block.replicate,
-            "owner": block.owner,
+            "owner": block.owner_name,
+            "owner_id": block.owner,
             "priority": block.priority,
             "why_waiting": _reason(choice, views, paused, position),
         }

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from sqlalchemy import delete, insert, select, update
+from sqlalchemy import ColumnElement, delete, insert, or_, select, update
 from sqlalchemy.orm import Session
 
 from app.store import tables as t
 from app.store.engine import utc
+from app.store.logs import ignore_duplicates
 from app.store.rows import AuditRow, IdempotencyRow, TicketRow, TokenRow, columns, every, one
 
 
@@ -45,6 +46,30 @@ def revoke_token(session: Session, now: float, token_id: str) -> bool:
     return changed.one_or_none() is not None
 
 
+def token_by_id(session: Session, token_id: str) -> TokenRow | None:
+    """Return a token by its id."""
+    return one(TokenRow, session.execute(select(*columns(TokenRow, t.token)).where(t.token.c.id == token_id)))
+
+
+def insert_session(session: Session, now: float, sha256: str, token_id: str, expires_epoch: float) -> None:
+    """Insert a session of a browser (its hash), and drop those that have expired."""
+    session.execute(delete(t.browser_session).where(t.browser_session.c.expires_epoch < now))
+    values = {"sha256": sha256, "token_id": token_id, "created_at": utc(now), "expires_epoch": expires_epoch}
+    session.execute(insert(t.browser_session).values(**values))
+
+
+def token_of_session(session: Session, now: float, sha256: str) -> TokenRow | None:
+    """Return the token of a session that has not expired."""
+    query = select(*columns(TokenRow, t.token)).join(t.browser_session, t.browser_session.c.token_id == t.token.c.id)
+    query = query.where(t.browser_session.c.sha256 == sha256, t.browser_session.c.expires_epoch > now)
+    return one(TokenRow, session.execute(query))
+
+
+def end_session(session: Session, sha256: str) -> None:
+    """Delete a session."""
+    session.execute(delete(t.browser_session).where(t.browser_session.c.sha256 == sha256))
+
+
 def insert_ticket(session: Session, values: Mapping[str, Any]) -> None:
     """Insert a single-use ticket for a socket."""
     session.execute(insert(t.live_ticket).values(**values))
@@ -68,25 +93,48 @@ def idempotency_row(session: Session, principal: str, key: str) -> IdempotencyRo
     return one(IdempotencyRow, session.execute(query.with_for_update()))
 
 
-def reserve_key(session: Session, now: float, principal: str, key: str, digest: str) -> None:
-    """Enter a key whose request is running."""
-    session.execute(
-        insert(t.idempotency).values(principal=principal, key=key, request_sha256=digest, created_epoch=now)
+def reserve_key(session: Session, now: float, principal: str, key: str, digest: str, request_id: str) -> None:
+    """Enter a key whose request is running, unless it is there; another transaction may be entering it, too."""
+    row = {
+        "principal": principal,
+        "key": key,
+        "request_sha256": digest,
+        "created_epoch": now,
+        "request_id": request_id,
+    }
+    session.execute(ignore_duplicates(session, t.idempotency), [row])
+
+
+def take_key(session: Session, now: float, principal: str, key: str, request_id: str) -> None:
+    """Let another request run under a key whose first one never ended."""
+    values = {"created_epoch": now, "request_id": request_id}
+    session.execute(update(t.idempotency).where(*_of_key(principal, key)).values(**values))
+
+
+def note_effect(session: Session, principal: str, key: str, request_id: str, effect: str) -> bool:
+    """Note what a request has done, in the transaction that does it; False when the key is another request's now."""
+    changed = session.execute(
+        update(t.idempotency)
+        .where(*_of_key(principal, key), t.idempotency.c.request_id == request_id)
+        .values(effect=effect)
+        .returning(t.idempotency.c.key)
     )
+    return changed.one_or_none() is not None
+
+
+def _of_key(principal: str, key: str) -> tuple[ColumnElement[bool], ...]:
+    return t.idempotency.c.principal == principal, t.idempotency.c.key == key
 
 
 def store_answer(session: Session, principal: str, key: str, status: int, body: str) -> None:
     """Store the answer of a key."""
-    session.execute(
-        update(t.idempotency)
-        .where(t.idempotency.c.principal == principal, t.idempotency.c.key == key)
-        .values(status=status, body=body)
-    )
+    session.execute(update(t.idempotency).where(*_of_key(principal, key)).values(status=status, body=body))
 
 
-def free_key(session: Session, principal: str, key: str) -> None:
-    """Forget a key whose request failed."""
-    session.execute(delete(t.idempotency).where(t.idempotency.c.principal == principal, t.idempotency.c.key == key))
+def free_key(session: Session, principal: str, key: str, request_id: str) -> None:
+    """Forget a key whose request failed and has done nothing."""
+    mine = (t.idempotency.c.request_id == request_id, t.idempotency.c.effect.is_(None))
+    session.execute(delete(t.idempotency).where(*_of_key(principal, key), *mine))
 
 
 def drop_old_keys(session: Session, before: float) -> None:
@@ -105,7 +153,7 @@ def audit_page(
     """Return audit rows, newest first."""
     query = select(*columns(AuditRow, t.audit)).order_by(t.audit.c.id.desc()).limit(limit)
     if actor is not None:
-        query = query.where(t.audit.c.actor == actor)
+        query = query.where(or_(t.audit.c.actor == actor, t.audit.c.actor_id == actor))
     if target is not None:
         query = query.where(t.audit.c.target == target)
     if before is not None:

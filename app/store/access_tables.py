@@ -18,6 +18,7 @@ token = Table(
     metadata,
     Column("id", String(40), primary_key=True),
     Column("name", String(200), nullable=False),
+    Column("identity", String(200), nullable=False),
     Column("role", String(16), nullable=False),
     Column("prefix", String(16), nullable=False),
     Column("sha256", String(64), nullable=False, unique=True),
@@ -25,6 +26,15 @@ token = Table(
     Column("expires_at", UtcDateTime),
     Column("revoked_at", UtcDateTime),
     Column("last_used_at", UtcDateTime),
+)
+
+browser_session = Table(
+    "browser_session",
+    metadata,
+    Column("sha256", String(64), primary_key=True),
+    Column("token_id", String(40), nullable=False, index=True),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("expires_epoch", Float, nullable=False),
 )
 
 live_ticket = Table(
@@ -46,6 +56,8 @@ idempotency = Table(
     Column("status", Integer),
     Column("body", Text),
     Column("created_epoch", Float, nullable=False),
+    Column("request_id", String(64)),
+    Column("effect", Text),
 )
 
 audit = Table(
@@ -54,6 +66,7 @@ audit = Table(
     Column("id", Integer, primary_key=True, autoincrement=True),
     Column("at", UtcDateTime, nullable=False),
     Column("actor", String(200), nullable=False),
+    Column("actor_id", String(200)),
     Column("action", String(64), nullable=False),
     Column("target", String(200), nullable=False, index=True),
     Column("before", Json),

@@ -285,7 +285,7 @@ def _filtered(query: Select[Any], listing: Listing) -> Select[Any]:
     if listing.status is not None:
         query = query.where(_derived_in_sql() == listing.status)
     if listing.owner is not None:
-        query = query.where(t.experiment.c.owner == listing.owner)
+        query = query.where(or_(t.experiment.c.owner_name == listing.owner, t.experiment.c.owner == listing.owner))
     if listing.text:
         pattern = f"%{_escaped(listing.text)}%"
         query = query.where(

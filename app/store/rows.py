@@ -44,6 +44,7 @@ class ListedExperiment:
     notes: str
     tags: list[str]
     owner: str
+    owner_name: str
     kind: str
     mode: str
     spec_hash: str
@@ -146,6 +147,7 @@ class WaitingBlock(BlockRow):
     """A queued block with what the scheduler asks of its experiment."""
 
     owner: str
+    owner_name: str
     priority: int
     rank: float
     placement: str
@@ -469,6 +471,7 @@ class TokenRow:
 
     id: str
     name: str
+    identity: str
     role: str
     prefix: str
     sha256: str
@@ -496,6 +499,8 @@ class IdempotencyRow:
     status: int | None
     body: str | None
     created_epoch: float
+    request_id: str | None
+    effect: str | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,6 +510,7 @@ class AuditRow:
     id: int
     at: datetime
     actor: str
+    actor_id: str | None
     action: str
     target: str
     before: Any

@@ -162,7 +162,7 @@ def _first_experiment(session: Session, num_owners: int, given: Mapping[str, Any
 
 def _with_experiment(block: FromClause) -> Select[Any]:
     """Return a query of blocks, the table or a page of it, with what the scheduler asks of their experiment."""
-    asked = ("owner", "priority", "rank", "placement", "placement_resolved", "needs", "num_arms")
+    asked = ("owner", "owner_name", "priority", "rank", "placement", "placement_resolved", "needs", "num_arms")
     return (
         select(*columns(BlockRow, block), *(t.experiment.c[name] for name in asked))
         .join(t.experiment, t.experiment.c.id == block.c.experiment_id)

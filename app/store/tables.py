@@ -21,6 +21,7 @@ from sqlalchemy import (
 )
 
 from app.store.access_tables import audit as audit
+from app.store.access_tables import browser_session as browser_session
 from app.store.access_tables import idempotency as idempotency
 from app.store.access_tables import live_ticket as live_ticket
 from app.store.access_tables import meta as meta
@@ -46,6 +47,7 @@ experiment = Table(
     Column("notes", Text, nullable=False, default=""),
     Column("tags", Json, nullable=False),
     Column("owner", String(200), nullable=False, index=True),
+    Column("owner_name", String(200), nullable=False),
     Column("kind", String(8), nullable=False),
     Column("mode", String(8), nullable=False),
     Column("spec", Json, nullable=False),

@@ -5,14 +5,20 @@ from __future__ import annotations
 import gzip
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import httpx
 import pytest
 
-from app.services import access
-from tests.conftest import LiveServer, wait_until
+from app.errors import ConflictError, UnauthorizedError
+from app.main import create_app
+from app.services import access, audit, reading
+from app.services.context import Actor, Context
+from app.services.throttling import Throttle
+from app.settings import Settings
+from tests.conftest import Clock, LiveServer, wait_until
 from tests.factories import LOCAL, submit, tiny_spec
 
 pytestmark = pytest.mark.server
@@ -85,6 +91,8 @@ def test_cookie_writes_need_an_origin_of_this_site(
     login = api.post("/session", json={"token": secrets["submitter"]})
     cookie = login.headers["set-cookie"]
     assert "HttpOnly" in cookie
+    assert "max-age=43200" in cookie.lower()
+    assert secrets["submitter"] not in cookie
     assert "samesite=strict" in cookie.lower()
     assert api.get("/experiments").status_code == 200
     assert api.post("/experiments", json=tiny_spec()).status_code == 403
@@ -160,6 +168,177 @@ def test_oversized_bodies_and_gzip_bombs_are_refused(api: httpx.Client, secrets:
     assert broken.status_code == 400
     deep = b"[" * 50_000 + b"]" * 50_000
     assert api.post("/plans", content=deep, headers=head).status_code in (400, 422)
+
+
+def test_second_token_of_a_name_is_another_owner_unless_it_is_made_like_the_first(
+    api: httpx.Client, guarded: LiveServer
+) -> None:
+    first = access.create(guarded.ctx, "mia", "submitter", None, LOCAL)
+    other = access.create(guarded.ctx, "mia", "submitter", None, LOCAL)
+    renewed = access.create(guarded.ctx, "mia's laptop", "submitter", None, LOCAL, like=first.id)
+    mine = api.post("/experiments", json=tiny_spec(), headers=bearer(first.secret)).json()["id"]
+    refused = api.post(f"/experiments/{mine}/cancel", headers=bearer(other.secret))
+    assert (refused.status_code, refused.json()["code"]) == (403, "forbidden")
+    assert "mia, who is another owner of that name" in refused.json()["detail"]
+    assert api.patch(f"/experiments/{mine}", json={"name": "x"}, headers=bearer(other.secret)).status_code == 403
+    shown = api.get(f"/experiments/{mine}", headers=bearer(other.secret)).json()
+    assert (shown["owner"], shown["owner_id"]) == ("mia", first.id)
+    found = api.get("/experiments", params={"owner": first.id}, headers=bearer(other.secret)).json()["items"]
+    assert [item["id"] for item in found] == [mine]
+    assert api.post(f"/experiments/{mine}/cancel", headers=bearer(renewed.secret)).status_code == 202
+
+
+def test_session_is_worth_nothing_after_log_out_expiry_or_the_end_of_its_token(
+    make_server: Callable[..., LiveServer], database_url: str
+) -> None:
+    server = make_server(database_url, auth="token")
+    made = access.create(server.ctx, "mia", "viewer", 1, LOCAL)
+
+    def cookie() -> dict[str, str]:
+        return {"Cookie": f"lockstep_session={access.log_in(server.ctx, made.secret, 'here', '-')[0]}"}
+
+    with httpx.Client(base_url=f"{server.url}/api/v1") as http:
+        assert http.get("/experiments", headers={"Cookie": f"lockstep_session={made.secret}"}).status_code == 401
+        kept, other = cookie(), cookie()
+        assert http.get("/experiments", headers=kept).status_code == 200
+        assert http.delete("/session", headers={**kept, "Origin": server.url}).status_code == 204
+        assert http.get("/experiments", headers=kept).status_code == 401
+        assert http.get("/experiments", headers=other).status_code == 200
+        access.revoke(server.ctx, made.id, LOCAL)
+        assert http.get("/experiments", headers=other).status_code == 401
+
+
+def test_session_ends_with_its_time_and_never_outlasts_its_token(ctx: Context, clock: Clock) -> None:
+    lasting = access.create(ctx, "mia", "viewer", None, LOCAL)
+    brief = access.create(ctx, "ben", "viewer", 1 / 24, LOCAL)
+    cookie, seconds = access.log_in(ctx, lasting.secret, "here", "-")
+    assert seconds == 12 * 3600
+    assert access.log_in(ctx, brief.secret, "here", "-")[1] == pytest.approx(3600)
+    clock.advance(12 * 3600 - 1)
+    assert access.session_actor(ctx, cookie, "-").principal == lasting.id
+    clock.advance(2)
+    with pytest.raises(UnauthorizedError, match="the session has ended"):
+        access.session_actor(ctx, cookie, "-")
+    assert {row["name"]: row["state"] for row in access.listing(ctx)} == {"mia": "valid", "ben": "expired"}
+
+
+def test_failed_log_ins_are_throttled_and_logged_without_the_token(
+    make_server: Callable[..., LiveServer], database_url: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    server = make_server(database_url, auth="token", login_failures=3, log_level="warning")
+    good = access.create(server.ctx, "mia", "viewer", None, LOCAL).secret
+    with httpx.Client(base_url=f"{server.url}/api/v1") as http:
+        codes = [http.post("/session", json={"token": f"lsk_wrong_{index}"}).status_code for index in range(3)]
+        blocked = http.post("/session", json={"token": good})
+        assert http.get("/experiments", headers=bearer(good)).status_code == 200  # who has a token is not locked out
+    assert codes == [401, 401, 401]
+    assert (blocked.status_code, blocked.json()["code"]) == (429, "too_many")
+    assert 50 <= int(blocked.headers["retry-after"]) <= 60
+    written = "".join(capfd.readouterr())
+    assert written.count("log-in failed") == 3
+    assert "127.0.0.1" in written
+    assert "lsk_wrong" not in written
+
+
+def test_address_waits_until_its_oldest_failure_is_a_minute_old_and_no_other_address_does() -> None:
+    now = [0.0]
+    throttle = Throttle(2, lambda: now[0])
+    throttle.failed("a")
+    now[0] = 10.0
+    throttle.failed("a")
+    assert (throttle.wait("a"), throttle.wait("b")) == (50.0, 0.0)
+    now[0] = 60.5
+    assert throttle.wait("a") == 0.0
+    throttle.failed("a")
+    assert throttle.wait("a") == 9.5
+
+
+def test_submitter_raises_no_priority_above_the_limit(api: httpx.Client, secrets: dict[str, str]) -> None:
+    head, raised = bearer(secrets["submitter"]), tiny_spec(experiment={"priority": 51})
+    refused = api.post("/experiments", json=raised, headers=head)
+    assert (refused.status_code, refused.json()["code"]) == (403, "priority")
+    assert "use at most 50, or ask an operator" in refused.json()["detail"]
+    mine = api.post("/experiments", json=tiny_spec(), headers=head).json()["id"]
+    over = {"overrides": {"experiment": {"priority": 90}}}
+    assert api.post(f"/experiments/{mine}/clone", json=over, headers=head).status_code == 403
+    assert api.patch(f"/experiments/{mine}", json={"priority": 60}, headers=head).status_code == 403
+    assert (
+        api.patch(f"/experiments/{mine}", json={"priority": 80}, headers=bearer(secrets["operator"])).status_code == 200
+    )
+    assert api.patch(f"/experiments/{mine}", json={"priority": 70, "notes": "n"}, headers=head).status_code == 200
+    assert api.post("/experiments", json=raised, headers=bearer(secrets["operator"])).status_code == 201
+
+
+def test_bind_to_all_addresses_without_an_allow_list_is_named() -> None:
+    everywhere = {"auth": "token", "bind": "0.0.0.0"}
+    assert "LOCKSTEP_ALLOWED_HOSTS is empty" in str(Settings(**everywhere).host_warning)  # type: ignore[arg-type]
+    assert "DNS rebinding" in str(Settings(**everywhere, allowed_hosts=("*",)).host_warning)  # type: ignore[arg-type]
+    assert Settings(**everywhere, allowed_hosts=("lab",)).host_warning is None  # type: ignore[arg-type]
+    assert Settings().host_warning is None
+
+
+def test_every_list_of_the_api_comes_in_pages() -> None:
+    document = create_app(Settings()).openapi()
+    schemas = document["components"]["schemas"]
+    lists = []
+    for path, methods in document["paths"].items():
+        for operation in methods.values():
+            content = operation["responses"].get("200", {}).get("content", {}).get("application/json", {})
+            name = str(content.get("schema", {}).get("$ref", "")).rpartition("/")[2]
+            if "items" in schemas.get(name, {}).get("properties", {}):
+                names = {item["name"] for item in operation.get("parameters", [])}
+                assert names & {"cursor", "after"}, path
+                assert names & {"limit", "tail"}, path
+                lists.append(path)
+    assert len(lists) >= 11
+
+
+def test_pages_of_runs_hold_every_run_once(http: httpx.Client, server: LiveServer) -> None:
+    address = f"/api/v1/experiments/{submit(server.ctx, tiny_spec(experiment={'replicates': 4}))}/runs"
+    whole = [item["id"] for item in http.get(address).json()["items"]]
+    first = http.get(address, params={"limit": 3}).json()
+    rest = http.get(address, params={"limit": 5, "cursor": first["next"]}).json()
+    assert [item["id"] for item in [*first["items"], *rest["items"]]] == whole
+    assert (len(whole), rest["next"]) == (8, None)
+    assert http.get(address, params={"cursor": "WyJydW5fMCJd"}).json()["code"] == "bad_cursor"
+
+
+def test_record_of_acts_tells_owners_of_one_name_apart(api: httpx.Client, guarded: LiveServer) -> None:
+    made = [access.create(guarded.ctx, "mia", "submitter", None, LOCAL) for _ in range(2)]
+    ids = [api.post("/experiments", json=tiny_spec(), headers=bearer(item.secret)).json()["id"] for item in made]
+    admin = bearer(access.create(guarded.ctx, "root", "admin", None, LOCAL).secret)
+    acts = api.get("/audit", params={"actor": made[0].id}, headers=admin).json()["items"]
+    assert [(act["actor"], act["action"], act["target"]) for act in acts] == [("mia", "experiment.submit", ids[0])]
+    both = api.get("/audit", params={"actor": "mia"}, headers=admin).json()["items"]
+    assert {act["target"] for act in both} == set(ids)
+    assert "audit.js" in httpx.get(f"{guarded.url}/audit").text
+
+
+def test_answer_lost_with_its_process_is_made_again_from_what_was_done(ctx: Context) -> None:
+    """The act and its note commit together; the process dies before it stores the answer."""
+    actor = Actor("mia", "submitter", "first", "tok_1", "k")
+    assert audit.begin_idempotent(ctx, actor, "k", "digest") is None
+    made = submit(ctx, actor=actor)
+    later = replace(actor, request_id="second")
+    assert audit.begin_idempotent(ctx, later, "k", "digest") == audit.Done(made)
+    audit.end_idempotent(ctx, later, "k", None, "")  # a failure to show it frees no key whose act is done
+    assert audit.begin_idempotent(ctx, replace(actor, request_id="third"), "k", "digest") == audit.Done(made)
+
+
+def test_key_of_a_request_that_died_is_taken_over_and_the_dead_one_can_do_nothing_more(
+    ctx: Context, clock: Clock
+) -> None:
+    slow, next_one = (Actor("mia", "submitter", name, "tok_1", "k") for name in ("first", "second"))
+    assert audit.begin_idempotent(ctx, slow, "k", "digest") is None
+    with pytest.raises(ConflictError, match="still running"):
+        audit.begin_idempotent(ctx, next_one, "k", "digest")
+    clock.advance(61)
+    assert audit.begin_idempotent(ctx, next_one, "k", "digest") is None
+    with pytest.raises(ConflictError, match="still running"):
+        submit(ctx, actor=slow)
+    audit.end_idempotent(ctx, slow, "k", None, "")
+    made = submit(ctx, actor=next_one)
+    assert [item["id"] for item in reading.list_experiments(ctx, reading.ListRequest())["items"]] == [made]
 
 
 def test_idempotency_key_repeats_the_answer_and_refuses_another_body(

@@ -18,6 +18,17 @@ export async function call(method, path, body, headers = {}) {
   return response.status === 204 ? null : response.json();
 }
 
+// Everything that a list of pages holds.
+export async function all(path) {
+  const items = [];
+  for (let cursor = null; ;) {
+    const page = await call("GET", cursor ? `${path}${path.includes("?") ? "&" : "?"}cursor=${encodeURIComponent(cursor)}` : path);
+    items.push(...page.items);
+    if (page.next === null) return { ...page, items };
+    cursor = page.next;
+  }
+}
+
 export class ApiError extends Error {
   constructor(problem) {
     const lines = (problem.errors || []).map((e) => `${e.pointer || "/"}: ${e.message}${e.remedy ? ` (${e.remedy})` : ""}`);

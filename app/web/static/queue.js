@@ -1,13 +1,13 @@
 // The queue: a row an experiment, what waits and why; order among equals by drag or Alt and arrows.
 
-import { base, call, element, replicates, say } from "./api.js";
+import { all, base, call, element, replicates, say } from "./api.js";
 
 const node = (name) => document.getElementById(name);
 let paused = false;
 let order = [];
 
 async function refresh() {
-  const found = await call("GET", "queue");
+  const found = await all("queue");
   ({ paused } = found);
   node("queue-state").hidden = !paused;
   node("queue-toggle").textContent = paused ? "Resume queue" : "Pause queue";

@@ -1,6 +1,6 @@
 // What a page knows of one experiment, fed by the API and the live stream. Panels listen for what changed.
 
-import { call, over, say } from "./api.js";
+import { all, call, over, say } from "./api.js";
 import { Live } from "./live.js";
 
 export class Store {
@@ -43,8 +43,8 @@ export class Store {
   }
 
   async refresh() {
-    const [experiment, runs, blocks] = await Promise.all(
-      ["", "/runs", "/blocks"].map((part) => call("GET", `experiments/${this.id}${part}`)));
+    const at = `experiments/${this.id}`;
+    const [experiment, runs, blocks] = await Promise.all([call("GET", at), all(`${at}/runs`), all(`${at}/blocks`)]);
     this.experiment = experiment;
     this.arms = experiment.arms.map((arm) => arm.label);
     this.runs = new Map(runs.items.map((run) => [run.id, run]));

@@ -1,6 +1,6 @@
 // Workers: device, state, health, what each one trains; drain and clear.
 
-import { badge, base, call, duration, element, say } from "./api.js";
+import { all, badge, base, call, duration, element, say } from "./api.js";
 
 const node = (name) => document.getElementById(name);
 
@@ -30,7 +30,7 @@ function memory(worker) {
 }
 
 async function refresh() {
-  const { items } = await call("GET", "workers");
+  const { items } = await all("workers");
   node("workers").tBodies[0].replaceChildren(...items.map((worker) => element("tr", {},
     element("td", { "data-name": "" }, element("bdi", {}, worker.name)), element("td", { "data-name": "" }, worker.device_class, element("br"), element("code", {}, worker.device_uid)),
     element("td", { "data-name": "" }, badge(worker.status), " ", worker.status_text || "", ...worker.defects.map(defect)), element("td", { "data-name": "Trains" }, holds(worker)),

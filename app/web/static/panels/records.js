@@ -1,6 +1,6 @@
 // What happened and what was written: timeline by kind, runs, logs, specification, artifacts, report.
 
-import { ago, armName, badge, base, call, element, number, say } from "../api.js";
+import { ago, all, armName, badge, base, call, element, number, say } from "../api.js";
 
 const node = (name) => document.getElementById(name);
 const NOISE = ["round_completed", "checkpoint_saved", "ppo_update_completed", "evaluation_completed"];
@@ -53,7 +53,7 @@ export function runs(store) {
   });
   store.on(["open:runs"], async () => {
     try {
-      const { items } = await call("GET", `experiments/${store.id}/artifacts`);
+      const { items } = await all(`experiments/${store.id}/artifacts`);
       node("artifacts").replaceChildren(...items.map((item) => element("li", {},
         element("a", { href: `${base}/api/v1/artifacts/${item.id}/content` }, `${item.kind} ${item.name}`), element("small", {}, ` ${number(item.size_bytes / 1024)} KiB, ${(store.runs.get(item.run_id) || {}).group_id || ""}`))));
       if (!items.length) node("artifacts").append(element("li", { class: "empty" }, "No stored file yet."));
