@@ -1,6 +1,6 @@
-"""Background tasks of the server process: the scheduling tick, the sweep, and reports of what has ended.
+"""Background tasks of the server process: the scheduling tick, the sweep, reports of what has ended, webhooks.
 
-Two threads: building a report may take seconds, and the sweep must keep its rhythm meanwhile. All they do
+Three threads: building a report may take seconds, as may a receiver, and the sweep must keep its rhythm meanwhile. All they do
 is idempotent and guarded in the database, so that any number of API processes may run them and a crash at
 any line loses nothing.
 """
@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 
+from app.delivery import Courier
 from app.services import finishing, scheduling, sweeping
 from app.services.context import Context
 from app.services.operations import METRICS
@@ -21,12 +22,17 @@ _log = get_logger("background")
 
 
 class BackgroundTasks:
-    """The threads of periodic work: one sweeps and schedules, one builds reports, one report at a time."""
+    """The threads of periodic work, each at one thing at a time: sweep and schedule, build reports, send."""
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
         self._swept = self._ticked = float("-inf")
-        self._loops = [_Loop(ctx, "queue", self._sweep_and_tick), _Loop(ctx, "reports", self._finish)]
+        self._courier = Courier(ctx)
+        self._loops = [
+            _Loop(ctx, "queue", self._sweep_and_tick),
+            _Loop(ctx, "reports", self._finish),
+            _Loop(ctx, "webhooks", self._send),
+        ]
 
     def start(self) -> None:
         """Start the threads."""
@@ -35,6 +41,7 @@ class BackgroundTasks:
 
     def stop(self) -> None:
         """End the threads and wait for them."""
+        self._courier.ask_to_stop()
         for loop in self._loops:
             loop.ask_to_stop()
         for loop in self._loops:
@@ -51,6 +58,9 @@ class BackgroundTasks:
 
     def _finish(self) -> None:
         finishing.finish_due(self._ctx)
+
+    def _send(self) -> None:
+        self._courier.send_due()
 
 
 class _Loop:

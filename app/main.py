@@ -11,7 +11,7 @@ from fastapi import FastAPI
 from app import middleware, problems
 from app.background import BackgroundTasks
 from app.live import Hub
-from app.routes import artifacts, experiments, exports, live, operations, pages, reports, workers
+from app.routes import artifacts, experiments, exports, live, operations, pages, reports, webhooks, workers
 from app.services.artifacts import FileStore
 from app.services.context import Bell, Context
 from app.services.operations import ensure_epoch
@@ -48,7 +48,7 @@ def create_app(settings: Settings) -> FastAPI:
     )
     app.state.settings = settings
     # the calls of workers are the most frequent ones, and routes are tried in order
-    for module in (workers, experiments, live, reports, exports, artifacts, operations):
+    for module in (workers, experiments, live, reports, exports, artifacts, operations, webhooks):
         app.include_router(module.router)
     app.include_router(operations.health)
     pages.mount(app)

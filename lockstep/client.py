@@ -184,6 +184,11 @@ class _Api(Runs):
         """Return the workers, with ``retired`` those that have gone, too."""
         return (yield from self._all("workers", {"retired": retired}))
 
+    @Call
+    def webhooks(self, /) -> Steps[list[Thing]]:
+        """Return who is told of ends, failures and verdicts."""
+        return (yield from self._all("webhooks", {}))
+
     @listing(dict[str, Any])
     def audit(self, /, **filters: Any) -> Steps[None]:
         """Yield the record of steering acts, newest first; filters: ``actor``, ``target``, ``limit`` (of a page)."""

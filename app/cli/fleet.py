@@ -20,6 +20,8 @@ from lockstep.client import Client
 app = typer.Typer()
 workers = typer.Typer(no_args_is_help=True, help="What trains: list, drain, clear a quarantine.")
 app.add_typer(workers, name="workers")
+webhooks = typer.Typer(no_args_is_help=True, help="Who is told of ends, failures and verdicts (admins).")
+app.add_typer(webhooks, name="webhooks")
 AsJson = Annotated[bool, typer.Option("--json", help="What the API answers, as JSON")]
 WorkerId = Annotated[str, typer.Argument(help="Worker id, or its name where only one has it")]
 _TOP_SECONDS = 2.0
@@ -82,6 +84,59 @@ def queue(
             client.call("POST", f"queue/{action}")
         found = client.call("GET", "queue")
     typer.echo(json.dumps(found, indent=2) if as_json else "\n".join(text.queue_lines(found)))
+
+
+@webhooks.command("list")
+def list_webhooks(as_json: AsJson = False) -> None:
+    """List webhooks: where to, what is told, and failures since the last success."""
+    with reach() as client:
+        items = client.webhooks()
+    if as_json:
+        typer.echo(json.dumps(items, indent=2))
+        return
+    for item in items:
+        owner = f"  owner {item['owner']}" if item["owner"] else ""
+        typer.echo(f"{item['id']}  {item['url']}  {', '.join(item['events'])}  failures {item['failures']}{owner}")
+
+
+@webhooks.command("add")
+def add_webhook(
+    url: Annotated[str, typer.Argument(help="Where to send, http or https")],
+    event: Annotated[list[str] | None, typer.Option(help="end, failure or verdict; default: all three")] = None,
+    owner: Annotated[str | None, typer.Option(help="Only of this owner's experiments: an owner's id")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """Add a webhook; the secret that signs what it is sent is printed once."""
+    body = {"url": url, "owner": owner, **({"events": event} if event else {})}
+    with reach() as client:
+        made = client.call("POST", "webhooks", json=body)
+    typer.echo(json.dumps(made, indent=2) if as_json else f"{made['id']}  {made['secret']}")
+
+
+@webhooks.command("remove")
+def remove_webhook(webhook_id: Annotated[str, typer.Argument(help="Webhook id")]) -> None:
+    """Remove a webhook, with what it was still to be told."""
+    with reach() as client:
+        client.call("DELETE", f"webhooks/{webhook_id}")
+    typer.echo("removed")
+
+
+@webhooks.command("deliveries")
+def list_deliveries(
+    webhook_id: Annotated[str, typer.Argument(help="Webhook id")],
+    limit: Annotated[int, typer.Option(min=1, max=200)] = 20,
+    as_json: AsJson = False,
+) -> None:
+    """List what a webhook was told and is to be told, the newest first, and why something was not taken."""
+    with reach() as client:
+        items = client.call("GET", f"webhooks/{webhook_id}/deliveries", params={"limit": limit})["items"]
+    if as_json:
+        typer.echo(json.dumps(items, indent=2))
+        return
+    for item in items:
+        why = f"  {item['error']}" if item["error"] else ""
+        told = f"{item['event']:8} {item['state']:10} attempts {item['attempts']}"
+        typer.echo(f"{item['created_at'][:19].replace('T', ' ')}Z  {item['experiment_id']}  {told}{why}")
 
 
 @app.command()

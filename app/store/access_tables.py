@@ -5,6 +5,8 @@ from __future__ import annotations
 from sqlalchemy import (
     Column,
     Float,
+    ForeignKey,
+    Index,
     Integer,
     String,
     Table,
@@ -72,6 +74,36 @@ audit = Table(
     Column("before", Json),
     Column("after", Json),
     Column("request_id", String(64), nullable=False),
+)
+
+webhook = Table(
+    "webhook",
+    metadata,
+    Column("id", String(40), primary_key=True),
+    Column("url", Text, nullable=False),
+    Column("secret", String(200), nullable=False),
+    Column("events", Json, nullable=False),
+    Column("owner", String(200)),
+    Column("failures", Integer, nullable=False),
+    Column("not_before_epoch", Float, nullable=False),
+    Column("created_at", UtcDateTime, nullable=False),
+)
+
+#: What is to be sent, or was: the body is fixed when it is noted, in the transaction of what it tells.
+delivery = Table(
+    "delivery",
+    metadata,
+    Column("id", Integer, primary_key=True, autoincrement=True),
+    Column("webhook_id", ForeignKey("webhook.id", ondelete="CASCADE"), nullable=False),
+    Column("event", String(16), nullable=False),
+    Column("experiment_id", String(40), nullable=False),
+    Column("body", Text, nullable=False),
+    Column("state", String(16), nullable=False),
+    Column("attempts", Integer, nullable=False),
+    Column("error", Text),
+    Column("created_at", UtcDateTime, nullable=False),
+    Column("ended_at", UtcDateTime),
+    Index("ix_delivery_webhook_id_state", "webhook_id", "state", "id"),
 )
 
 usage = Table(

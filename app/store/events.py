@@ -11,6 +11,7 @@ from sqlalchemy import bindparam, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from app.store import tables as t
+from app.store import webhooks
 from app.store.engine import AT_THE_END, END_EVENTS, utc
 from app.store.rows import EventRow, WorkerEventRow, columns, every, one
 from lockstep.nonfinite import jsonable
@@ -69,6 +70,7 @@ class _Pending:
             first = int(session.execute(_TAKE_NUMBERS, given).scalar_one()) - len(events) + 1
             rows += [_row(experiment_id, first + i, event, utc(now)) for i, (event, now) in enumerate(events)]
         session.execute(_ADD, rows)
+        webhooks.note(session, rows)
 
 
 _ADD = insert(t.event)

@@ -516,3 +516,33 @@ class AuditRow:
     before: Any
     after: Any
     request_id: str
+
+
+@dataclass(frozen=True, slots=True)
+class WebhookRow:
+    """Where news are sent; ``owner`` None: of everybody's experiments."""
+
+    id: str
+    url: str
+    secret: str
+    events: list[str]
+    owner: str | None
+    failures: int
+    not_before_epoch: float
+    created_at: datetime
+
+
+@dataclass(frozen=True, slots=True)
+class DeliveryRow:
+    """News that are to be sent, or were."""
+
+    id: int
+    webhook_id: str
+    event: str
+    experiment_id: str
+    body: str
+    state: str
+    attempts: int
+    error: str | None
+    created_at: datetime
+    ended_at: datetime | None

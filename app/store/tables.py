@@ -22,11 +22,13 @@ from sqlalchemy import (
 
 from app.store.access_tables import audit as audit
 from app.store.access_tables import browser_session as browser_session
+from app.store.access_tables import delivery as delivery
 from app.store.access_tables import idempotency as idempotency
 from app.store.access_tables import live_ticket as live_ticket
 from app.store.access_tables import meta as meta
 from app.store.access_tables import token as token
 from app.store.access_tables import usage as usage
+from app.store.access_tables import webhook as webhook
 from app.store.columns import Json, UtcDateTime, one_of
 from app.store.columns import metadata as metadata
 from app.store.record_tables import EPISODE_FIELDS as EPISODE_FIELDS

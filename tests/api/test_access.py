@@ -52,6 +52,8 @@ TABLE = [
     ("POST", "/queue/pause", {"operator", "admin"}),
     ("GET", "/tokens", {"admin"}),
     ("GET", "/audit", {"admin"}),
+    ("GET", "/webhooks", {"admin"}),
+    ("POST", "/webhooks", {"admin"}),
     ("POST", "/workers", {"worker"}),
 ]
 

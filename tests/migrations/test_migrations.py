@@ -83,7 +83,7 @@ ADDED = {
     "audit": {"actor_id"},
     "idempotency": {"request_id", "effect"},
 }
-ADDED_TABLES = {"browser_session"}
+ADDED_TABLES = {"browser_session", "webhook", "delivery"}
 
 
 def all_rows(store: Store) -> dict[str, list[str]]:
