@@ -1,8 +1,8 @@
 """Background tasks of the server process: the scheduling tick, the sweep, reports of what has ended, webhooks.
 
-Three threads: building a report may take seconds, as may a receiver, and the sweep must keep its rhythm meanwhile. All they do
-is idempotent and guarded in the database, so that any number of API processes may run them and a crash at
-any line loses nothing.
+Three threads: building a report may take seconds, as may a receiver, and the sweep must keep its rhythm meanwhile.
+All they do is idempotent and guarded in the database, so that any number of API processes may run them and a crash
+at any line loses nothing.
 """
 
 from __future__ import annotations

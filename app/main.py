@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
 
-from app import middleware, problems
+from app import middleware, openapi, problems
 from app.background import BackgroundTasks
 from app.live import Hub
 from app.routes import artifacts, experiments, exports, live, operations, pages, reports, webhooks, workers
@@ -53,6 +53,8 @@ def create_app(settings: Settings) -> FastAPI:
     app.include_router(operations.health)
     pages.mount(app)
     problems.install(app)
+    openapi.install(app)
+    app.state.calls = openapi.by_tag
     middleware.install(app, settings)
     return app
 

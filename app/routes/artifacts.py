@@ -11,13 +11,13 @@ from starlette.types import Receive, Scope, Send
 
 from app.errors import NotFoundError
 from app.routes import documents as d
-from app.routes.deps import ContextDep, Cursor, Reader
+from app.routes.deps import ContextDep, Reader, StrictRoute
 from app.services import reading
 
-router = APIRouter(prefix="/api/v1", tags=["runs"])
+router = APIRouter(prefix="/api/v1", tags=["runs"], route_class=StrictRoute)
 
-RunId = Annotated[str, Path(pattern=r"^run_[0-9a-z]{4,40}$")]
-ArtifactId = Annotated[str, Path(pattern=r"^art_[0-9a-z]{4,40}$")]
+RunId = Annotated[str, Path(pattern=r"^run_[0-9a-z]{4,40}$", description="Run id")]
+ArtifactId = Annotated[str, Path(pattern=r"^art_[0-9a-z]{4,40}$", description="Artifact id")]
 
 
 class OpenFileResponse(FileResponse):
@@ -44,10 +44,12 @@ def read_logs(
     ctx: ContextDep,
     actor: Reader,
     run_id: RunId,
-    after: Cursor = None,
-    before: Cursor = None,
-    level: Literal["debug", "info", "warning", "error"] = "info",
-    tail: Annotated[int, Query(ge=1, le=2000)] = 200,
+    after: Annotated[str | None, Query(max_length=20_000, description="Lines after this cursor")] = None,
+    before: Annotated[str | None, Query(max_length=20_000, description="Lines before this cursor")] = None,
+    level: Annotated[
+        Literal["debug", "info", "warning", "error"], Query(description="The least severe lines to return")
+    ] = "info",
+    tail: Annotated[int, Query(ge=1, le=2000, description="Lines at most")] = 200,
 ) -> Any:
     """Read log lines of the run's block: the newest ones, those after a cursor, or those before one."""
     return reading.read_logs(ctx, run_id, cursor=after, before=before, level=level, limit=tail)

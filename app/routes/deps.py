@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Collection, Coroutine
 from dataclasses import replace
 from typing import Annotated, Any
 
-from fastapi import Depends, Header, Query, Request, Response
+from fastapi import Depends, Header, Query, Request, Response, params
+from fastapi.dependencies.utils import get_flat_params
 from fastapi.routing import APIRoute
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
@@ -18,7 +19,7 @@ from starlette.responses import JSONResponse
 from app.errors import AppError, ForbiddenError, InvalidError, UnauthorizedError
 from app.services import access, audit
 from app.services.context import Actor, Context
-from lockstep.spec.problems import Problem
+from lockstep.spec.problems import Problem, nearest, pointer
 
 SESSION_COOKIE = "lockstep_session"
 #: Things a page of a list holds unless another number is asked for.
@@ -58,6 +59,13 @@ def duplicate_key(key: str) -> InvalidError:
     return InvalidError(f"{message}; keep one of them", code="duplicate_key", errors=[problem])
 
 
+def _unknown_parameter(name: str, known: Collection[str]) -> InvalidError:
+    remedy = nearest(name, known) if known else "this call takes none"
+    message = f"unknown query parameter {name[:80]!r}"
+    problem = Problem(pointer("query", name[:80]), "unknown_parameter", message, remedy)
+    return InvalidError(f"{message} ({remedy})", code="unknown_parameter", errors=[problem])
+
+
 class StrictRequest(Request):
     """A request whose JSON is strict; ``refusal`` is what was wrong with it."""
 
@@ -75,13 +83,17 @@ class StrictRequest(Request):
 
 
 class StrictRoute(APIRoute):
-    """A route that reads its body as strict JSON; every router with bodies has it."""
+    """A route that reads its body as strict JSON and takes no query parameter that it does not know."""
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Wrap the handler so that it sees a ``StrictRequest``."""
         handler = super().get_route_handler()
+        known = {field.alias for field in get_flat_params(self.dependant) if isinstance(field.field_info, params.Query)}
 
         async def strict(request: Request) -> Response:
+            unknown = next((name for name in request.query_params if name not in known), None)
+            if unknown is not None:
+                raise _unknown_parameter(unknown, known)
             asked = StrictRequest(request.scope, request.receive)
             try:
                 return await handler(asked)
@@ -148,7 +160,11 @@ Admin = Annotated[Actor, Depends(_actor_with("admin"))]
 WorkerActor = Annotated[Actor, Depends(_actor_with("work"))]
 
 
-async def lease_token(lockstep_lease: Annotated[str, Header(min_length=1, max_length=200)]) -> str:
+async def lease_token(
+    lockstep_lease: Annotated[
+        str, Header(min_length=1, max_length=200, description="Secret of the lease, from the claim")
+    ],
+) -> str:
     """Return the lease token of the header ``Lockstep-Lease``."""
     return lockstep_lease
 

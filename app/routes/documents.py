@@ -6,6 +6,19 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
+from lockstep.spec.reading import load_text
+from lockstep.spec.template import template
+
+#: Where the OpenAPI document has the schema of a specification.
+SPECIFICATION = "#/components/schemas/Specification"
+SPEC_TEXT = template(env_id="CartPole-v1")
+SPEC_EXAMPLE = load_text(SPEC_TEXT)
+
+
+def strict(**example: Any) -> ConfigDict:
+    """Return the configuration of a body: no unknown key, and an example."""
+    return ConfigDict(extra="forbid", json_schema_extra={"examples": [example]})
+
 
 class Document(BaseModel):
     """Base of responses: extra keys may be added in later versions."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse
 
 from app.errors import InvalidError
@@ -36,17 +36,21 @@ from lockstep.text import Name, Note, Searched, Word, control_at
 router = APIRouter(prefix="/api/v1", tags=["experiments"], route_class=StrictRoute)
 
 ExperimentId = Annotated[str, Path(pattern=r"^exp_[0-9a-z]{4,40}$", description="Experiment id")]
-Limit = Annotated[int, Query(ge=1, le=200)]
+Limit = Annotated[int, Query(ge=1, le=200, description="Things a page")]
 _SPEC_BODY: dict[str, Any] = {
     "requestBody": {
         "required": True,
         "content": {
-            "application/json": {"schema": {"type": "object"}},
-            "application/yaml": {"schema": {"type": "string"}},
+            "application/json": {"schema": {"$ref": d.SPECIFICATION}, "example": d.SPEC_EXAMPLE},
+            "application/yaml": {"schema": {"type": "string"}, "example": d.SPEC_TEXT},
         },
     }
 }
-_OBJECT_BODY: dict[str, Any] = {"requestBody": {"content": {"application/json": {"schema": {"type": "object"}}}}}
+
+
+def _object_body(**example: Any) -> dict[str, Any]:
+    content = {"application/json": {"schema": {"type": "object"}, "example": example}}
+    return {"requestBody": {"content": content}}
 
 
 def _spec_of(request: Request, body: bytes) -> dict[str, Any]:
@@ -129,10 +133,12 @@ def list_experiments(
             "partial",
         ]
         | None,
-        Query(),
+        Query(description="Only this state"),
     ] = None,
-    owner: Annotated[Searched | None, Query(max_length=200)] = None,
-    tag: Annotated[Searched | None, Query(max_length=64)] = None,
+    owner: Annotated[
+        Searched | None, Query(max_length=200, description="Only of this owner: a name or an `owner_id`")
+    ] = None,
+    tag: Annotated[Searched | None, Query(max_length=64, description="Only with this tag")] = None,
     q: Annotated[Searched | None, Query(max_length=200, description="Part of the name, or an id")] = None,
     cursor: Cursor = None,
     limit: Limit = 50,
@@ -158,7 +164,7 @@ def get_experiment(ctx: ContextDep, actor: Reader, experiment_id: ExperimentId, 
 class Edit(BaseModel):
     """Fields that may be changed at any time."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = d.strict(notes="seed 42 was unlucky", tags=["clip"])
 
     name: Name | None = None
     notes: Annotated[Note, Field(max_length=20_000)] | None = None
@@ -223,7 +229,7 @@ def _steering_route(action: str, desired: Desired, summary: str) -> None:
             **d.problems(404, 409),
             200: {"description": "It was so already", "model": d.DesiredReply},
         },
-        openapi_extra=_OBJECT_BODY,
+        openapi_extra=_object_body(reason="a better idea"),
     )
 
 
@@ -235,7 +241,7 @@ _steering_route("cancel", Desired.CANCEL, "Stop for good; valid in every state t
 class Reorder(BaseModel):
     """Where to move: before or after another experiment, or (neither) to the top."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = d.strict(before="exp_0123456789abcdef0123")
 
     before: str | None = Field(None, max_length=60)
     after: str | None = Field(None, max_length=60)
@@ -256,7 +262,7 @@ def reorder_experiment(ctx: ContextDep, actor: Submitter, experiment_id: Experim
     status_code=201,
     response_model=d.Submitted,
     responses=d.problems(404, 409),
-    openapi_extra=_OBJECT_BODY,
+    openapi_extra=_object_body(overrides={"experiment": {"replicates": 12}}),
 )
 def clone_experiment(
     ctx: ContextDep,
@@ -283,7 +289,7 @@ def clone_experiment(
 class Extension(BaseModel):
     """How many replicates to append."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = d.strict(replicates=4)
 
     replicates: int = Field(ge=1, le=1000)
     exploratory: bool = Field(False, description="Outside of the registered analysis; the report says so")
@@ -363,8 +369,8 @@ def list_events(
     ctx: ContextDep,
     actor: Reader,
     experiment_id: ExperimentId,
-    after: Annotated[str | None, Query(max_length=MAX_CURSOR)] = None,
-    limit: Annotated[int, Query(ge=1, le=2000)] = 200,
+    after: Annotated[str | None, Query(max_length=MAX_CURSOR, description="`next` of the page before")] = None,
+    limit: Annotated[int, Query(ge=1, le=2000, description="Things a page")] = 200,
 ) -> Any:
     """Return the timeline after a cursor (or from the start): the truth behind the live streams."""
     position = Position.parse(after) if after else Position()
@@ -386,13 +392,15 @@ def read_series(
     ctx: ContextDep,
     actor: Reader,
     experiment_id: ExperimentId,
-    metrics: Annotated[list[str], Query(min_length=1, max_length=50)],
-    runs: Annotated[list[str] | None, Query(max_length=200)] = None,
-    x: Literal["step", "round", "time"] = "step",
-    low: Annotated[float | None, Query(allow_inf_nan=False)] = None,
-    high: Annotated[float | None, Query(allow_inf_nan=False)] = None,
-    max_points: Annotated[int, Query(ge=2, le=2000)] = 1000,
-    attempts: Literal["current", "all"] = "current",
+    metrics: Annotated[list[str], Query(min_length=1, max_length=50, description="Names of metrics; once for each")],
+    runs: Annotated[list[str] | None, Query(max_length=200, description="Ids of runs; default: all")] = None,
+    x: Annotated[Literal["step", "round", "time"], Query(description="What x is: steps, rounds or seconds")] = "step",
+    low: Annotated[float | None, Query(allow_inf_nan=False, description="Least x")] = None,
+    high: Annotated[float | None, Query(allow_inf_nan=False, description="Greatest x")] = None,
+    max_points: Annotated[int, Query(ge=2, le=2000, description="Buckets a series at most")] = 1000,
+    attempts: Annotated[
+        Literal["current", "all"], Query(description="all: rounds that were done again, too")
+    ] = "current",
 ) -> Any:
     """Read metric series in buckets (min, max, mean, first, last), bounded by rows."""
     request = SeriesRequest(runs or [], metrics, x, low, high, max_points, attempts == "all")

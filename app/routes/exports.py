@@ -18,13 +18,13 @@ from starlette.types import Receive, Scope, Send
 
 from app.errors import NotInstalledError
 from app.routes import documents as d
-from app.routes.deps import ContextDep, Reader
+from app.routes.deps import ContextDep, Reader, StrictRoute
 from app.routes.experiments import ExperimentId
 from app.services import exports
 from lockstep.logs import get_logger
 
 _log = get_logger("exports")
-router = APIRouter(prefix="/api/v1", tags=["reports"])
+router = APIRouter(prefix="/api/v1", tags=["reports"], route_class=StrictRoute)
 
 _FORMS: dict[str, tuple[Any, str]] = {
     "csv": (exports.write_csv, "text/csv; charset=utf-8"),
@@ -129,7 +129,9 @@ def export_experiment(
     actor: Reader,
     request: Request,
     experiment_id: ExperimentId,
-    form: Annotated[Literal["json", "csv", "sqlite", "parquet"], Query(alias="format")] = "json",
+    form: Annotated[
+        Literal["json", "csv", "sqlite", "parquet"], Query(alias="format", description="Form of the file")
+    ] = "json",
 ) -> Response:
     """Stream an experiment: all tables as JSON or SQLite, or the training episodes as CSV."""
     exports.check(ctx, experiment_id)
@@ -147,7 +149,9 @@ def export_experiment(
 
 @router.get("/compare", response_model=d.Document, responses=d.problems(404))
 def compare_experiments(
-    ctx: ContextDep, actor: Reader, experiments: Annotated[list[str], Query(min_length=1, max_length=8)]
+    ctx: ContextDep,
+    actor: Reader,
+    experiments: Annotated[list[str], Query(min_length=1, max_length=8, description="Ids; once for each")],
 ) -> Any:
     """Show only the keys in which the arms of some experiments differ, arms as columns."""
     return exports.compare(ctx, experiments)

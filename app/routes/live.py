@@ -231,8 +231,10 @@ def known_experiment(ctx: ContextDep, experiment_id: ExperimentId) -> str:
 
 
 def stream_start(
-    after: Annotated[str | None, Query(max_length=MAX_CURSOR)] = None,
-    last_event_id: Annotated[str | None, Header(max_length=MAX_CURSOR)] = None,
+    after: Annotated[str | None, Query(max_length=MAX_CURSOR, description="Cursor of the last frame read")] = None,
+    last_event_id: Annotated[
+        str | None, Header(max_length=MAX_CURSOR, description="As a browser sends it; wins over `after`")
+    ] = None,
 ) -> str | None:
     """Return the cursor to start from: the browser's Last-Event-ID wins over ``after``."""
     start = last_event_id or after
@@ -247,8 +249,8 @@ async def event_stream(
     actor: ReadActor,
     known: Annotated[str, Depends(known_experiment)],
     start: Annotated[str | None, Depends(stream_start)],
-    metrics: Annotated[list[str] | None, Query(max_length=50)] = None,
-    runs: Annotated[list[str] | None, Query(max_length=200)] = None,
+    metrics: Annotated[list[str] | None, Query(max_length=50, description="Metrics whose points are wanted")] = None,
+    runs: Annotated[list[str] | None, Query(max_length=200, description="Ids of runs; default: all")] = None,
 ) -> AsyncIterator[ServerSentEvent]:
     """Stream an experiment as server-sent events; the id of each is the cursor to resume from."""
     hub: Hub = request.app.state.hub
@@ -266,7 +268,7 @@ async def event_stream(
 class TicketRequest(BaseModel):
     """Which experiment a ticket is for."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = d.strict(experiment="exp_0123456789abcdef0123")
 
     experiment: str = Field(max_length=60)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.responses import JSONResponse, PlainTextResponse
 
@@ -36,7 +36,11 @@ def get_queue(ctx: ContextDep, actor: Reader, cursor: Cursor = None, limit: Page
 
 
 @router.post("/queue/{action}", response_model=d.Document, responses=d.problems())
-def steer_queue(ctx: ContextDep, actor: Operator, action: Literal["pause", "resume"]) -> Any:
+def steer_queue(
+    ctx: ContextDep,
+    actor: Operator,
+    action: Annotated[Literal["pause", "resume"], Path(description="What to do with the whole queue")],
+) -> Any:
     """Pause or resume the whole queue; running blocks go on."""
     changed = steering.pause_queue(ctx, actor, paused=action == "pause")
     return {"paused": action == "pause", "changed": changed}
@@ -45,7 +49,7 @@ def steer_queue(ctx: ContextDep, actor: Operator, action: Literal["pause", "resu
 class TokenRequest(BaseModel):
     """A token to create."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = d.strict(name="mia", role="submitter", days=90)
 
     name: Name
     role: Literal["viewer", "submitter", "operator", "admin", "worker"]
@@ -70,7 +74,9 @@ def create_token(ctx: ContextDep, actor: Admin, wanted: TokenRequest) -> Any:
 
 @router.delete("/tokens/{token_id}", status_code=204, responses=d.problems(404))
 def revoke_token(
-    ctx: ContextDep, actor: Admin, token_id: Annotated[str, Path(pattern=r"^tok_[0-9a-z]{4,40}$")]
+    ctx: ContextDep,
+    actor: Admin,
+    token_id: Annotated[str, Path(pattern=r"^tok_[0-9a-z]{4,40}$", description="Token id")],
 ) -> Response:
     """Revoke a token."""
     access.revoke(ctx, token_id, actor)
@@ -81,10 +87,14 @@ def revoke_token(
 def read_audit(
     ctx: ContextDep,
     actor: Admin,
-    by: Annotated[str | None, Query(alias="actor", max_length=200)] = None,
-    target: Annotated[str | None, Query(max_length=200)] = None,
-    cursor: Annotated[int | None, Query(ge=1, le=2**31 - 1)] = None,
-    limit: Annotated[int, Query(ge=1, le=200)] = 50,
+    by: Annotated[
+        str | None, Query(alias="actor", max_length=200, description="Only acts of a name or an owner's id")
+    ] = None,
+    target: Annotated[
+        str | None, Query(max_length=200, description="Only acts on this experiment, token, webhook or queue")
+    ] = None,
+    cursor: Annotated[int | None, Query(ge=1, le=2**31 - 1, description="`next` of the page before")] = None,
+    limit: Annotated[int, Query(ge=1, le=200, description="Things a page")] = 50,
 ) -> Any:
     """Read the record of steering acts, newest first."""
     return audit.page(ctx, actor=by, target=target, before=cursor, limit=limit)
@@ -93,7 +103,7 @@ def read_audit(
 class Login(BaseModel):
     """A token to exchange for a browser session."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = d.strict(token="lsk_...")  # noqa: S106 - an example
 
     token: str = Field(min_length=8, max_length=200)
 

@@ -96,6 +96,12 @@ def audit_page(request: Request) -> HTMLResponse:
     return _page(request, "audit.html")
 
 
+@router.get("/docs")
+def docs_page(request: Request) -> HTMLResponse:
+    """Every call of the API, from its OpenAPI document."""
+    return _page(request, "docs.html", groups=request.app.state.calls(request.app.openapi()))
+
+
 @router.get("/login")
 def login_page(request: Request) -> HTMLResponse:
     """Exchange a token for a session."""

@@ -6,7 +6,7 @@ from importlib.metadata import version as package_version
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse
 
 from app.routes import documents as d
@@ -39,8 +39,10 @@ def get_report(
     ctx: ContextDep,
     actor: Reader,
     experiment_id: ExperimentId,
-    form: Annotated[Literal["json", "html", "md", "csv", "py"], Query(alias="format")] = "json",
-    version: Annotated[int | None, Query(ge=1, le=1_000_000)] = None,
+    form: Annotated[
+        Literal["json", "html", "md", "csv", "py"], Query(alias="format", description="Form of the report")
+    ] = "json",
+    version: Annotated[int | None, Query(ge=1, le=1_000_000, description="Which report; default: the newest")] = None,
 ) -> Response:
     """Return an immutable report: JSON, HTML, Markdown, scores as CSV, or the script that recomputes it (py)."""
     row = reports.read(ctx, experiment_id, version)
@@ -71,7 +73,7 @@ def list_reports(
 class CalibrationRequest(BaseModel):
     """What to calibrate: simulated scores, or the replicates of an experiment re-randomised."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = d.strict(repetitions=1000)
 
     experiment: str | None = Field(None, max_length=60)
     repetitions: int = Field(1000, ge=50, le=10_000)

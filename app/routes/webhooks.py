@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Path, Query, Response
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 
 from app.routes import documents as d
 from app.routes.deps import PAGE, Admin, ContextDep, Cursor, PageLimit, StrictRoute
@@ -18,9 +18,7 @@ WebhookId = Annotated[str, Path(pattern=r"^whk_[0-9a-z]{4,40}$", description="We
 class NewWebhook(BaseModel):
     """Where to send what."""
 
-    model_config = ConfigDict(
-        extra="forbid", json_schema_extra={"examples": [{"url": "https://chat.example/hook", "events": ["verdict"]}]}
-    )
+    model_config = d.strict(url="https://chat.example/hook", events=["verdict"])
 
     url: str = Field(max_length=2000, description="http or https; no redirect is followed")
     events: list[Literal["end", "failure", "verdict"]] = Field(

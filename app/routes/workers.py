@@ -7,7 +7,7 @@ import time
 from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse
 
@@ -32,11 +32,13 @@ from lockstep.text import Line
 
 router = APIRouter(prefix="/api/v1", route_class=StrictRoute)
 
-WorkerId = Annotated[str, Path(pattern=r"^wrk_[0-9a-z]{4,40}$")]
-AssignmentId = Annotated[str, Path(pattern=r"^asg_[0-9a-z]{4,40}$")]
-BlockId = Annotated[str, Path(pattern=r"^blk_[0-9a-z]{4,40}$")]
+WorkerId = Annotated[str, Path(pattern=r"^wrk_[0-9a-z]{4,40}$", description="Worker id")]
+AssignmentId = Annotated[str, Path(pattern=r"^asg_[0-9a-z]{4,40}$", description="Assignment id")]
+BlockId = Annotated[str, Path(pattern=r"^blk_[0-9a-z]{4,40}$", description="Block id")]
 Wait = Annotated[float, Query(ge=0, le=30, description="Seconds to wait")]
-RoundIndex = Annotated[int, Path(ge=0, le=1_000_000)]
+RoundIndex = Annotated[int, Path(ge=0, le=1_000_000, description="Number of the round, from 0")]
+Retired = Annotated[bool, Query(description="Those that have gone, too")]
+FileHash = Annotated[str, Path(pattern=r"^[0-9a-f]{64}$", description="SHA-256 of the file")]
 
 
 @router.post("/workers", tags=["worker"], response_model=p.RegisterReply, responses=d.problems(409, 426))
@@ -126,8 +128,8 @@ async def wait_at_barrier(
     ctx: ContextDep,
     actor: WorkerActor,
     block_id: BlockId,
-    attempt: Annotated[int, Query(ge=0, le=1_000_000)],
-    index: Annotated[int, Query(alias="round", ge=0, le=1_000_000)],
+    attempt: Annotated[int, Query(ge=0, le=1_000_000, description="Number of the attempt")],
+    index: Annotated[int, Query(alias="round", ge=0, le=1_000_000, description="Number of the round")],
     wait: Wait = 25.0,
 ) -> Response:
     """Wait until every live run of the block has handed in the round."""
@@ -184,13 +186,15 @@ async def upload_file(
     ctx: ContextDep,
     actor: WorkerActor,
     assignment_id: AssignmentId,
-    sha256: Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")],
+    sha256: FileHash,
     lease: Lease,
     request: Request,
-    run_id: Annotated[str, Query(max_length=60)],
-    kind: Annotated[str, Query(pattern="^(checkpoint|policy|artifact)$")],
-    name: Annotated[Line, Query(min_length=1, max_length=200)],
-    next_round: Annotated[int | None, Query(ge=0, le=1_000_000)] = None,
+    run_id: Annotated[str, Query(max_length=60, description="Of which run it is")],
+    kind: Annotated[str, Query(pattern="^(checkpoint|policy|artifact)$", description="What it is")],
+    name: Annotated[Line, Query(min_length=1, max_length=200, description="Name of the file")],
+    next_round: Annotated[
+        int | None, Query(ge=0, le=1_000_000, description="Of a checkpoint: the round that comes next")
+    ] = None,
 ) -> Any:
     """Upload a checkpoint or policy; a checkpoint counts after its commit."""
     if kind == "checkpoint" and next_round is None:
@@ -210,7 +214,7 @@ def download_file(
     ctx: ContextDep,
     actor: WorkerActor,
     assignment_id: AssignmentId,
-    sha256: Annotated[str, Path(pattern=r"^[0-9a-f]{64}$")],
+    sha256: FileHash,
     lease: Lease,
 ) -> Response:
     """Download a committed checkpoint of a run of this assignment."""
@@ -247,7 +251,7 @@ def release_assignment(
 
 @router.get("/workers", tags=["workers"], response_model=d.Page, responses=d.problems())
 def list_workers(
-    ctx: ContextDep, actor: Reader, retired: bool = False, cursor: Cursor = None, limit: PageLimit = PAGE
+    ctx: ContextDep, actor: Reader, retired: Retired = False, cursor: Cursor = None, limit: PageLimit = PAGE
 ) -> Any:
     """List workers with device, health and what each one holds."""
     return pages.cut(reading.list_workers(ctx, include_retired=retired), cursor, limit)
@@ -262,7 +266,7 @@ def get_worker(ctx: ContextDep, actor: Reader, worker_id: WorkerId) -> Any:
 class Drain(BaseModel):
     """How to drain: after its block, or at the next round border."""
 
-    model_config = ConfigDict(extra="forbid")
+    model_config = d.strict(now=False)
 
     now: bool = False
 
