@@ -184,7 +184,7 @@ def disturbed(cast: Cast, cluster: Cluster, fire: Fire, rounds: int) -> tuple[li
     began, cleared = time.monotonic(), 0
     ids: list[str] = []
     open_ids: list[str] = []
-    with Client(cast.url) as client:
+    with Client(cast.url, patience=0.0) as client:
         while fire.left > 0:
             found = statuses(client, open_ids)
             if len(found) == len(open_ids):
@@ -231,7 +231,7 @@ def run(given: argparse.Namespace, cluster: Cluster, directory: Path) -> dict[st
                 }
             else:
                 began = time.monotonic()
-                with Client(cast.url) as client:
+                with Client(cast.url, patience=0.0) as client:
                     ids = [submit(client, number, given.rounds) for number in range(len(results[0]))]
                     states = wait_for(client, ids)
                 figures["seconds_undisturbed"] = round(time.monotonic() - began, 1)

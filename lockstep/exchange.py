@@ -10,6 +10,7 @@ import functools
 import json
 import logging
 import random
+import re
 from collections.abc import AsyncIterator, Awaitable, Callable, Generator, Iterator, Mapping
 from contextlib import AsyncExitStack, ExitStack
 from dataclasses import dataclass, field, replace
@@ -21,6 +22,8 @@ import httpx
 _log = logging.getLogger("lockstep.client")
 #: Answers of a proxy whose server is away, of a server that is busy, and of one that is asked too often.
 AWAY = frozenset({429, 502, 503, 504})
+#: How the operating system's errors begin.
+_NUMBER = re.compile(r"^\[Errno -?\d+\] ")
 _FIRST_WAIT, _LONGEST_WAIT = 0.5, 10.0
 _SAFE_TO_REPEAT = frozenset({"GET", "HEAD", "PUT", "DELETE", "PATCH"})
 T = TypeVar("T")
@@ -233,7 +236,7 @@ def _asked_to_wait(reply: Reply) -> float:
 
 def reason_of(error: httpx.TransportError) -> str:
     """Return what to tell of a lost connection."""
-    return str(error) or type(error).__name__
+    return _NUMBER.sub("", str(error)) or type(error).__name__
 
 
 def json_of(request: Request, patience: Patience) -> Steps[Any]:

@@ -11,7 +11,9 @@ from typing import Any
 import structlog
 
 _SECRET_KEYS = re.compile(r"token|secret|password|authorization|cookie|lease$|api_key", re.IGNORECASE)
-_SECRET_VALUES = re.compile(r"(ls[kt]_[A-Za-z0-9_-]{8})[A-Za-z0-9_-]+|(Bearer\s+)\S+|(://[^:/\s]+:)[^@/\s]+(?=@)")
+_SECRET_VALUES = re.compile(
+    r"((?:ls[kst]|whs)_[A-Za-z0-9_-]{8})[A-Za-z0-9_-]+|(Bearer\s+)\S+|(://[^:/\s]+:)[^@/\s]+(?=@)"
+)
 
 
 def redact(value: Any) -> Any:

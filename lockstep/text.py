@@ -1,4 +1,4 @@
-"""Text that people give: what may stand in a name and in a note, and how a name is shown among other text.
+"""Text that people give: what may stand in a name and in a note.
 
 A name is a label of any script on one line. Control characters and lone surrogates, which no database holds and a
 terminal obeys, are refused by every way in.
@@ -12,9 +12,6 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 _LINE_BREAKS = "\u2028\u2029"
-#: Begin and end of text whose direction ends with it.
-_ISOLATE, _END = "\u2068", "\u2069"
-_ISOLATES = dict.fromkeys(map(ord, "\u2066\u2067\u2068\u2069"))
 
 
 def check_line(text: str) -> str:
@@ -64,13 +61,6 @@ def control_at(value: Any, at: str = "") -> str | None:
         items = list(enumerate(value)) if isinstance(value, list | tuple) else []
     found = (control_at(item, f"{at}/{key}") for key, item in items)
     return next((place for place in found if place is not None), None)
-
-
-def isolated(text: str) -> str:
-    """Return a name for a line of other text: its direction, left or right, ends where it ends."""
-    if text.isascii():
-        return text
-    return f"{_ISOLATE}{text.translate(_ISOLATES)}{_END}"
 
 
 def _refuse_controls(text: str, allowed: str) -> None:

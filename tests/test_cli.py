@@ -190,8 +190,8 @@ def test_version_and_help_of_everything_come_without_a_server() -> None:
         assert name in told
 
 
-def test_help_loads_neither_statistics_nor_torch() -> None:
-    heavy = "{'scipy', 'torch', 'fastapi', 'numpy'}"
+def test_help_loads_neither_client_nor_specifications_nor_statistics() -> None:
+    heavy = "{'scipy', 'torch', 'fastapi', 'numpy', 'httpx', 'pydantic', 'yaml', 'asyncio', 'rich.live', 'rich.table'}"
     code = f"import sys; from app.cli import people; print(sorted({heavy} & set(sys.modules)))"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "[]\n"
 

@@ -15,7 +15,7 @@ import uvicorn
 from pydantic import ValidationError
 
 from app.cli.demo import run_demo
-from app.cli.ends import fail, run
+from app.cli.ends import fail, run, within
 from app.errors import AppError
 from app.main import create_app, open_store
 from app.routes.live import MAX_HEAD_BYTES
@@ -29,9 +29,10 @@ from app.store import migrate, opening, workers
 from app.store.engine import StartupError, Store, sqlite_module, sqlite_warning
 from app.store.points import MetricNames
 from lockstep import plugins
+from lockstep.direction import isolated
 from lockstep.spec.faults import sentence
 from lockstep.status import WorkerStatus
-from lockstep.text import check_line, isolated
+from lockstep.text import check_line
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Commands for operators.")
 database = typer.Typer(no_args_is_help=True, help="Schema of the database.")
@@ -251,7 +252,7 @@ def demo(
     spec: Annotated[Path, typer.Option(exists=True, help="What to submit")] = Path(
         "examples/digits-shaped-vs-simplified.yaml"
     ),
-    workers: Annotated[int, typer.Option(min=1, max=64, help="CPU workers")] = 2,
+    workers: Annotated[int, typer.Option(callback=within(1, 64), help="CPU workers")] = 2,
 ) -> None:
     """Run the whole product on this machine once: server, workers, experiment, verdict."""
     run_demo(spec, num_workers=workers)

@@ -7,48 +7,77 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
-import httpx
 import typer
 
 from lockstep.address import BadAddress
-from lockstep.client import ApiError, Client
 from lockstep.spec.problems import InvalidSpecError
+
+if TYPE_CHECKING:
+    from lockstep.client import Client
 
 
 def run(app: typer.Typer, arguments: list[str], *, name: str = "lockstep") -> None:
     """Run a command; refusals, a missing server and files that cannot be used end the process with a sentence."""
     try:
         app(args=arguments, prog_name=name)
-    except ApiError as error:
-        _end(
-            f"no answer from {Client().url}: {error}" if error.is_away else f"refused: {error}",
-            3 if error.is_away else 1,
-        )
-    except InvalidSpecError as error:
-        _end("\n".join(f"refused: {item}" for item in error.problems), 1)
-    except BadAddress as error:
-        _end(f"error: {error}", 2)
-    except httpx.TransportError as error:
-        _end(f"no answer from {Client().url} ({error}); start one with `lockstep serve`, or name it: LOCKSTEP_URL", 3)
     except BrokenPipeError:  # who reads has enough, as `head` has
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         sys.exit(0)
-    except OSError as error:
-        _end(f"error: {error.filename or 'a file'}: {error.strerror or error}", 2)
+    except Exception as error:
+        told = ended_by(error)
+        if told is None:
+            raise
+        typer.echo(told[0], err=True)
+        sys.exit(told[1])
+
+
+def ended_by(error: Exception) -> tuple[str, int] | None:
+    """Return what to say of an error that people can mend, and the exit code; None of any other."""
+    import httpx
+
+    from lockstep.client import ApiError, MissingPackage
+    from lockstep.exchange import reason_of
+
+    if isinstance(error, ApiError):
+        return (f"no answer from {_server()}: {error}", 3) if error.is_away else (f"refused: {error}", 1)
+    if isinstance(error, InvalidSpecError):
+        return "\n".join(f"refused: {item}" for item in error.problems), 1
+    if isinstance(error, BadAddress | MissingPackage):
+        return f"error: {error}", 2
+    if isinstance(error, httpx.TransportError):
+        why = f"no answer from {_server()} ({reason_of(error)})"
+        return f"{why}; start one with `lockstep serve`, or name it: LOCKSTEP_URL", 3
+    if isinstance(error, OSError):
+        return f"error: {error.filename or 'a file'}: {error.strerror or error}", 2
+    return None
+
+
+def _server() -> str:
+    return reach().url
 
 
 def reach(*, patience: float = 0.0, timeout: float = 60.0) -> Client:
     """Return a client of the server; what cannot be reached is told at once, or after ``patience`` seconds."""
+    from lockstep.client import Client
+
     return Client(patience=patience, timeout=timeout)
+
+
+def within(low: int, high: int) -> Callable[[int], int]:
+    """Return a check of an option: a whole number of a range."""
+
+    def check(value: int) -> int:
+        if not low <= value <= high:
+            raise typer.BadParameter(f"use a number from {low} to {high}, not {value}")
+        return value
+
+    return check
 
 
 def fail(error: Exception | str, code: int) -> typer.Exit:
     """Say what went wrong and return the exit to raise."""
     typer.echo(f"error: {error}", err=True)
     return typer.Exit(code)
-
-
-def _end(sentence: str, code: int) -> None:
-    typer.echo(sentence, err=True)
-    sys.exit(code)

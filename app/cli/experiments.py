@@ -8,16 +8,16 @@ import sys
 import time
 from itertools import islice
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-import yaml
 
 from app.cli import text
-from app.cli.ends import reach
+from app.cli.ends import reach, within
 from app.cli.files import SpecFile, load
-from app.cli.watching import Board, follow
-from lockstep.client import Client, Submitted
+
+if TYPE_CHECKING:
+    from lockstep.client import Client, Submitted
 
 app = typer.Typer()
 Id = Annotated[str, typer.Argument(help="Experiment id")]
@@ -83,6 +83,8 @@ def ab(
     """Compare reward modes: one arm for each name between `-vs-`."""
     spec = ab_spec(comparison, envs=envs, rounds=rounds, replicates=replicates, preset=preset, sesoi=sesoi)
     if dry_run:
+        import yaml
+
         typer.echo(json.dumps(spec) if as_json else yaml.safe_dump(spec, sort_keys=False).rstrip())
         return
     with reach() as client:
@@ -107,7 +109,7 @@ def list_experiments(
     status: Annotated[str | None, typer.Option(help="Only this status")] = None,
     owner: Annotated[str | None, typer.Option(help="Only of this owner")] = None,
     tag: Annotated[str | None, typer.Option(help="Only with this tag")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=200)] = 20,
+    limit: Annotated[int, typer.Option(callback=within(1, 200), help="From 1 to 200")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List experiments, newest first."""
@@ -140,6 +142,8 @@ def watch(
     plain: Annotated[bool, typer.Option("--plain", help="Lines also on a terminal, instead of a table")] = False,
 ) -> None:
     """Follow the comparison of every round until the end; code 1 unless the experiment succeeded."""
+    from app.cli.watching import Board, follow
+
     with reach() as asking:
         first = asking.show(experiment_id)
         with reach(patience=FOLLOWED_SECONDS) as client:
@@ -195,13 +199,31 @@ def logs(
 def export(
     experiment_id: Id,
     form: Annotated[str, typer.Option("--format", help="json, csv (training episodes) or sqlite")] = "json",
-    output: Annotated[Path | None, typer.Option(help="File; default: EXPERIMENT.FORMAT")] = None,
+    output: Annotated[Path | None, typer.Option(help="File or folder; default: EXPERIMENT.FORMAT, or TRACKER")] = None,
+    to: Annotated[
+        str | None, typer.Option("--to", help="For a tracker instead: tensorboard, mlflow or wandb-offline")
+    ] = None,
 ) -> None:
-    """Save everything that is stored of an experiment."""
+    """Save everything that is stored of an experiment, or its metrics in the form of a tracker."""
+    if to is not None:
+        _export_to(experiment_id, to, output or Path({"mlflow": "mlruns"}.get(to, to)))
+        return
     target = output or Path(f"{experiment_id}.{form}")
     with reach() as client:
         size = client.download(f"experiments/{experiment_id}/export", target, format=form)
     typer.echo(f"written to {target} ({size / 1e6:.1f} MB)")
+
+
+def _export_to(experiment_id: str, tracker: str, folder: Path) -> None:
+    from lockstep import trackers
+
+    write = trackers.WRITERS.get(tracker)
+    if write is None:
+        raise typer.BadParameter(f"use one of {', '.join(trackers.WRITERS)}", param_hint="--to")
+    with reach() as client:
+        experiment = trackers.collect(client, experiment_id)
+    write(experiment, folder)
+    typer.echo(f"{len(experiment.runs)} runs written to {folder}")
 
 
 @app.command()
@@ -294,7 +316,7 @@ def report(
 @app.command()
 def calibrate(
     experiment_id: Annotated[str | None, typer.Argument(help="Re-randomise it; default: simulated scores")] = None,
-    repetitions: Annotated[int, typer.Option(min=50, max=10_000)] = 1000,
+    repetitions: Annotated[int, typer.Option(callback=within(50, 10_000), help="From 50 to 10000")] = 1000,
     as_json: AsJson = False,
 ) -> None:
     """Report the false-winner rate of the whole analysis with its band; code 1 when it lies outside."""

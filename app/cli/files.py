@@ -8,8 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from lockstep.spec.reading import load_bytes, load_file
-
 
 def _there(file: Path | None) -> Path | None:
     if file is not None and str(file) != "-" and not file.is_file():
@@ -27,4 +25,6 @@ def load(file: Path) -> dict[str, Any]:
     Raises:
         InvalidSpecError: it is neither YAML nor JSON.
     """
+    from lockstep.spec.reading import load_bytes, load_file
+
     return load_bytes(sys.stdin.buffer.read()) if str(file) == "-" else load_file(file)

@@ -6,16 +6,15 @@ import json
 import sys
 import time
 from itertools import islice
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
-from rich.live import Live
-from rich.text import Text
 
 from app.cli import text
-from app.cli.ends import reach
-from lockstep.client import Client
+from app.cli.ends import reach, within
+
+if TYPE_CHECKING:
+    from lockstep.client import Client
 
 app = typer.Typer()
 workers = typer.Typer(no_args_is_help=True, help="What trains: list, drain, clear a quarantine.")
@@ -124,7 +123,7 @@ def remove_webhook(webhook_id: Annotated[str, typer.Argument(help="Webhook id")]
 @webhooks.command("deliveries")
 def list_deliveries(
     webhook_id: Annotated[str, typer.Argument(help="Webhook id")],
-    limit: Annotated[int, typer.Option(min=1, max=200)] = 20,
+    limit: Annotated[int, typer.Option(callback=within(1, 200), help="From 1 to 200")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List what a webhook was told and is to be told, the newest first, and why something was not taken."""
@@ -143,7 +142,7 @@ def list_deliveries(
 def audit(
     by: Annotated[str | None, typer.Option("--actor", help="Only what this one did: a name or an owner's id")] = None,
     target: Annotated[str | None, typer.Option(help="Only what was done to this experiment, token or queue")] = None,
-    limit: Annotated[int, typer.Option(min=1, max=2000)] = 50,
+    limit: Annotated[int, typer.Option(callback=within(1, 2000), help="From 1 to 2000")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """Show who did what, newest first: submitted, paused, cancelled, edited, created and revoked tokens, logged in."""
@@ -162,6 +161,10 @@ def top(
     as_json: AsJson = False,
 ) -> None:
     """Show workers, what runs and what waits, every two seconds until Ctrl-C."""
+    from rich.console import Console
+    from rich.live import Live
+    from rich.text import Text
+
     with reach() as client:
         if as_json:
             typer.echo(json.dumps(_overview(client), indent=2))

@@ -6,7 +6,6 @@ with more packages, which takes this process's place.
 
 from __future__ import annotations
 
-import importlib.metadata
 import importlib.util
 import os
 import sys
@@ -55,6 +54,8 @@ HANDED_OVER = {
 
 def _version(wanted: bool) -> None:
     if wanted:
+        import importlib.metadata
+
         typer.echo(f"lockstep {importlib.metadata.version('lockstep')}")
         raise typer.Exit
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from lockstep.text import isolated
+from lockstep.direction import isolated
 
 
 def plan_text(plan: Mapping[str, Any]) -> str:

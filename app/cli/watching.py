@@ -15,7 +15,7 @@ from rich.table import Table
 
 from app.cli.text import arms_text, duration, score_text
 from lockstep.client import ApiError
-from lockstep.text import isolated
+from lockstep.direction import isolated
 
 #: So long nothing may be said.
 _QUIET_SECONDS = 5.0

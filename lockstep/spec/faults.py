@@ -25,7 +25,7 @@ FORMS = {
     r"^(checkpoint|policy|artifact)$": "checkpoint, policy or artifact",
     **{
         rf"^{kind}_[0-9a-z]{{4,40}}$": f"an id that begins with {kind}_"
-        for kind in ("exp", "run", "art", "wrk", "asg", "blk", "tok")
+        for kind in ("exp", "run", "art", "wrk", "asg", "blk", "tok", "whk")
     },
 }
 _KINDS = {
@@ -122,8 +122,28 @@ def paths_of(model: type[BaseModel], prefix: str = "") -> Iterator[str]:
             yield from paths_of(inner, f"{prefix}{name}.")
 
 
+#: Fields of ours by the names that other libraries have for them.
+FOREIGN = {
+    "learning_rate": "ppo.lr",
+    "n_steps": "env.rollout_steps",
+    "num_steps": "env.rollout_steps",
+    "num_envs": "env.n_envs",
+    "n_epochs": "ppo.epochs",
+    "update_epochs": "ppo.epochs",
+    "num_minibatches": "ppo.minibatches",
+    "clip_range": "ppo.clip",
+    "clip_coef": "ppo.clip",
+    "gae_lambda": "ppo.lambda",
+    "ent_coef": "ppo.entropy_coef_start",
+    "vf_coef": "ppo.value_coef",
+    "max_grad_norm": "ppo.grad_clip",
+}
+#: Names of how long to train: rounds are counted here.
+_LENGTHS = ("total_timesteps", "timesteps", "num_timesteps", "max_steps", "total_steps")
+
+
 def remedy_for_key(key: str, known: Sequence[str], elsewhere: Sequence[str] = ()) -> str:
-    """Return what may have been meant by an unknown key: a field of that very name elsewhere, else one like it here.
+    """Return what may have been meant by an unknown key: a field of that name elsewhere or in other libraries, or like.
 
     Args:
         key: the unknown key.
@@ -131,7 +151,11 @@ def remedy_for_key(key: str, known: Sequence[str], elsewhere: Sequence[str] = ()
         elsewhere: paths of fields that stand in other places.
     """
     same = [path for path in elsewhere if path.rpartition(".")[2] == key]
-    return f"did you mean {_either(same)}?" if 0 < len(same) <= 3 else nearest(key, known)
+    if 0 < len(same) <= 3:
+        return f"did you mean {_either(same)}?"
+    if key in _LENGTHS:
+        return "give budget.rounds: the steps divided by env.n_envs x env.rollout_steps"
+    return f"did you mean {FOREIGN[key]}?" if key in FOREIGN else nearest(key, known)
 
 
 def _in_data(detail: ErrorDetails, data: Any) -> Location:

@@ -7,6 +7,7 @@ raises ``InvalidSpecError`` with all problems found. Nothing here loads an envir
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
@@ -139,6 +140,10 @@ def _check_plain(raw: Mapping[str, Any]) -> None:
     try:
         json.dumps(raw, allow_nan=False)
     except (TypeError, ValueError, RecursionError) as error:
+        found = _not_finite(raw) if isinstance(error, ValueError) else None
+        if found is not None:
+            where, value = found
+            raise _problem(where, "malformed", f"{value} is no finite number", "give a finite one") from error
         message = f"not plain JSON data: {error}"
         raise _problem("", "malformed", message, "use text, finite numbers, lists and mappings") from error
     if depth(raw) > MAX_DEPTH:
@@ -146,6 +151,15 @@ def _check_plain(raw: Mapping[str, Any]) -> None:
     place = control_at(raw)
     if place is not None:
         raise _problem(place, "control_character", "control characters are not allowed", "remove them")
+
+
+def _not_finite(value: Any, at: str = "") -> tuple[str, float] | None:
+    """Return the JSON pointer of the first number in plain data that is not finite, and the number."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return at, value
+    items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
+    found = (_not_finite(item, f"{at}/{key}") for key, item in items)
+    return next((place for place in found if place is not None), None)
 
 
 def _with_preset(raw: Mapping[str, Any]) -> dict[str, Any]:

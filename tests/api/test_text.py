@@ -15,8 +15,8 @@ from typer.testing import CliRunner
 from app.cli.people import app as command
 from app.services.artifacts import FileStore
 from app.services.cursors import encode_cursor
+from lockstep.direction import isolated
 from lockstep.spec.presets import merge
-from lockstep.text import isolated
 from tests.conftest import LiveServer, wait_until
 from tests.factories import SimulatedWorker, submit, tiny_spec
 

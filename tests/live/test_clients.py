@@ -105,7 +105,7 @@ async def _run_cells(notebook: dict[str, Any]) -> list[Any]:
         for part, mode in ((tree, "exec"), (last, "eval")):
             if part is None:
                 continue
-            code = ast.Expression(part.value) if isinstance(part, ast.Expr) else part
+            code = ast.unparse(part)
             made = eval(compile(code, "cell", mode, flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT), names)
             value = await made if inspect.iscoroutine(made) else made
             shown += [value] if mode == "eval" else []

