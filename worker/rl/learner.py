@@ -25,7 +25,7 @@ from worker.rl.nets import FlatParameters, InputLayout, PolicyNet, State, build_
 from worker.rl.normalise import ObsNormalizer, PopArt, RewardScaler
 
 _VALUE_GAIN = 1.0
-_ADAM_BETAS = (0.9, 0.999)
+ADAM_BETAS = (0.9, 0.999)
 _VALUE_GAIN_POPART = 0.1
 
 
@@ -211,7 +211,7 @@ def build_learner(
 
 def adam_step(flat: FlatParameters, adam: Adam, lr: float, eps: float, scale: float) -> None:
     """One Adam step (Kingma & Ba 2015, algorithm 1) on the flat vector with the gradient times ``scale``."""
-    beta1, beta2 = _ADAM_BETAS
+    beta1, beta2 = ADAM_BETAS
     adam.steps += 1
     grad = flat.grad if scale == 1.0 else flat.grad.mul_(scale)
     adam.m.lerp_(grad, 1.0 - beta1)

@@ -3,8 +3,9 @@
 Both answer the same three calls: ``step`` (logits of one step), ``step_values`` and ``sequence``
 (logits and values of a whole rollout, with resets inside). Parameters live in one flat vector so
 that the optimiser, the gradient norm and the hash each are a few vector operations. Modules are
-built without touching a global generator and filled from keyed draws.
-Axes: T step, E environment, O features, I ids, P bytes of all images, H heads, N outputs of the widest head.
+built without touching a global generator and filled from keyed draws. ``StackedMLP`` is several MLPs of one
+shape as one, each with its own parameters.
+Axes: T step, E environment, O features, I ids, P bytes of all images, H heads, N outputs of the widest head, R run.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 
 import numpy as np
 import torch
@@ -31,6 +33,8 @@ Draw = Callable[[str, tuple[int, ...]], np.ndarray]
 _BODY_GAIN = math.sqrt(2.0)
 _POLICY_GAIN = 0.01
 _EMBEDDING_STD = 0.02
+#: Multiplications of a product, and trials with one, by which ``batches_exactly`` judges: few may agree by chance.
+_LEAST, _TRIALS = 400, 2
 
 
 @dataclass(frozen=True)
@@ -52,9 +56,53 @@ class InputLayout:
     images: tuple[Image, ...] = ()
 
 
-def _weights(*layers: nn.Linear) -> list[tuple[Tensor, Tensor]]:
+#: Weight [N, D] and bias [N] of a linear layer, or [R, N, D] and [R, N] of those of several runs.
+Affine = tuple[Tensor, Tensor]
+
+
+def _weights(*layers: nn.Linear) -> list[Affine]:
     """The layers without module calls and look-ups: acting on a few environments is all overhead."""
     return [(layer.weight, layer.bias) for layer in layers]
+
+
+def _affine(x: Tensor, layer: Affine) -> Tensor:
+    """Return x W' + b; of x [R, B, D] and stacked layers a product for each run, with the bits that it has alone."""
+    weight, bias = layer
+    if weight.ndim == 2:
+        return F.linear(x, weight, bias)
+    if batches_exactly(*x.shape, weight.shape[1]):
+        return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+    return torch.stack([F.linear(*own) for own in zip(x.unbind(), weight.unbind(), bias.unbind(), strict=True)])
+
+
+@lru_cache(maxsize=4096)
+def batches_exactly(runs: int, rows: int, inputs: int, outputs: int) -> bool:
+    """Return whether a batched product gives each of ``runs`` what it has alone, here, forward and backward.
+
+    A library may add the terms of a product in another order when several are asked for (very small ones, and those
+    with one output), so it is tried out, on numbers that would show it, once for each shape.
+    """
+    if rows * inputs * outputs < _LEAST:
+        return False
+    draw = np.random.default_rng(rows)
+    with torch.inference_mode(mode=False), torch.enable_grad():
+        for _ in range(_TRIALS):
+            shapes = ((runs, rows, inputs), (runs, outputs, inputs), (runs, outputs), (runs, rows, outputs))
+            x, weight, bias, slope = (torch.from_numpy(draw.standard_normal(s, dtype=np.float32)) for s in shapes)
+            parts = [part.requires_grad_() for part in (x, weight, bias)]
+            together = torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
+            found = [together, *torch.autograd.grad(together, parts, slope)]
+            for run in range(runs):
+                own = [part[run].detach().clone().requires_grad_() for part in (x, weight, bias)]
+                alone = F.linear(*own)
+                expected = [alone, *torch.autograd.grad(alone, own, slope[run].clone())]
+                if not all(torch.equal(a[run], b) for a, b in zip(found, expected, strict=True)):
+                    return False
+    return True
+
+
+def _tanh_body(x: Tensor, first: Affine, second: Affine) -> Tensor:
+    return _affine(_affine(x, first).tanh(), second).tanh()
 
 
 class _Embed(nn.Module):
@@ -101,13 +149,19 @@ class _Outputs(nn.Module):
 
     def logits(self, hidden: Tensor, *, per_head: bool) -> Tensor:
         """Return padded logits; with ``per_head`` each layer reads its own row of ``hidden``."""
-        parts = []
-        for index, ((weight, bias), log_std) in enumerate(zip(self._weights, self._log_std, strict=True)):
-            out = F.linear(hidden[..., index, :] if per_head else hidden, weight, bias)
-            if log_std is not None:
-                out = torch.cat([out, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX).expand(out.shape)], dim=-1)
-            parts.append(out if out.shape[-1] == self.width else F.pad(out, (0, self.width - out.shape[-1])))
-        return parts[0].unsqueeze(-2) if len(parts) == 1 else torch.stack(parts, dim=-2)
+        return _padded_logits(hidden, self._weights, self._log_std, self.width, per_head=per_head)
+
+
+def _padded_logits(
+    hidden: Tensor, layers: Sequence[Affine], log_stds: Sequence[Tensor | None], width: int, *, per_head: bool
+) -> Tensor:
+    parts = []
+    for index, (layer, log_std) in enumerate(zip(layers, log_stds, strict=True)):
+        out = _affine(hidden[..., index, :] if per_head else hidden, layer)
+        if log_std is not None:
+            out = torch.cat([out, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX).expand(out.shape)], dim=-1)
+        parts.append(out if out.shape[-1] == width else F.pad(out, (0, width - out.shape[-1])))
+    return parts[0].unsqueeze(-2) if len(parts) == 1 else torch.stack(parts, dim=-2)
 
 
 class MLPNet(nn.Module):
@@ -162,14 +216,66 @@ class MLPNet(nn.Module):
         return self._logits(x), self._values(x)
 
     def _logits(self, x: Tensor) -> Tensor:
-        first, second = self._actor
-        hidden = F.linear(F.linear(x, *first).tanh(), *second).tanh()
-        return self.outputs.logits(hidden, per_head=False)
+        return self.outputs.logits(_tanh_body(x, *self._actor), per_head=False)
 
     def _values(self, x: Tensor) -> Tensor:
         first, second, last = self._critic
-        hidden = F.linear(F.linear(x, *first).tanh(), *second).tanh()
-        return F.linear(hidden, *last).squeeze(-1)
+        return _affine(_tanh_body(x, first, second), last).squeeze(-1)
+
+
+class StackedMLP:
+    """MLPs of several runs, equal in shape, as one batched product a layer; no run's numbers enter another's.
+
+    Args:
+        net: one of them, for names and shapes; its own parameters are not used.
+        data: [R, S] with S >= P, the flat parameters of each run; the layers are views of it.
+        grad: the same shape, what ``backward`` adds to; None where only the forward is asked for.
+    """
+
+    recurrent = False
+
+    def __init__(self, net: MLPNet, data: Tensor, grad: Tensor | None = None) -> None:
+        self._views: dict[str, Tensor] = {}
+        self._grads: list[Tensor] = []
+        offset = 0
+        for name, parameter in net.named_parameters():
+            columns, shape = slice(offset, offset + parameter.numel()), (len(data), *parameter.shape)
+            self._views[name] = data[:, columns].view(shape).requires_grad_(grad is not None)
+            if grad is not None:
+                self._grads.append(grad[:, columns].view(shape))
+            offset += parameter.numel()
+        self._width = net.outputs.width
+        names = [f"outputs.layers.{index}" for index in range(len(net.outputs.layers))]
+        self._actor, self._heads = self._layers("actor_1", "actor_2"), self._layers(*names)
+        self._critic = self._layers("critic_1", "critic_2", "value_out")
+        self._log_std = [self._views.get(f"outputs.log_std.{index}") for index in range(len(names))]
+
+    def _layers(self, *names: str) -> list[Affine]:
+        return [(self._views[f"{name}.weight"], self._views[f"{name}.bias"]) for name in names]
+
+    def backward(self, losses: Tensor) -> None:
+        """Add to the gradient of each run that of its own loss, of [R]."""
+        torch._foreach_add_(self._grads, torch.autograd.grad(losses.sum(), list(self._views.values())))
+
+    def step(self, features: Tensor) -> Tensor:
+        """Return logits [R, E, H, N] for features [R, E, O]."""
+        # made anew: autograd would not know a view from before the parameters were changed in place
+        log_stds = [None if log_std is None else log_std.unsqueeze(1) for log_std in self._log_std]
+        hidden = _tanh_body(features, *self._actor)
+        return _padded_logits(hidden, self._heads, log_stds, self._width, per_head=False)
+
+    def sequence(
+        self,
+        features: Tensor,
+        ids: Tensor,  # noqa: ARG002 - same call for every network
+        state: State,  # noqa: ARG002
+        resets: Sequence[tuple[int, Tensor]],  # noqa: ARG002
+        pixels: Tensor | None = None,  # noqa: ARG002
+    ) -> tuple[Tensor, Tensor]:
+        """Return logits [R, B, H, N] and values [R, B] for features [R, B, O]."""
+        first, second, last = self._critic
+        values = _affine(_tanh_body(features, first, second), last).squeeze(-1)
+        return self.step(features), values
 
 
 class LSTMNet(nn.Module):

@@ -7,7 +7,8 @@ refreshed once per round by the caller. Axes: N sample, O observation feature, T
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import copy
 from typing import Any
 
 import torch
@@ -44,6 +45,18 @@ class ObsNormalizer:
         """Return normalised features [.., O] float32; pure."""
         scaled = ((features - self._shift) * self._scale).clamp(-self.clip, self.clip)
         return torch.where(self._usable & (features != self._unknown), scaled, features)
+
+    @classmethod
+    def stack(cls, normalisers: Sequence[ObsNormalizer]) -> ObsNormalizer:
+        """Return one for features [R, E, O] that does to those of each run what its own does now; it is not updated.
+
+        Args:
+            normalisers: of each run; their flags and clips are equal.
+        """
+        stacked = copy(normalisers[0])
+        for name in ("_shift", "_scale", "_usable"):
+            setattr(stacked, name, torch.stack([getattr(own, name) for own in normalisers]).unsqueeze(1))
+        return stacked
 
     def update(self, features: Tensor, valid: Tensor) -> None:
         """Merge samples [N, O] of which rows ``valid`` [N] count."""

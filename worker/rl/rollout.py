@@ -96,6 +96,11 @@ class PolicyError(RuntimeError):
     """The policy produced no usable action: a non-finite distribution or no legal choice."""
 
 
+def no_usable_action(t: int) -> PolicyError:
+    """Return the error of a policy whose distribution in step ``t`` is not finite."""
+    return PolicyError(f"step {t}: non-finite action distribution")
+
+
 @dataclass
 class _Row:
     """What is stored of one step, as views made once: indexing a buffer costs as much as filling it.
@@ -158,7 +163,7 @@ class Rollout:
                 total = sum(log_prob.tolist())
         self.states.append(self.state)
         if not math.isfinite(total):
-            raise PolicyError(f"step {t}: non-finite action distribution")
+            raise no_usable_action(t)
         return chosen
 
     def _replay(self, net: PolicyNet, floors: Floors | None, inputs: Inputs) -> Acted:
@@ -193,16 +198,19 @@ class Rollout:
         """Store what step ``t`` led to and carry the recurrent state over episode ends."""
         copy_each(self._flags[t], (result.terminated, result.truncated, result.valid))
         if result.final_observation is not None:
-            final = result.final_observation
-            features = final.features if self.obs_norm is None else self.obs_norm(final.features)
-            pixels = None if final.pixels is None else final.pixels.clone()
-            self.finals[t] = Observation(features.clone(), final.ids.clone(), pixels)
+            self.keep_final(t, result.final_observation)
         if self.state:
             keep = (~(self.terminated[t] | self.truncated[t])).to(self.state[0].dtype).view(1, -1, 1)
             self.state = tuple(part * keep for part in self.state)
         self._store(t + 1, result.observation, result.masks)
         for correction in result.corrections:
             self._correct(correction)
+
+    def keep_final(self, t: int, final: Observation) -> None:
+        """Store the observation that step ``t`` led to where an episode ended and was reset."""
+        features = final.features if self.obs_norm is None else self.obs_norm(final.features)
+        pixels = None if final.pixels is None else final.pixels.clone()
+        self.finals[t] = Observation(features.clone(), final.ids.clone(), pixels)
 
     def final(self, t: int) -> Observation:
         """Return the observation that step ``t`` led to, before any reset, its features normalised."""

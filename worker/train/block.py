@@ -1,6 +1,7 @@
 """The lockstep loop: all runs of an assignment step together, then update in a random arm order.
 
-Every env step is issued for every arm (A0 B0 A1 B1 ..); one round of all arms ends before the next begins.
+Every env step is issued for every arm (A0 B0 A1 B1 ..); one round of all arms ends before the next begins. Runs with
+networks of one shape are acted for and updated together where that changes no number (``worker.train.stacking``).
 Where a device trains the hosts, the environments of every arm form two cohorts of their own, and all others train
 while the loop judges and acts for one. The loop is a generator of round records: barriers, leases, relaying and
 checkpoints in time live with its caller. Nothing reduces over runs, and what one run does never reaches another.
@@ -16,8 +17,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import torch
+from torch import Tensor
 
 from lockstep.keys import derive, generator
 from worker import checkpoint
@@ -50,6 +53,7 @@ from worker.train.metrics import (
 from worker.train.plan import ArmOutOfMemory, BlockPlan, ConfigRefused, RoundRecord, RunPlan, RunRound, owned
 from worker.train.policies import restore, save_policy, snapshot
 from worker.train.runs import ControlledRun, Run, TrainedRun
+from worker.train.stacking import ActingStack, acting_stacks, update_all
 
 __all__ = [
     "ArmOutOfMemory",
@@ -73,31 +77,41 @@ def update_order(seed: int, round_index: int, num_arms: int) -> list[int]:
 
 @dataclass(frozen=True)
 class CohortRuns:
-    """A cohort in the loop, with its runs and which part of each it holds."""
+    """A cohort in the loop, with its runs and which part of each it holds; some are acted for in stacks."""
 
     envs: LockstepEnvs
     runs: Sequence[Run]
     part: int
+    stacks: Sequence[ActingStack] = ()
 
     def issue(self, t: int) -> None:
         """Act for every run and start step ``t``."""
-        actions = []
+        chosen: dict[int, Tensor | None] = {}
+        for stack in self.stacks:
+            chosen |= zip(map(id, stack.runs), stack.act(t), strict=True)
         for run in self.runs:
-            with owned(run.plan, "acting"):
-                actions.append(run.act(t, self.part))
-        self.envs.issue(actions)
+            if id(run) not in chosen:
+                with owned(run.plan, "acting"):
+                    chosen[id(run)] = run.act(t, self.part)
+        self.envs.issue([chosen[id(run)] for run in self.runs])
 
     def collect(self, t: int) -> None:
         """Wait for step ``t`` and store what it led to."""
-        for run, seen in zip(self.runs, self.envs.collect(), strict=True):
-            if seen is not None:
+        found = {id(run): seen for run, seen in zip(self.runs, self.envs.collect(), strict=True)}
+        for stack in self.stacks:
+            stack.see(t, [found.pop(id(run)) for run in stack.runs])
+        for run in self.runs:
+            if (seen := found.get(id(run))) is not None:
                 with owned(run.plan, "rollout"):
                     run.see(t, seen, self.part)
 
     def pay(self, t: int) -> None:
         """Store what step ``t`` paid."""
-        for run, reward in zip(self.runs, self.envs.pay(), strict=True):
-            if reward is not None:
+        found = {id(run): reward for run, reward in zip(self.runs, self.envs.pay(), strict=True)}
+        for stack in self.stacks:
+            stack.pay(t, [found.pop(id(run)) for run in stack.runs])
+        for run in self.runs:
+            if (reward := found.get(id(run))) is not None:
                 with owned(run.plan, "rollout"):
                     run.pay(t, reward, self.part)
 
@@ -110,6 +124,7 @@ class BlockTrainer:
         device: where policies live and environments compute.
         data_dir: where data sets lie.
         progress: called with (round, step) after every env step.
+        stacked: whether runs are acted for and updated together where they can be; no number depends on it.
 
     Raises:
         ConfigRefused: a setting cannot be trained.
@@ -122,7 +137,9 @@ class BlockTrainer:
         *,
         data_dir: Path | None = None,
         progress: Callable[[int, int], None] | None = None,
+        stacked: bool = True,
     ) -> None:
+        self._stacked, self._stacks = stacked, list[ActingStack]()
         self.plan, self.device, self.data_dir = plan, device, data_dir
         self._progress = progress or (lambda _round, _step: None)
         self._at = 0, 0
@@ -156,8 +173,8 @@ class BlockTrainer:
         self._at = round_index, step
         self._progress(round_index, step)
 
-    def warm_up(self, *, rehearse: bool = True) -> dict[str, float | bool]:
-        """Touch every shape once and return the record of it.
+    def warm_up(self, *, rehearse: bool = True) -> dict[str, Any]:
+        """Touch every shape once and return the record of it, with the arms that are acted for together.
 
         The policies look without acting; the environments rehearse what a device has to load and take a step (two
         on CUDA) in which no policy acts. Streams are keyed, so nothing of this reaches round 0.
@@ -180,7 +197,13 @@ class BlockTrainer:
             )
             with contextlib.closing(scratch):
                 steps = self._touch(scratch, rehearse=rehearse)
-        return {"seconds": time.perf_counter() - began, "steps": float(steps), "compiled": False, "rehearsed": rehearse}
+        return {
+            "seconds": time.perf_counter() - began,
+            "steps": float(steps),
+            "compiled": False,
+            "rehearsed": rehearse,
+            "stacks": [[run.plan.arm for run in group] for group in self._groups()],
+        }
 
     def _touch(self, envs: LockstepEnvs, *, rehearse: bool) -> int:
         """Look and step once in every environment; return the number of steps."""
@@ -292,9 +315,8 @@ class BlockTrainer:
         order = list(self.update_order(round_index))
         by_arm = {run.plan.arm_index: run for run in self.runs if run.diverged is None}
         updates = {}
-        for arm in (k for k in order if k in by_arm):
-            with owned(by_arm[arm].plan, "update"):
-                updates[arm] = by_arm[arm].update()
+        for run, metrics in update_all([by_arm[arm] for arm in order if arm in by_arm], stacked=self._stacked):
+            updates[run.plan.arm_index] = metrics
             self._alive()
         updated = time.perf_counter()
         evaluations: dict[str, Evaluation] = {}
@@ -320,8 +342,10 @@ class BlockTrainer:
     def _roll(self, round_index: int) -> None:
         """Step every cohort through the round; its next step is issued before others are waited for, or it is paid."""
         begun = [run for run in self.runs if run.diverged is None]
-        steps = self.envs.steps_per_round
-        cohorts = [CohortRuns(c.envs, [self.runs[run] for run in c.runs], c.part) for c in self.envs.cohorts]
+        steps, stacks = self.envs.steps_per_round, self._stacks_of_round()
+        cohorts = [CohortRuns(c.envs, [self.runs[i] for i in c.runs], c.part, stacks) for c in self.envs.cohorts]
+        for stack in stacks:
+            stack.begin()
         for cohort in cohorts:
             cohort.issue(0)
         for t in range(steps):
@@ -331,9 +355,22 @@ class BlockTrainer:
                     cohort.issue(t + 1)
                 cohort.pay(t)
             self._reached(round_index, t)
+        for stack in stacks:
+            stack.end()
         for run in begun:
             with owned(run.plan, "rollout"):
                 run.end()
+
+    def _groups(self) -> list[list[TrainedRun]]:
+        """Return the live runs that are acted for together; none where environments step out of phase."""
+        return acting_stacks(self.runs) if self._stacked and len(self.envs.cohorts) == 1 else []
+
+    def _stacks_of_round(self) -> list[ActingStack]:
+        """Return what acts for several live runs at once; it is kept while the same runs live."""
+        groups = self._groups()
+        if [stack.runs for stack in self._stacks] != groups:
+            self._stacks = [ActingStack(group) for group in groups]
+        return self._stacks
 
     def _clock(self, round_index: int, rollout_seconds: float, seconds: float) -> dict[str, float]:
         steps = self.num_envs * self.envs.steps_per_round

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from worker.envs.base import Masks, Observation, Seen
 from worker.envs.family import Control
-from worker.rl.algorithms.base import Algorithm, Prepared
+from worker.rl.algorithms.base import Algorithm, Due, Prepared
 from worker.rl.heads import Heads
 from worker.rl.learner import Learner, Streams
 from worker.rl.nets import State
@@ -96,6 +96,8 @@ class TrainedRun:
         self._parts.begin(observation, masks, state)
         shape = (self.num_steps, learner.num_envs, learner.heads.num_columns)
         noise = self.streams.action_noise(round_index, shape, learner.heads.normal_columns).to(learner.device)
+        #: [T, E, C] of the round, all environments.
+        self.draws = noise
         self.noise = [noise[:, rows].unbind() for rows in self._parts.rows]
         self.floors = self.algorithm.floors(learner, round_index, self._never_floored)
 
@@ -104,10 +106,19 @@ class TrainedRun:
         if self.diverged is not None:
             return None
         try:
-            return self._parts.rollouts[part].act(self.learner.net, t, self.noise[part][t], self.floors)
+            return self.rollouts[part].act(self.learner.net, t, self.noise[part][t], self.floors)
         except PolicyError as error:
-            self.diverged = f"non-finite policy: {error}"
+            self.fail(error)
             return None
+
+    @property
+    def rollouts(self) -> Sequence[Rollout]:
+        """What each part has recorded of the round."""
+        return self._parts.rollouts
+
+    def fail(self, error: PolicyError) -> None:
+        """End the run: its policy is of no use any more."""
+        self.diverged = f"non-finite policy: {error}"
 
     def see(self, t: int, seen: Seen, part: int = 0) -> None:
         """Store what a step of a part led to."""
@@ -123,15 +134,31 @@ class TrainedRun:
 
     def update(self) -> dict[str, float]:
         """Update the policy with the round's rollout and return the algorithm's group of metrics."""
-        learner, rollout = self.learner, self.rollout
         started = time.perf_counter()
-        try:
-            self.prepared = self.algorithm.prepare(learner, rollout, self.round, self.floors)
-        except PolicyError as error:
-            self.diverged = f"non-finite policy: {error}"
+        due = self.due()
+        if due is None:
             return {}
+        metrics = self.algorithm.update(due.learner, due.rollout, due.prepared, due.round_index, due.order)
+        return self.updated(metrics, started)
+
+    def due(self) -> Due | None:
+        """Make the round's rollout ready for the update; None when the policy is of no use any more."""
+        try:
+            self.prepared = self.algorithm.prepare(self.learner, self.rollout, self.round, self.floors)
+        except PolicyError as error:
+            self.fail(error)
+            return None
         order = self.streams.generator("minibatch_order", round=self.round)
-        metrics = self.algorithm.update(learner, rollout, self.prepared, self.round, order)
+        return Due(self.learner, self.rollout, self.prepared, self.round, order)
+
+    def updated(self, metrics: dict[str, float], started: float) -> dict[str, float]:
+        """Move what follows an update and return the algorithm's group of metrics.
+
+        Args:
+            metrics: of the algorithm.
+            started: when the update began, by ``time.perf_counter``.
+        """
+        learner, rollout = self.learner, self.rollout
         features = rollout.features[: rollout.num_steps]
         clipped = 0.0 if learner.obs_norm is None else float(learner.obs_norm.clipped_share(features))
         learner.refresh_observations(rollout.raw[: rollout.num_steps], rollout.valid)

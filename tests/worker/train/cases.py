@@ -90,8 +90,8 @@ def block(
     )
 
 
-def trainer(plan: BlockPlan) -> BlockTrainer:
-    return BlockTrainer(plan, CPU)
+def trainer(plan: BlockPlan, *, stacked: bool = True) -> BlockTrainer:
+    return BlockTrainer(plan, CPU, stacked=stacked)
 
 
 def train(plan: BlockPlan) -> list[RoundRecord]:

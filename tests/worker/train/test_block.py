@@ -111,7 +111,7 @@ class _Logged(TrainedRun):
 
 
 def test_arms_alternate_within_every_step_and_meet_after_every_round() -> None:
-    held = trainer(block(GYM, GYM_ARMS))
+    held = trainer(block(GYM, GYM_ARMS), stacked=False)
     log: list[tuple[str, int, int]] = []
     for run in held.runs:
         run.__class__ = _Logged
@@ -319,7 +319,7 @@ def test_settings_that_cannot_be_trained_are_refused_before_round_0(
 def test_memory_that_runs_out_in_one_arms_own_work_is_pinned_on_that_arm(
     monkeypatch: pytest.MonkeyPatch, name: str, work: str
 ) -> None:
-    held = trainer(block(GYM, GYM_ARMS))
+    held = trainer(block(GYM, GYM_ARMS), stacked=False)
 
     def exhausted(*_args: Any, **_named: Any) -> None:
         raise torch.OutOfMemoryError("tried to allocate 80 GiB")
@@ -333,7 +333,7 @@ def test_memory_that_runs_out_in_one_arms_own_work_is_pinned_on_that_arm(
 def test_memory_that_runs_out_in_an_evaluation_is_pinned_and_in_the_common_step_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    held = trainer(block(GYM, GYM_ARMS, eval={"every_rounds": 1}))
+    held = trainer(block(GYM, GYM_ARMS, eval={"every_rounds": 1}), stacked=False)
     trained = [run for run in held.runs if isinstance(run, TrainedRun)]
     net = next(run for run in trained if run.plan.arm == "B").learner.net
     plain, calls = net.step, iter(range(10**6))

@@ -141,7 +141,11 @@ class GymEnvs:
         self._obs = [np.zeros((num_envs, size), dtype=np.float32) for _ in range(num_runs)]
         self._pixels = [np.zeros((num_envs, num_pixels), dtype=np.uint8) for _ in range(num_runs)]
         self._masks: Masks = {head.name: torch.ones(num_envs, head.outputs, dtype=torch.bool) for head in self.heads}
-        self._no_ids = torch.zeros(num_envs, 0, dtype=torch.int64)
+        no_ids = torch.zeros(num_envs, 0, dtype=torch.int64)
+        self._views = [
+            Observation(torch.from_numpy(seen), no_ids, torch.from_numpy(bytes_of) if self.obs_spec.images else None)
+            for seen, bytes_of in zip(self._obs, self._pixels, strict=True)
+        ]
         self._actions: Sequence[Tensor | None] = ()
         self._results: list[StepResult | None] = []
         self._episodes: list[list[EpisodeRecord]] = [[] for _ in range(num_runs)]
@@ -406,8 +410,7 @@ class GymEnvs:
             row *= self._keep
 
     def _observation(self, run: int) -> Observation:
-        pixels = torch.from_numpy(self._pixels[run]) if self.obs_spec.images else None
-        return Observation(torch.from_numpy(self._obs[run]), self._no_ids, pixels)
+        return self._views[run]
 
 
 def make_envs(

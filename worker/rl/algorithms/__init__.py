@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from worker.rl.algorithms import ppo
+from dataclasses import replace
+
+from worker.rl.algorithms import ppo, ppo_stack
 from worker.rl.algorithms.base import Algorithm
 
-ALGORITHMS: dict[str, Algorithm] = {"ppo": ppo.ALGORITHM}
+ALGORITHMS: dict[str, Algorithm] = {"ppo": replace(ppo.ALGORITHM, stacking=ppo_stack.STACKING)}

@@ -6,7 +6,7 @@ algorithm reduces over runs. Axes: T step, E environment, H heads.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -66,6 +66,30 @@ class Prepared(Protocol):
 
 
 @dataclass(frozen=True)
+class Due:
+    """An update that is due: what ``Algorithm.update`` is given, of one of several runs."""
+
+    learner: Learner
+    rollout: Rollout
+    prepared: Prepared
+    round_index: int
+    order: np.random.Generator
+
+
+@dataclass(frozen=True)
+class Stacking:
+    """How an algorithm updates several runs at once, each with the numbers that it has alone, bit for bit.
+
+    Attributes:
+        key: what runs must have in common for that, given learner and T; None for a run that is updated alone.
+        update: change the learners in place and return the metrics of each, without prefix.
+    """
+
+    key: Callable[[Learner, int], Hashable | None]
+    update: Callable[[Sequence[Due]], list[dict[str, float]]]
+
+
+@dataclass(frozen=True)
 class Algorithm:
     """One algorithm, the worker's half; the control plane's is in ``lockstep.spec.algorithms``.
 
@@ -77,6 +101,7 @@ class Algorithm:
             ``steps_non_finite`` among them count what was left out.
         detectors: readings of a round's metrics, given its number; they inform and block nothing.
         essential: metrics that the least level of telemetry keeps, without prefix.
+        stacking: how several runs are updated at once; None = one by one.
     """
 
     name: str
@@ -85,3 +110,4 @@ class Algorithm:
     update: Callable[[Learner, Rollout, Prepared, int, np.random.Generator], dict[str, float]]
     detectors: Callable[[int, Mapping[str, float]], Iterator[Reading]]
     essential: tuple[str, ...]
+    stacking: Stacking | None = None

@@ -16,20 +16,21 @@ Loss and gradient of one minibatch of a PPO update; on CUDA as one graph replay.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, fields, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.spec.sections import Ppo
 from worker.rl.algorithms.base import Algorithm, Reading
 from worker.rl.algorithms.base import Prepared as AnyPrepared
 from worker.rl.config import LearnerConfig, entropy_coefficient, floor_scale, learning_rate
 from worker.rl.cuda import Replayed, anchor_limit, autocast
 from worker.rl.heads import Floors, Heads, evaluate
 from worker.rl.learner import Learner, adam_step
-from worker.rl.nets import PolicyNet, State
+from worker.rl.nets import PolicyNet, StackedMLP, State
 from worker.rl.rollout import PolicyError, Rollout
 
 
@@ -141,25 +142,53 @@ class LossRule:
     adv_floor: float
 
 
+@dataclass(frozen=True)
+class StackedRule:
+    """The loss of several runs at once: what is the same for all, and what is each run's own, [R] float32.
+
+    Attributes:
+        cfg, heads, floors: as in ``LossRule``; no floors are in force.
+        entropy_coef, adv_floor: as in ``LossRule``, of each run.
+        value_coef: weight of the value loss of each run.
+    """
+
+    cfg: LearnerConfig
+    heads: Heads
+    entropy_coef: Tensor
+    adv_floor: Tensor
+    value_coef: Tensor
+    floors: None = None
+
+
 #: The loss and its statistics vector, whose entry 3 is the approximate KL.
 Loss = Callable[[PolicyNet, Replay, LossRule], tuple[Tensor, Tensor]]
 
 
-def normalise_advantages(advantage: Tensor, weight: Tensor, floor: float) -> Tensor:
-    """Return (A - mean) / max(std, floor) with population moments over rows of weight 1."""
-    share = _shares(weight)
-    centred = advantage - (advantage * share).sum()
-    std = (centred * centred * share).sum().sqrt()
+def normalise_advantages(advantage: Tensor, weight: Tensor, floor: float | Tensor) -> Tensor:
+    """Return (A - mean) / max(std, floor) with population moments over rows of weight 1.
+
+    A floor [R] stands for several runs, each with moments of its own; advantages and weights are [R, B] then.
+    """
+    stacked = isinstance(floor, Tensor)
+    share = _shares(weight, stacked=stacked)
+    centred = advantage - _spread(_total(advantage * share, stacked=stacked))
+    std = _total(centred * centred * share, stacked=stacked).sqrt()
+    if isinstance(floor, Tensor):
+        return centred / _spread(torch.maximum(std, floor.clamp(min=_ADV_EPS)))
     return centred / std.clamp(min=max(floor, _ADV_EPS))
 
 
-def ppo_loss(net: PolicyNet, replay: Replay, rule: LossRule) -> tuple[Tensor, Tensor]:
-    """Return L = L_pi + c_v L_V + c_H L_H and the statistics vector (``LOSS_STATS``)."""
-    batch, cfg = replay.batch, rule.cfg.ppo
+def ppo_loss(net: PolicyNet | StackedMLP, replay: Replay, rule: LossRule | StackedRule) -> tuple[Tensor, Tensor]:
+    """Return L = L_pi + c_v L_V + c_H L_H and the statistics vector (``LOSS_STATS``).
+
+    With a ``StackedRule`` every tensor of the batch has a leading axis of runs, and so have loss [R] and statistics
+    [.., R]; each run's are computed as they are alone, in the same order of additions.
+    """
+    batch, cfg, stacked = replay.batch, rule.cfg.ppo, isinstance(rule, StackedRule)
     logits, values = net.sequence(batch.features, batch.ids, replay.state, replay.resets, batch.pixels)
     relevant = None if rule.heads.always_relevant else batch.relevant
     terms = evaluate(rule.heads, logits, batch.actions, batch.rows, relevant, rule.floors)
-    share = _shares(batch.unforced)
+    share = _shares(batch.unforced, stacked=stacked)
     advantage = batch.advantage
     if cfg.adv_norm == "minibatch":
         advantage = normalise_advantages(advantage, batch.unforced, rule.adv_floor)
@@ -169,28 +198,42 @@ def ppo_loss(net: PolicyNet, replay: Replay, rule: LossRule) -> tuple[Tensor, Te
     ratio = log_ratio.exp()
     extra: list[Tensor] = []
     if cfg.ratio == "joint":
-        policy_loss = _surrogate(ratio, advantage, share, cfg.clip)
+        policy_loss = _surrogate(ratio, advantage, share, cfg.clip, stacked=stacked)
     else:
         policy_loss, extra = _per_head_loss(per_head, advantage, batch, cfg.clip)
-    value_loss = _value_loss(values.to(ratio.dtype), batch, cfg.value_clip)
-    entropy_loss = _entropy_loss(terms.entropy, batch, rule)
-    loss = policy_loss.add(value_loss, alpha=cfg.value_coef) + rule.entropy_coef * entropy_loss
+    value_loss = _value_loss(values.to(ratio.dtype), batch, cfg.value_clip, stacked=stacked)
+    entropy_loss = _entropy_loss(terms.entropy, batch, rule, stacked=stacked)
+    if isinstance(rule, StackedRule):
+        loss = policy_loss + rule.value_coef * value_loss + rule.entropy_coef * entropy_loss
+    else:
+        loss = policy_loss.add(value_loss, alpha=cfg.value_coef) + rule.entropy_coef * entropy_loss
     with torch.no_grad():
-        stats = [policy_loss, value_loss, entropy_loss, *_ratio_stats(ratio, log_ratio, share, cfg.clip)]
-        low, high = torch.where(batch.unforced > 0, ratio, 1.0).aminmax()
-        return loss, torch.stack([*stats, high, low, *extra])
+        kl_and_clipped = _ratio_stats(ratio, log_ratio, share, cfg.clip, stacked=stacked)
+        counted = torch.where(batch.unforced > 0, ratio, 1.0)
+        low, high = counted.aminmax(dim=1) if stacked else counted.aminmax()
+        return loss, torch.stack([policy_loss, value_loss, entropy_loss, *kl_and_clipped, high, low, *extra])
 
 
-def _shares(weight: Tensor) -> Tensor:
+def _total(x: Tensor, *, stacked: bool = False) -> Tensor:
+    """Return the sum of all elements, [] or of each run [R]."""
+    return x.flatten(1).sum(1) if stacked else x.sum()
+
+
+def _spread(of_runs: Tensor) -> Tensor:
+    """Return what is one number of each run, [R], beside rows [R, B]; a number [] as it is."""
+    return of_runs.unsqueeze(-1) if of_runs.ndim else of_runs
+
+
+def _shares(weight: Tensor, *, stacked: bool = False) -> Tensor:
     """Return weights 0 or 1 as shares of their number: a sum of shares is a mean, and 0 without any."""
-    return weight / weight.sum().clamp(min=1)
+    return weight / _spread(_total(weight, stacked=stacked)).clamp(min=1)
 
 
-def _surrogate(ratio: Tensor, advantage: Tensor, share: Tensor, clip: float) -> Tensor:
+def _surrogate(ratio: Tensor, advantage: Tensor, share: Tensor, clip: float, *, stacked: bool = False) -> Tensor:
     # L_pi = -mean(min(rho A, clip(rho, 1 - eps, 1 + eps) A)); the clip can bind on one side alone,
     # at 1 + eps for A > 0 and at 1 - eps for A < 0, so the second term may stand at its limit A + eps |A|
     limit = advantage.add(advantage.abs(), alpha=clip)
-    return ((ratio * advantage).clamp(max=limit) * -share).sum()
+    return _total((ratio * advantage).clamp(max=limit) * -share, stacked=stacked)
 
 
 def _per_head_loss(per_head: Tensor, advantage: Tensor, batch: Batch, clip: float) -> tuple[Tensor, list[Tensor]]:
@@ -206,7 +249,7 @@ def _per_head_loss(per_head: Tensor, advantage: Tensor, batch: Batch, clip: floa
     return torch.stack(losses).sum(), stats
 
 
-def _value_loss(values: Tensor, batch: Batch, clip: float | None) -> Tensor:
+def _value_loss(values: Tensor, batch: Batch, clip: float | None, *, stacked: bool = False) -> Tensor:
     # L_V = 0.5 mean((V - R)^2), optionally the larger of that and the loss of the clipped value
     away = values - batch.target
     error = away * away
@@ -214,24 +257,27 @@ def _value_loss(values: Tensor, batch: Batch, clip: float | None) -> Tensor:
         # a constant: where the clipped value moves with V it is V, and the two losses are equal
         near = values.detach().clamp(batch.old_value - clip, batch.old_value + clip) - batch.target
         error = error.clamp(min=near * near)
-    return (error * (0.5 * _shares(batch.valid))).sum()
+    return _total(error * (0.5 * _shares(batch.valid, stacked=stacked)), stacked=stacked)
 
 
-def _entropy_loss(entropy: Tensor, batch: Batch, rule: LossRule) -> Tensor:
+def _entropy_loss(entropy: Tensor, batch: Batch, rule: LossRule | StackedRule, *, stacked: bool = False) -> Tensor:
     # L_H = -sum_h m_h mean(H_h / ln n_valid) over relevant, unforced steps with n_valid >= 2
-    share = batch.open_steps / batch.open_steps.sum(tuple(range(entropy.ndim - 1))).clamp(min=1)
+    steps = tuple(range(int(stacked), entropy.ndim - 1))
+    share = batch.open_steps / batch.open_steps.sum(steps, keepdim=stacked).clamp(min=1)
     if rule.cfg.ppo.entropy_normalised:
         share = share * batch.entropy_scale
     if wanted := rule.cfg.ppo.entropy_head_weights:
         share = share * share.new_tensor([wanted.get(name, 1.0) for name in rule.heads.names])
-    return (entropy * -share).sum()
+    return _total(entropy * -share, stacked=stacked)
 
 
-def _ratio_stats(ratio: Tensor, log_ratio: Tensor, share: Tensor, clip: float) -> list[Tensor]:
+def _ratio_stats(
+    ratio: Tensor, log_ratio: Tensor, share: Tensor, clip: float, *, stacked: bool = False
+) -> list[Tensor]:
     # approx_kl = mean((rho - 1) - ln rho) (Schulman 2020, estimator k3)
     away = ratio - 1.0
-    kl = ((away - log_ratio) * share).sum()
-    return [kl, torch.where(away.abs() > clip, share, 0.0).sum()]
+    kl = _total((away - log_ratio) * share, stacked=stacked)
+    return [kl, _total(torch.where(away.abs() > clip, share, 0.0), stacked=stacked)]
 
 
 @dataclass(frozen=True)
@@ -317,6 +363,64 @@ def prepare(learner: Learner, rollout: Rollout, entropy_coef: float, floors: Flo
     return Prepared(replay, rule, returns, values, terms.entropy, gap, (mean, std, sigma))
 
 
+@dataclass
+class Tally:
+    """What the minibatches of one run's update have come to.
+
+    Attributes:
+        history: statistics of each loss that was computed.
+        norms: gradient norms of the steps that were taken.
+        non_finite: steps left out because something was not finite.
+        stop_epoch: epoch of the KL stop; NaN without one.
+    """
+
+    history: list[Tensor] = field(default_factory=list)
+    norms: list[float] = field(default_factory=list)
+    non_finite: int = 0
+    stop_epoch: float = math.nan
+
+    @property
+    def stopped(self) -> bool:
+        """Whether the KL stop has come."""
+        return not math.isnan(self.stop_epoch)
+
+    def scale(self, cfg: Ppo, stats: Tensor, gate: Sequence[float], epoch: int) -> float | None:
+        """Take note of a minibatch; return the factor of its gradient, or None where no step may be taken.
+
+        Args:
+            cfg: of the run.
+            stats: statistics of the loss.
+            gate: loss, gradient norm and KL, on the host.
+            epoch: in which it was.
+        """
+        self.history.append(stats)
+        if not all(math.isfinite(g) for g in gate):
+            self.non_finite += 1
+            return None
+        if cfg.target_kl is not None and gate[2] > _KL_STOP_FACTOR * cfg.target_kl:
+            self.stop_epoch = float(epoch)
+            return None
+        self.norms.append(gate[1])
+        return min(1.0, cfg.grad_clip / (gate[1] + _NORM_EPS))
+
+    def close(self, learner: Learner, lr: float, rule: LossRule) -> dict[str, float]:
+        """Count what this means for the learner and return the metrics of the update."""
+        cfg, norms, done = learner.cfg.ppo, self.norms, len(self.norms)
+        learner.dead_updates = 0 if done else learner.dead_updates + 1
+        metrics = _summary(torch.stack(self.history), learner.heads.names)
+        metrics |= {
+            "kl_stop_epoch": self.stop_epoch,
+            "steps_done": float(done),
+            "steps_skipped": float(cfg.epochs * cfg.minibatches - done),
+            "steps_non_finite": float(self.non_finite),
+            "grad_norm": float(np.mean(norms)) if norms else math.nan,
+            "grad_norm_clipped_frac": float(np.mean([n > cfg.grad_clip for n in norms])) if norms else math.nan,
+            "lr": lr,
+            "entropy_coef": rule.entropy_coef,
+        }
+        return metrics
+
+
 def update(learner: Learner, prepared: Prepared, lr: float, order: np.random.Generator) -> dict[str, float]:
     """Run the epochs of one update in place and return its metrics (``ppo/`` names without the prefix).
 
@@ -326,42 +430,19 @@ def update(learner: Learner, prepared: Prepared, lr: float, order: np.random.Gen
         lr: learning rate of the round.
         order: generator of stream ``minibatch_order``.
     """
-    cfg, flat = learner.cfg.ppo, learner.flat
-    history: list[Tensor] = []
-    norms: list[float] = []
-    done = skipped = non_finite = 0
-    stopped, stop_epoch = False, math.nan
+    cfg, tally = learner.cfg.ppo, Tally()
     for epoch in range(cfg.epochs):
+        if tally.stopped:
+            break
         for replay in _minibatches(learner, prepared.replay, order):
-            if stopped:
-                skipped += 1
-                continue
             stats, may = loss_and_grad(learner, replay, prepared.rule, ppo_loss)
             # the one transfer of a minibatch: may this step be taken?
-            gate = may.tolist()
-            history.append(stats)
-            if not all(math.isfinite(g) for g in gate):
-                non_finite += 1
-            elif cfg.target_kl is not None and gate[2] > _KL_STOP_FACTOR * cfg.target_kl:
-                stopped, stop_epoch = True, float(epoch)
-                skipped += 1
-            else:
-                norms.append(gate[1])
-                adam_step(flat, learner.adam, lr, cfg.adam_eps, min(1.0, cfg.grad_clip / (gate[1] + _NORM_EPS)))
-                done += 1
-    learner.dead_updates = 0 if done else learner.dead_updates + 1
-    metrics = _summary(torch.stack(history), learner.heads.names)
-    metrics |= {
-        "kl_stop_epoch": stop_epoch,
-        "steps_done": float(done),
-        "steps_skipped": float(skipped + non_finite),
-        "steps_non_finite": float(non_finite),
-        "grad_norm": float(np.mean(norms)) if norms else math.nan,
-        "grad_norm_clipped_frac": float(np.mean([n > cfg.grad_clip for n in norms])) if norms else math.nan,
-        "lr": lr,
-        "entropy_coef": prepared.rule.entropy_coef,
-    }
-    return metrics
+            scale = tally.scale(cfg, stats, may.tolist(), epoch)
+            if tally.stopped:
+                break
+            if scale is not None:
+                adam_step(learner.flat, learner.adam, lr, cfg.adam_eps, scale)
+    return tally.close(learner, lr, prepared.rule)
 
 
 def _summary(history: Tensor, head_names: list[str]) -> dict[str, float]:
@@ -511,6 +592,11 @@ def value_metrics(prepared: Prepared, rollout: Rollout) -> dict[str, float]:
     }
 
 
+def round_metrics(prepared: Prepared, rollout: Rollout, updated: Mapping[str, float]) -> dict[str, float]:
+    """Return the metrics of a round: those of its update, of the anchor pass and of the values."""
+    return {**updated, "anchor_gap_max": prepared.anchor_gap, **value_metrics(prepared, rollout)}
+
+
 def detectors(round_index: int, metrics: Mapping[str, float]) -> Iterator[Reading]:
     """Yield the readings of an update; what is not finite in a healthy run is bad at once."""
     yield Reading("non_finite", float(sum(not math.isfinite(metrics[f"ppo/{n}"]) for n in _FINITE)), 0.0, streak=1)
@@ -542,8 +628,7 @@ def _update(
     if not isinstance(prepared, Prepared):
         raise TypeError("the update takes what its own preparation made")
     lr = learning_rate(learner.cfg.ppo, round_index, learner.cfg.rounds)
-    metrics = update(learner, prepared, lr, order)
-    return metrics | {"anchor_gap_max": prepared.anchor_gap} | value_metrics(prepared, rollout)
+    return round_metrics(prepared, rollout, update(learner, prepared, lr, order))
 
 
 ALGORITHM = Algorithm(

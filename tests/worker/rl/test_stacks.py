@@ -1,0 +1,116 @@
+"""A run's part of a batched forward and update is what it is alone, bit for bit, in packs of any size."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.worker.rl.cases import HEADS, learner_config, make_learner, random_rollout
+from worker.envs.base import HeadSpec
+from worker.rl.algorithms import ALGORITHMS, ppo_stack
+from worker.rl.algorithms.base import Due
+from worker.rl.algorithms.ppo import prepare
+from worker.rl.learner import Learner
+from worker.rl.nets import MLPNet, StackedMLP, batches_exactly
+from worker.rl.stacks import rows_of
+
+CHOICE = (HeadSpec("action", 2),)
+#: What may differ within a stack; the third stops by KL, the fourth is handed a target that is not a number.
+OWN: list[dict[str, Any]] = [
+    {},
+    {"lr": 1e-2, "gamma": 0.9},
+    {"lr": 3e-2, "target_kl": 1e-3},
+    {"value_coef": 0.1},
+    {"grad_clip": 0.01, "entropy_coef_start": 0.3},
+    {"adv_std_floor": 0.5},
+    {"lr": 1e-2, "target_kl": 3e-2},
+]
+
+
+def due(run: int, heads: tuple[HeadSpec, ...], hidden: int, steps: int, envs: int, **common: Any) -> Due:
+    own = OWN[run % len(OWN)]
+    learner = make_learner(learner_config(hidden=hidden, **{**common, **own}), heads, 4, envs, seed=run)
+    rollout = random_rollout(learner, heads, steps, np.random.default_rng(run))
+    prepared = prepare(learner, rollout, learner.cfg.ppo.entropy_coef_start, None)
+    if run % len(OWN) == 3:
+        prepared.replay.batch.target[1, 0] = math.nan
+    return Due(learner, rollout, prepared, 0, np.random.default_rng(100 + run))
+
+
+def alone(item: Due) -> tuple[list[bytes], dict[str, float]]:
+    metrics = ALGORITHMS["ppo"].update(item.learner, item.rollout, item.prepared, 0, item.order)
+    return bits(item.learner), metrics
+
+
+def bits(learner: Learner) -> list[bytes]:
+    parts = (learner.flat.data, learner.flat.grad, learner.adam.m, learner.adam.v)
+    return [part.numpy().tobytes() for part in parts] + [bytes([learner.adam.steps, learner.dead_updates])]
+
+
+@pytest.mark.parametrize(("num_runs", "heads", "hidden"), [(2, CHOICE, 8), (7, HEADS, 64), (20, CHOICE, 64)])
+def test_updates_of_a_pack_equal_updates_alone(num_runs: int, heads: tuple[HeadSpec, ...], hidden: int) -> None:
+    common = {"epochs": 2, "minibatches": 3, "value_clip": 0.2, "adv_norm": "minibatch"}
+    expected = [alone(due(run, heads, hidden, 10, 4, **common)) for run in range(num_runs)]
+    items = [due(run, heads, hidden, 10, 4, **common) for run in range(num_runs)]
+    assert len({ppo_stack.key(item.learner, 10) for item in items}) == 1
+    found = ppo_stack.update(items)
+    for item, metrics, (wanted_bits, wanted) in zip(items, found, expected, strict=True):
+        assert bits(item.learner) == wanted_bits
+        assert repr(metrics) == repr(wanted)
+    if num_runs > 2:
+        assert not math.isnan(found[2]["kl_stop_epoch"])
+        assert found[3]["steps_non_finite"] > 0
+
+
+def test_a_run_that_is_not_a_number_leaves_the_others_of_a_batch_alone() -> None:
+    expected = [alone(due(run, CHOICE, 64, 10, 4, epochs=2))[0] for run in range(3)]
+    items = [due(run, CHOICE, 64, 10, 4, epochs=2) for run in range(3)]
+    items[1].learner.flat.data[:] = math.nan
+    metrics = ppo_stack.update(items)
+    assert metrics[1]["steps_non_finite"] == metrics[1]["steps_skipped"] == 4
+    assert [bits(item.learner) for item in items][::2] == expected[::2]
+
+
+@pytest.mark.parametrize("changes", [{"clip": 0.1}, {"epochs": 3}, {"adv_norm": "rollout"}, {"value_clip": 0.1}])
+def test_what_a_batched_loss_shares_makes_another_stack(changes: dict[str, Any]) -> None:
+    base = {"adv_norm": "minibatch"}
+    keys = [
+        ppo_stack.key(make_learner(learner_config(**settings), CHOICE, 4, 4), 10) for settings in (base, base | changes)
+    ]
+    assert None not in keys
+    assert keys[0] != keys[1]
+
+
+@pytest.mark.parametrize(
+    "changes", [{"body": "lstm"}, {"ratio": "per_head"}, {"prob_floor": {"action": 0.1}}, {"precision": "bf16"}]
+)
+def test_what_is_not_stacked_has_no_key(changes: dict[str, Any]) -> None:
+    assert ppo_stack.key(make_learner(learner_config(**changes), CHOICE, 4, 4), 10) is None
+
+
+@pytest.mark.parametrize(("rows", "hidden"), [(1, 64), (4, 8), (4, 64), (5, 16), (32, 64)])
+def test_logits_and_values_of_a_stack_equal_those_of_each_network(rows: int, hidden: int) -> None:
+    learners = [make_learner(learner_config(hidden=hidden), CHOICE, 5, 4, seed=seed) for seed in range(6)]
+    first = learners[0].net
+    assert isinstance(first, MLPNet)
+    stack = StackedMLP(first, rows_of([learner.flat.data for learner in learners]))
+    x = torch.from_numpy(np.random.default_rng(rows).standard_normal((6, rows, 5), dtype=np.float32))
+    ids = torch.zeros(6, rows, 0, dtype=torch.int64)
+    with torch.inference_mode():
+        logits, values = stack.sequence(x, ids, (), ())
+        for run, learner in enumerate(learners):
+            own_logits, own_values = learner.net.sequence(x[run], ids[run], (), ())
+            assert torch.equal(logits[run], own_logits)
+            assert torch.equal(values[run], own_values)
+            assert torch.equal(stack.step(x)[run], own_logits)
+
+
+def test_a_product_that_a_library_batches_in_another_order_is_not_batched() -> None:
+    # one output each: a product with a vector alone, with a matrix in a batch; true of the library that is pinned
+    assert batches_exactly(4, 128, 64, 64)
+    assert not batches_exactly(4, 4, 4, 8)
+    assert not batches_exactly(4, 128, 64, 1)
