@@ -61,6 +61,26 @@ _IMAGES: dict[str, Any] = {
 }
 
 
+#: Many environments in one simulator on a GPU (docs/environments.md).
+_SIMULATOR: dict[str, Any] = {
+    **_GYM,
+    "env": {"kind": "gymnasium", "n_envs": 4096, "rollout_steps": 16},
+    "ppo": {
+        **_GYM["ppo"],
+        "lr": 1e-3,
+        "lr_end_frac": 1.0,
+        "epochs": 5,
+        "entropy_coef_start": 0.005,
+        "entropy_coef_end": 0.005,
+        "value_coef": 1.0,
+        "grad_clip": 1.0,
+        "target_kl": 0.01,
+    },
+    "net": {"body": "mlp", "hidden": 256},
+    "obs_norm": {"enabled": True},
+}
+
+
 def _cifar(task: str, start: float, end: float, **env: Any) -> dict[str, Any]:
     ppo = {"entropy_coef_start": start, "entropy_coef_end": end}
     return {"env": {"task": task, **env}, "ppo": ppo}
@@ -150,6 +170,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "gym_classic": _GYM,
     "gym_continuous": _CONTINUOUS,
     "gym_image_small": _IMAGES,
+    "gpu_sim": _SIMULATOR,
     "gym_lstm": {
         **_GYM,
         "env": {**_GYM["env"], "n_envs": 8},

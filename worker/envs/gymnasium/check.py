@@ -10,23 +10,29 @@ from __future__ import annotations
 import contextlib
 import time
 import warnings
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
+import torch
 from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from lockstep.spec.gymnasium import EVAL_MAX_STEPS
 from worker.envs.base import StepResult
-from worker.envs.family import UniformControl
+from worker.envs.family import Order, RunEnv, UniformControl
 from worker.envs.faults import RAISED, EnvironmentFault, last_line
-from worker.envs.gymnasium.env import GymEnvs, build_one, make_envs
+from worker.envs.gymnasium.env import GymEnvs, batched_factory, build_one, make_envs
 from worker.envs.gymnasium.observations import ObservationDoor
+from worker.envs.gymnasium.rewards import make_gym_reward
+from worker.envs.gymnasium.vector import VectorEnvs
 
 OK, WARNING, REFUSED = "ok", "warning", "refused"
 _SEED = 0
+#: Environments of a batched simulator that is checked.
+_BATCH = 64
 #: Borders at which a resume is tried, as shares of the steps that are played.
 _RESUMES = (0.3, 0.6, 0.9)
 #: What Gymnasium's checker says of wrapped, unrendered and unbounded environments, which is no finding here.
@@ -88,6 +94,9 @@ def check(name: str, kwargs: Mapping[str, Any], *, steps: int, seconds: float) -
     section = {"id": name, "kwargs": dict(kwargs), "rollout_steps": steps, "wrappers": []}
     checked = Checked()
     try:
+        factory = batched_factory(name)
+        if factory is not None:
+            return _check_batched(section, factory, seconds)
         with _opened(section, 2) as envs:
             control = UniformControl(envs, _SEED, 0)
             actions = [control.act(step) for step in range(steps)]
@@ -106,6 +115,57 @@ def check(name: str, kwargs: Mapping[str, Any], *, steps: int, seconds: float) -
         checked.findings.append(Finding("plays", REFUSED, str(error)))
     checked.findings.append(_closes(sample))
     return checked
+
+
+def _check_batched(section: Mapping[str, Any], factory: Callable[..., Any], seconds: float) -> Checked:
+    """Check a batched simulator: it is built twice under one seed, and both play the same actions."""
+    checked, played, spent = Checked(), [], 0.0
+    for _ in range(2):
+        with contextlib.closing(_batched(section, factory)) as envs:
+            control = UniformControl(envs, _SEED, 0)
+            until = (began := time.perf_counter()) + seconds
+            envs.begin_round(0)
+            steps: list[_Step] = []
+            while len(steps) < section["rollout_steps"] and time.perf_counter() < until:
+                [result] = envs.step([control.act(len(steps))])
+                steps.append(_step(result))
+            played.append(steps)
+            spent = spent or time.perf_counter() - began
+            ends = len(envs.pop_episodes(0))
+            shown, checked.treatment = type(envs).__name__, _batched_treatment(envs)
+    first, again = played
+    told = f"{len(first)} steps of {_BATCH} environments and {ends} ends of episodes"
+    rate = f"about {_BATCH * len(first) / spent:,.0f} environment steps a second"
+    number = min(len(first), len(again))
+    checked.findings += [
+        Finding("builds", OK, f"a batched simulator ({shown})"),
+        Finding("plays", OK if ends else WARNING, f"{told}, {rate}"),
+        _equal("deterministic", "a second simulator under the same seed", first[:number], again[:number]),
+    ]
+    return checked
+
+
+def _batched(section: Mapping[str, Any], factory: Callable[..., Any]) -> VectorEnvs:
+    runs = [RunEnv("run", "arm", "random", None, 1.0)]
+    rewards = [make_gym_reward("native", {}, gamma=1.0, task=str(section["id"]))]
+    config = {"env": section, "net": {"body": "mlp"}, "eval": {}}
+    order = Order(config, runs, rewards, _SEED, torch.device("cpu"), _BATCH, None, lambda: None)
+    return VectorEnvs(order, {}, factory=factory, phase="train")
+
+
+def _batched_treatment(envs: VectorEnvs) -> dict[str, str]:
+    one = "one seed for all: common random numbers hold for the batch, not for each environment"
+    each = "a seed for each environment"
+    if envs.mode != AutoresetMode.DISABLED:
+        each += " at the start; later episodes draw on from there"
+    again = "every episode begins anew where a block is resumed, for it has no get_state and set_state"
+    return {
+        "actions": f"one batch of {envs.num_envs}",
+        "observations": f"in this order: {'; '.join(envs.entry.parts)}; on {envs.device.type} here",
+        "resets": f"autoreset mode {envs.mode.name}",
+        "seeds": each if envs.takes_seeds else one,
+        "resume": "its state is read and set again (get_state, set_state)" if envs.keeps_state else again,
+    }
 
 
 def _played(

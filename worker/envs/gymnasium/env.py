@@ -33,6 +33,7 @@ from worker.envs.gymnasium.ledger import Ledger
 from worker.envs.gymnasium.observations import ObservationDoor
 from worker.envs.gymnasium.packages import register
 from worker.envs.gymnasium.rewards import GymReward, Transition, make_gym_reward
+from worker.envs.gymnasium.vector import is_batched
 from worker.envs.inside import INSIDE, OUTSIDE, RESET, STEP
 
 ENTRY_POINTS = "lockstep.environments"
@@ -436,6 +437,15 @@ def make_envs(
     ledgers = [Ledger(reward, xeval or {}, num_envs) for reward in own]
     modes = bounds or [CLIP] * len(runs)
     return GymEnvs(config, ledgers, modes, replicate_seed=replicate_seed, num_envs=num_envs, phase=phase, alive=alive)
+
+
+def batched_factory(name: str) -> Callable[..., Any] | None:
+    """Return the factory of a registered task that is a batched simulator, None where it is none."""
+    for point in entry_points(group=ENTRY_POINTS, name=name):
+        with building(f"env.id={name!r}"):
+            factory: Callable[..., Any] = point.load()
+        return factory if is_batched(factory) else None
+    return None
 
 
 def build_one(section: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:

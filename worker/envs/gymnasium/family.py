@@ -8,12 +8,17 @@ from typing import Any
 from worker.envs.base import LockstepEnvs
 from worker.envs.family import Control, EnvironmentFamily, Order, UniformControl
 from worker.envs.gymnasium.catalog import tasks
-from worker.envs.gymnasium.env import make_envs
+from worker.envs.gymnasium.env import batched_factory, make_envs
 from worker.envs.gymnasium.rewards import GymReward, check_gym_mode, make_gym_reward
+from worker.envs.gymnasium.vector import VectorEnvs
 from worker.envs.placed import Placed
 
 
 def _envs(order: Order, phase: str, xeval: Mapping[str, GymReward]) -> LockstepEnvs:
+    factory = batched_factory(str(order.config["env"]["id"]))
+    if factory is not None:
+        batched = VectorEnvs(order, xeval, factory=factory, phase=phase)
+        return batched if batched.device == order.device else Placed(batched, order.device)
     host = make_envs(
         order.config,
         order.runs,
