@@ -61,8 +61,8 @@ def rows_of(client: Client, experiment_id: str, spec: dict[str, Any]) -> list[di
         when = int(row["round"]), int(row["env_id"]), int(row["episode_idx"])
         returns[row["group_id"], int(row["replicate"])].append((*when, float(row["episode_reward"])))
     greedy: dict[str, list[float]] = defaultdict(list)
-    for item in client.series(experiment_id, ["eval/native_return_mean"], x="round")["series"]:
-        greedy[item["group_id"]].append(item["last"][-1])
+    for curve in client.series(experiment_id, ["eval/native_return_mean"], x="round"):
+        greedy[curve.arm].append(float(curve.mean[-1]))
     task = spec["env"]["id"] + (" without velocities" if spec["env"].get("wrappers") else "")
     found = []
     for arm in dict.fromkeys(label for label, _ in returns):

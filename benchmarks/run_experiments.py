@@ -14,6 +14,8 @@ import time
 from pathlib import Path
 from statistics import fmean
 
+import numpy as np
+
 from benchmarks.served import service, wait
 from lockstep.client import ApiError, Client
 
@@ -31,12 +33,12 @@ def learning(client: Client, experiment_id: str) -> list[dict[str, object]]:
     """Return for each learning run the mean return of the first and of the last quarter of its rounds."""
     policies = {run["id"]: run["policy"] for run in client.runs(experiment_id)}
     rows: list[dict[str, object]] = []
-    for item in client.series(experiment_id, ["train/return_mean"], x="round")["series"]:
-        values = [value for value in item["last"] if value is not None]
+    for curve in client.series(experiment_id, ["train/return_mean"], x="round"):
+        values = curve.mean[~np.isnan(curve.mean)].tolist()
         quarter = max(1, len(values) // 4)
-        if policies[item["run_id"]] == "ppo" and values:
+        if policies[curve.run_id] == "ppo" and values:
             first, last = fmean(values[:quarter]), fmean(values[-quarter:])
-            row = {"arm": item["group_id"], "replicate": item["replicate"], "first": first, "last": last}
+            row = {"arm": curve.arm, "replicate": curve.replicate, "first": first, "last": last}
             rows.append({**row, "improved": last > first})
     return rows
 
