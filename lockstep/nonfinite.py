@@ -65,13 +65,6 @@ def decode_map(values: Mapping[str, float | None], marks: Sequence[tuple[str, st
     return found
 
 
-def encode_list(values: Sequence[float]) -> tuple[list[float | None], list[tuple[int, str]]]:
-    """Return (values with null for non-finite, nf list of positions) of a sequence."""
-    kinds = [kind_of(value) for value in values]
-    plain = [None if kind else value for value, kind in zip(values, kinds, strict=True)]
-    return plain, [(index, _WORDS[kind]) for index, kind in enumerate(kinds) if kind]
-
-
 def jsonable(record: Mapping[str, Any]) -> dict[str, Any]:
     """Return a record whose non-finite floats are null with an ``nf`` list; nested values too."""
     marks: list[list[str]] = []

@@ -27,18 +27,18 @@ Nonfinite = Literal["nan", "inf", "-inf"]
 Integer = Annotated[int, Field(ge=0, le=2**53)]
 
 
-def version_problem(version: int, *, peer: str, own: str) -> str | None:
+def version_problem(version: int, *, peer: str, side: str) -> str | None:
     """Return why this side cannot work with a peer of that version, in a sentence; None where it can.
 
     Args:
         version: what the peer speaks.
         peer: what it is, for people: server or worker.
-        own: what this side is.
+        side: what this side is.
     """
     if version == PROTOCOL_VERSION:
         return None
-    older = peer if version < PROTOCOL_VERSION else own
-    spoken = f"the {peer} speaks protocol {version} and this {own} protocol {PROTOCOL_VERSION}"
+    older = peer if version < PROTOCOL_VERSION else side
+    spoken = f"the {peer} speaks protocol {version} and this {side} protocol {PROTOCOL_VERSION}"
     return f"{spoken}: upgrade lockstep on the {older}, so that both are of one version"
 
 

@@ -121,7 +121,7 @@ class Control:
         version = _document(response).get("protocol")
         if not isinstance(version, int):
             raise Elsewhere(response)
-        problem = p.version_problem(version, peer="server", own="worker")
+        problem = p.version_problem(version, peer="server", side="worker")
         if problem is not None:
             raise Refused(426, "protocol_version", problem)
         return p.RegisterReply.model_validate_json(response.content)

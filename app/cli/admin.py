@@ -44,10 +44,10 @@ _OPERATOR = Actor("command line", access.LOCAL)
 UNUSABLE = 3
 
 
-def load_settings(**given: Any) -> Settings:
+def load_settings(**overrides: Any) -> Settings:
     """Return the settings; a wrong one ends the process with code 2 and a sentence."""
     try:
-        return Settings(**{name: value for name, value in given.items() if value is not None})
+        return Settings(**{name: value for name, value in overrides.items() if value is not None})
     except ValidationError as error:
         for item in error.errors():
             name = "LOCKSTEP_" + "_".join(str(part) for part in item["loc"]).upper() if item["loc"] else "settings"

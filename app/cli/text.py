@@ -196,10 +196,10 @@ def top_lines(overview: Mapping[str, Any]) -> Iterator[str]:
     yield from (f"  {line}" for line in queue_lines(overview["queue"]))
 
 
-def compare_text(found: Mapping[str, Any]) -> str:
+def compare_text(comparison: Mapping[str, Any]) -> str:
     """Return the settings in which arms differ, a column an arm."""
-    head = ["", *(f"{column['name']} / {column['arm']}" for column in found["columns"])]
-    rows = [[row["key"], *map(str, row["values"])] for row in found["rows"]]
+    head = ["", *(f"{column['name']} / {column['arm']}" for column in comparison["columns"])]
+    rows = [[row["key"], *map(str, row["values"])] for row in comparison["rows"]]
     if not rows:
         return "these arms differ in nothing"
     widths = [max(len(row[index]) for row in [head, *rows]) for index in range(len(head))]

@@ -27,7 +27,7 @@ from app.store.rows import (
     WorkerRow,
 )
 from lockstep.spec.metrics import find_metric, primary_of, shown_of
-from lockstep.status import TERMINAL_BLOCK, BlockStatus, ExperimentStatus, WorkerStatus
+from lockstep.status import TERMINAL_BLOCK, BlockStatus, WorkerStatus
 
 
 @dataclass(frozen=True)
@@ -184,13 +184,6 @@ def arm_document(arm: ArmRow) -> dict[str, Any]:
         "reward_mode": arm.reward_mode,
         "diff": arm.diff,
     }
-
-
-def status_of(ctx: Context, experiment_id: str) -> ExperimentStatus:
-    """Return the derived status of an experiment."""
-    with ctx.store.read() as session:
-        row = existing(session, experiment_id)
-        return experiments.derived_status(row, experiments.blocks(session, experiment_id))
 
 
 def list_blocks(ctx: Context, experiment_id: str) -> list[dict[str, Any]]:

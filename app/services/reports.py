@@ -199,16 +199,16 @@ def outcome_of(run: RunOfArm) -> str:
     return "failed" if run.status == RunStatus.FAILED and run.cause == Cause.DIVERGED else "lost"
 
 
-def _scores(found: _Gathered, analysis: AnalysisSpec) -> Iterable[ScoreRow]:
+def _scores(gathered: _Gathered, analysis: AnalysisSpec) -> Iterable[ScoreRow]:
     aggregates = {item.metric: item.aggregate for item in analysis.secondary}
     aggregates[analysis.primary.metric] = analysis.primary.aggregate
     for item in analysis.guardrails:
         aggregates.setdefault(item.metric, "final_mean")
     for metric, aggregate in aggregates.items():
-        for run in found.runs:
+        for run in gathered.runs:
             outcome = outcome_of(run)
-            curve = found.values.get((run.id, metric), {})
-            raw = score_of(curve, aggregate, found.experiment.rounds) if outcome == "ok" else None
+            curve = gathered.values.get((run.id, metric), {})
+            raw = score_of(curve, aggregate, gathered.experiment.rounds) if outcome == "ok" else None
             yield ScoreRow(run.label, run.replicate, run.id, metric, raw, outcome, run.cause, run.device_uid)
 
 
@@ -225,10 +225,10 @@ def score_of(curve: Mapping[int, float], aggregate: str, rounds: int) -> float |
     return area / (steps[-1] - steps[0])
 
 
-def _run_facts(found: _Gathered, run: RunOfArm) -> RunFacts:
+def _run_facts(gathered: _Gathered, run: RunOfArm) -> RunFacts:
     record = run.record
-    last = found.experiment.rounds - 1
-    greedy = [row for row in found.eval_rows if row.run_no == run.no and row.round == last]
+    last = gathered.experiment.rounds - 1
+    greedy = [row for row in gathered.eval_rows if row.run_no == run.no and row.round == last]
     mode = "greedy" if any(row.mode == "greedy" for row in greedy) else "sample"
     return RunFacts(
         arm=run.label,
@@ -245,33 +245,33 @@ def _run_facts(found: _Gathered, run: RunOfArm) -> RunFacts:
         eval_episodes=sum(row.mode == mode for row in greedy) or None,
         code_revision=record.get("code_revision"),
         device_seconds=run.device_seconds,
-        resumed_at=found.resumes.get(run.no, ()),
+        resumed_at=gathered.resumes.get(run.no, ()),
         deterministic=record.get("deterministic"),
     )
 
 
-def _curves(found: _Gathered, analysis: AnalysisSpec) -> Iterable[CurvePoint]:
+def _curves(gathered: _Gathered, analysis: AnalysisSpec) -> Iterable[CurvePoint]:
     metrics = {analysis.primary.metric} | ({analysis.curve.metric} if analysis.curve else set())
     for metric in sorted(metrics):
-        for run in found.runs:
-            for step, value in sorted(found.values.get((run.id, metric), {}).items()):
+        for run in gathered.runs:
+            for step, value in sorted(gathered.values.get((run.id, metric), {}).items()):
                 finite = value if math.isfinite(value) else None
                 yield CurvePoint(run.label, run.replicate, metric, step, finite)
 
 
-def _training(found: _Gathered) -> Iterable[TrainingRow]:
-    for run in found.runs:
-        row = found.training.get(run.no)
+def _training(gathered: _Gathered) -> Iterable[TrainingRow]:
+    for run in gathered.runs:
+        row = gathered.training.get(run.no)
         if row is not None:
             yield TrainingRow(
                 run.label, run.replicate, row.episodes, row.final_accuracy, row.best_accuracy, row.mean_reward
             )
 
 
-def _cross_scores(found: _Gathered) -> Iterable[CrossScore]:
-    last = found.experiment.rounds - 1
-    for run in found.runs:
-        rows = [row for row in found.eval_rows if row.run_no == run.no and row.round == last]
+def _cross_scores(gathered: _Gathered) -> Iterable[CrossScore]:
+    last = gathered.experiment.rounds - 1
+    for run in gathered.runs:
+        rows = [row for row in gathered.eval_rows if row.run_no == run.no and row.round == last]
         scored: dict[str, list[float]] = {}
         for row in rows:
             if row.mode == rows[0].mode:
@@ -300,8 +300,8 @@ def stamp_of(text: str | None) -> CalibrationStamp | None:
     return CalibrationStamp(stamp["date"], stamp["version"], tuple(stamp["modes"])) if stamp["modes"] else None
 
 
-def _notes(found: _Gathered) -> dict[str, str]:
-    experiment, spec = found.experiment, found.experiment.spec
+def _notes(gathered: _Gathered) -> dict[str, str]:
+    experiment, spec = gathered.experiment, gathered.experiment.spec
     notes = {
         "spec_hash": experiment.spec_hash,
         "root_seed": experiment.seed,
@@ -311,20 +311,20 @@ def _notes(found: _Gathered) -> dict[str, str]:
         "deterministic": "yes" if spec["lockstep"]["deterministic"] else "no",
         "rounds": str(experiment.rounds),
     }
-    if found.eval_rows and family_of(spec["env"]["kind"]).eval_max_steps is not None:
-        notes[CUT_EPISODES] = _cut_episodes(found)
+    if gathered.eval_rows and family_of(spec["env"]["kind"]).eval_max_steps is not None:
+        notes[CUT_EPISODES] = _cut_episodes(gathered)
     return {key: str(value) for key, value in notes.items()}
 
 
-def _cut_episodes(found: _Gathered) -> str:
+def _cut_episodes(gathered: _Gathered) -> str:
     """Return how many episodes of the last evaluation of each arm were cut; they count with their return so far."""
-    labels = {run.no: run.label for run in found.runs}
-    last = [row for row in found.eval_rows if row.round == found.experiment.rounds - 1]
+    labels = {run.no: run.label for run in gathered.runs}
+    last = [row for row in gathered.eval_rows if row.round == gathered.experiment.rounds - 1]
     told = []
-    for arm in found.arms:
+    for arm in gathered.arms:
         cut = [row.outcome == CAPPED for row in last if labels[row.run_no] == arm.label]
         told.append(f"{arm.label}: {sum(cut)} of {len(cut)}")
-    limit = found.experiment.spec["eval"].get("max_steps")
+    limit = gathered.experiment.spec["eval"].get("max_steps")
     return f"{', '.join(told)}; {f'after {limit} steps' if limit else 'at the default limit'} (eval.max_steps)"
 
 

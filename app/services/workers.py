@@ -43,7 +43,7 @@ def register(ctx: Context, request: RegisterRequest) -> RegisterReply:
         ConflictError: ``device_in_use`` when another live worker holds the device, or, with the seconds after which
             to ask again (``Retry-After``), an older process of this one that was heard lately.
     """
-    problem = version_problem(request.protocol, peer="worker", own="server")
+    problem = version_problem(request.protocol, peer="worker", side="server")
     if problem is not None:
         raise UpgradeError(problem)
     tasks = {kind: catalog.keep(ctx, groups) for kind, groups in request.tasks.items()}

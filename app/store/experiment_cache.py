@@ -57,9 +57,9 @@ class _Recent:
                 self._facts.move_to_end(experiment_id)
             return self._facts.get(experiment_id)
 
-    def keep(self, experiment_id: str, found: Facts) -> None:
+    def keep(self, experiment_id: str, facts: Facts) -> None:
         with self._lock:
-            self._facts[experiment_id] = found
+            self._facts[experiment_id] = facts
             if len(self._facts) > _KEPT_EXPERIMENTS:
                 self._facts.popitem(last=False)
 

@@ -60,15 +60,15 @@ class UnusableDatabase(StartupError):  # noqa: N818 - says what is wrong
     """The whole sentence: the URL, what is wrong with it, and the remedy."""
 
 
-def shown(given: str) -> str:
+def shown(url: str) -> str:
     """Return a database URL as it may be shown, readable or not: without its password."""
-    hidden = re.sub(r"(://[^:/@?]*):.*@", r"\1:***@", given.strip(), flags=re.DOTALL)
+    hidden = re.sub(r"(://[^:/@?]*):.*@", r"\1:***@", url.strip(), flags=re.DOTALL)
     hidden = re.sub(r"(?i)([?&][^=&]*(?:password|secret|key)[^=&]*=)[^&]*", r"\1***", hidden)
     return " ".join(hidden.split()) or "''"
 
 
 @contextmanager
-def explained(given: str) -> Iterator[None]:
+def explained(url: str) -> Iterator[None]:
     """Turn what a database or its driver says inside of the block into one sentence.
 
     Raises:
@@ -77,19 +77,19 @@ def explained(given: str) -> Iterator[None]:
     try:
         yield
     except (SQLAlchemyError, sqlite_module().Error) as error:
-        raise UnusableDatabase(f"cannot use the database {shown(given)}: {_reason(given, error)}") from error
+        raise UnusableDatabase(f"cannot use the database {shown(url)}: {_reason(url, error)}") from error
 
 
 @contextmanager
-def _named(given: str) -> Iterator[None]:
+def _named(url: str) -> Iterator[None]:
     """As ``explained``; and what this code refuses gets the URL before it."""
     try:
-        with explained(given):
+        with explained(url):
             yield
     except UnusableDatabase:
         raise
     except StartupError as error:
-        raise UnusableDatabase(f"cannot use the database {shown(given)}: {error}") from error
+        raise UnusableDatabase(f"cannot use the database {shown(url)}: {error}") from error
 
 
 def why_away(error: BaseException) -> str | None:
@@ -99,19 +99,19 @@ def why_away(error: BaseException) -> str | None:
     return " ".join(str(getattr(error, "orig", None) or error).split())[:300]
 
 
-def open_store(given: str, *, make_folder: bool = False) -> Store:
+def open_store(url: str, *, make_folder: bool = False) -> Store:
     """Open a database with the schema of this code: SQLite is migrated by itself, PostgreSQL must have been.
 
     Args:
-        given: SQLAlchemy URL as set.
+        url: SQLAlchemy URL as set.
         make_folder: make the folder of a SQLite file; for the one that nobody named.
 
     Raises:
         UnusableDatabase: with the sentence.
     """
-    store = connect(given, make_folder=make_folder)
+    store = connect(url, make_folder=make_folder)
     try:
-        with _named(given):
+        with _named(url):
             _bring_up(store)
     except BaseException:
         store.close()
@@ -133,14 +133,14 @@ def _bring_up(store: Store) -> None:
         )
 
 
-def connect(given: str, *, make_folder: bool = False) -> Store:
+def connect(database: str, *, make_folder: bool = False) -> Store:
     """Open a database that answers, its schema old or new but for one that this code does not know.
 
     Raises:
         UnusableDatabase: with the sentence.
     """
-    with _named(given):
-        url = _parse(given)
+    with _named(database):
+        url = _parse(database)
         file = sqlite_file(url)
         if file is not None:
             _check_file(file, make_folder=make_folder)
@@ -153,14 +153,14 @@ def connect(given: str, *, make_folder: bool = False) -> Store:
         return store
 
 
-def lock(given: str, *, make_folder: bool = False) -> FileLock | None:
+def lock(url: str, *, make_folder: bool = False) -> FileLock | None:
     """Take the lock of the one API process on a SQLite file, by whatever URL or path it is named; None on PostgreSQL.
 
     Raises:
         UnusableDatabase: another process holds it, or the lock cannot be made.
     """
-    with _named(given):
-        file = sqlite_file(_parse(given))
+    with _named(url):
+        file = sqlite_file(_parse(url))
         if file is None:
             return None
         _check_file(file, make_folder=make_folder)
@@ -174,12 +174,12 @@ def lock(given: str, *, make_folder: bool = False) -> FileLock | None:
         return held
 
 
-def _parse(given: str) -> URL:
+def _parse(text: str) -> URL:
     """Return the URL, with the one driver that each database has here."""
-    if "://" not in given:
+    if "://" not in text:
         raise StartupError(f"it has no scheme; set {_SETTING} to something like {_EXAMPLES}")
     try:
-        url = make_url(given.strip())
+        url = make_url(text.strip())
     except (ArgumentError, ValueError) as error:
         raise StartupError(f"it is not a URL with a number as its port; correct {_SETTING} ({_ENCODE})") from error
     if url.drivername not in _DRIVERS:
@@ -228,10 +228,10 @@ def _check_content(file: Path) -> None:
         raise StartupError(f"{file} is no SQLite database; move it away, or name another file in {_SETTING}")
 
 
-def _reason(given: str, error: Exception) -> str:
+def _reason(text: str, error: Exception) -> str:
     """Return what an error means and what to do, in words without a password."""
     said = str(getattr(error, "orig", None) or error)
-    url = _parse(given)
+    url = _parse(text)
     named = {
         "place": f"{url.host}:{url.port or 5432}" if url.host else "the local socket",
         "host": url.host or "",

@@ -149,12 +149,12 @@ def eligible_blocks(
     return every(WaitingBlock, session.execute(_in_order(len(shares)), {**given, "size": limit, "skip": skip}))
 
 
-def _first_experiment(session: Session, num_owners: int, given: Mapping[str, Any]) -> str | None:
+def _first_experiment(session: Session, num_owners: int, parameters: Mapping[str, Any]) -> str | None:
     """Return the experiment whose blocks all come before any other's, or None where it is not one alone.
 
     It mostly fills the page, and then a long queue need not be sorted for a few blocks.
     """
-    rows = session.execute(_first_two(num_owners), given).all()
+    rows = session.execute(_first_two(num_owners), parameters).all()
     if not rows or (len(rows) > 1 and rows[0][1:] == rows[1][1:]):
         return None
     return str(rows[0].id)

@@ -146,9 +146,9 @@ def _integrity(gates: Sequence[Gate]) -> list[dict[str, Any]]:
     return [{"gate": g.gate, "class": g.cls, "state": g.state, "detail": g.detail} for g in gates]
 
 
-def _calibration(found: _Analysis) -> dict[str, Any]:
-    inputs = found.inputs
-    spread = nondeterminism(found.result) if inputs.kind == "aa" and found.design.paired else None
+def _calibration(analysis: _Analysis) -> dict[str, Any]:
+    inputs = analysis.inputs
+    spread = nondeterminism(analysis.result) if inputs.kind == "aa" and analysis.design.paired else None
     if inputs.stamp is None:
         return {"modes": [], "stamp": None, "spread": spread}
     modes = list(inputs.stamp.modes)
@@ -191,8 +191,8 @@ def _true_level(level: TrueLevel | None) -> dict[str, Any] | None:
     return {"simulated": level.simulated, "nominal": level.nominal, "skewness": [number(g) for g in level.skewness]}
 
 
-def _facts(found: _Analysis) -> dict[str, Any]:
-    inputs, scores = found.inputs, found.scores
+def _facts(analysis: _Analysis) -> dict[str, Any]:
+    inputs, scores = analysis.inputs, analysis.scores
     table = score_table(inputs, scores.metric)
     statuses = {s: {a.label: 0 for a in inputs.arms} for s in ("failed", "lost")}
     for (arm, _), row in table.items():
@@ -200,7 +200,7 @@ def _facts(found: _Analysis) -> dict[str, Any]:
             statuses[row.status][arm] += 1
     steps = sorted({run.env_steps for run in inputs.runs if run.env_steps is not None and run.status == "ok"})
     seconds = [run.device_seconds for run in inputs.runs if run.device_seconds is not None]
-    paired = found.design.paired
+    paired = analysis.design.paired
     return {
         "arms": [arm.label for arm in inputs.arms],
         "metric": scores.metric,
@@ -208,7 +208,7 @@ def _facts(found: _Analysis) -> dict[str, Any]:
         "difference_unit": difference_unit(scores.metric, inputs.analysis.estimand),
         "direction": scores.direction,
         "planned": inputs.planned_blocks,
-        "complete_blocks": _complete(found),
+        "complete_blocks": _complete(analysis),
         "failed": statuses["failed"],
         "lost": statuses["lost"],
         "steps": steps[0] if len(steps) == 1 else None,
@@ -217,43 +217,50 @@ def _facts(found: _Analysis) -> dict[str, Any]:
         "resumed_at": {run.run_id: list(run.resumed_at) for run in inputs.runs if run.resumed_at},
         "balanced": is_balanced(inputs.runs, [a.label for a in inputs.arms]),
         "code_revisions": sorted({run.code_revision for run in inputs.runs if run.code_revision}),
-        "rho": number(pair_correlation(found.result.arms)) if paired else None,
-        "floor": number(found.sign * found.result.floor),
+        "rho": number(pair_correlation(analysis.result.arms)) if paired else None,
+        "floor": number(analysis.sign * analysis.result.floor),
         "looks": {
             "mode": inputs.analysis.looks.mode,
-            "k": found.clock.look,
-            "K": found.clock.num_looks,
-            "levels": list(found.clock.levels),
+            "k": analysis.clock.look,
+            "K": analysis.clock.num_looks,
+            "levels": list(analysis.clock.levels),
         },
     }
 
 
-def _complete(found: _Analysis) -> int:
-    if not found.clock.reached:
-        return found.clock.complete
-    return int(min(arm.values.size for arm in found.result.arms))
+def _complete(analysis: _Analysis) -> int:
+    if not analysis.clock.reached:
+        return analysis.clock.complete
+    return int(min(arm.values.size for arm in analysis.result.arms))
 
 
-def _more(found: _Analysis) -> dict[str, Any] | None:
-    if found.more is None:
+def _more(analysis: _Analysis) -> dict[str, Any] | None:
+    if analysis.more is None:
         return None
-    low, high = found.more.plugin, found.more.upper80
-    seen = found.clock.complete
+    low, high = analysis.more.plugin, analysis.more.upper80
+    seen = analysis.clock.complete
     more = [None if n is None else max(0, n - seen) for n in (low, high)]
-    return {"N_plugin": low, "N_upper80": high, "more": more, "extendable": is_extendable(found.inputs, found.clock)}
+    return {
+        "N_plugin": low,
+        "N_upper80": high,
+        "more": more,
+        "extendable": is_extendable(analysis.inputs, analysis.clock),
+    }
 
 
-def _overrun(found: _Analysis) -> dict[str, Any] | None:
+def _overrun(analysis: _Analysis) -> dict[str, Any] | None:
     """Return the pooled estimates with the blocks that finished after the answer; they never confirm or refute it."""
-    if not found.stand.overrun:
+    if not analysis.stand.overrun:
         return None
-    inputs, design = found.inputs, found.design
-    scores = metric_scores(inputs, found.scores.metric, (*found.clock.blocks, *found.stand.overrun))
-    arms = {arm.label: arm for arm in usable(scores.arms, found.result.floor, design.paired)}
-    pairs = [(p, registered_test(arms[p.a.label], arms[p.b.label], design)) for p in found.result.pairs if p.in_family]
+    inputs, design = analysis.inputs, analysis.design
+    scores = metric_scores(inputs, analysis.scores.metric, (*analysis.clock.blocks, *analysis.stand.overrun))
+    arms = {arm.label: arm for arm in usable(scores.arms, analysis.result.floor, design.paired)}
+    pairs = [
+        (p, registered_test(arms[p.a.label], arms[p.b.label], design)) for p in analysis.result.pairs if p.in_family
+    ]
     return {
         "label": "OVERRUN",
-        "blocks": list(found.stand.overrun),
+        "blocks": list(analysis.stand.overrun),
         "comparisons": [
             {"a": p.a.label, "b": p.b.label, "estimate": number(p.evidence.estimate), "pooled": number(test.estimate)}
             for p, test in pairs
@@ -261,20 +268,22 @@ def _overrun(found: _Analysis) -> dict[str, Any] | None:
     }
 
 
-def _exploratory(found: _Analysis) -> dict[str, Any] | None:
+def _exploratory(analysis: _Analysis) -> dict[str, Any] | None:
     """Return the pooled analysis of an extension decided after data were seen; never the verdict."""
-    inputs = found.inputs
-    if inputs.extension is None or not found.clock.reached:
+    inputs = analysis.inputs
+    if inputs.extension is None or not analysis.clock.reached:
         return None
     pooled = replace(inputs, extension=None)
-    blocks = finished_blocks(pooled, score_table(pooled, found.scores.metric))
-    scores = metric_scores(pooled, found.scores.metric, blocks, not inputs.analysis.paired)
-    result, _ = analyse_with_sensitivity(scores.arms, replace(found.design, level=inputs.analysis.alpha, mode="fixed"))
+    blocks = finished_blocks(pooled, score_table(pooled, analysis.scores.metric))
+    scores = metric_scores(pooled, analysis.scores.metric, blocks, not inputs.analysis.paired)
+    result, _ = analyse_with_sensitivity(
+        scores.arms, replace(analysis.design, level=inputs.analysis.alpha, mode="fixed")
+    )
     return {
         "label": "EXPLORATORY",
         "decided_utc": inputs.extension.decided_utc,
         "reason": inputs.extension.reason,
         "blocks": len(blocks),
         "pooled_verdict": result.verdict,
-        "comparisons": [comparison(p, found.design, found.sign, scores.blocks, False) for p in result.pairs],
+        "comparisons": [comparison(p, analysis.design, analysis.sign, scores.blocks, False) for p in result.pairs],
     }

@@ -10,7 +10,7 @@ from collections import Counter, defaultdict
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
-from lockstep.report.clock import Clock, due_analyses
+from lockstep.report.clock import Clock
 from lockstep.report.inputs import ReportInputs, RunFacts
 from lockstep.spec.analysis import analysis_hash
 
@@ -27,11 +27,6 @@ class Gate:
     state: str
     detail: str
     flag: str | None = None
-
-
-def check_gates(inputs: ReportInputs) -> tuple[Gate, ...]:
-    """Return every gate in a fixed order, for the last analysis that is due."""
-    return (*void_gates(inputs), *flag_gates(inputs, due_analyses(inputs)[-1]))
 
 
 def failed_void(gates: Sequence[Gate]) -> Gate | None:

@@ -246,7 +246,7 @@ def pair_correlation(arms: Sequence[FlooredArm]) -> float | None:
     return float(np.mean([matrix[i, j] for i, j in combinations(range(len(arms)), 2)]))
 
 
-def _arm_row(arm: FlooredArm, own: ArmScores, design: Design, sign: float) -> dict[str, Any]:
+def _arm_row(arm: FlooredArm, scores: ArmScores, design: Design, sign: float) -> dict[str, Any]:
     values, n = arm.values, arm.values.size
     many = n >= MIN_REPLICATES
     mean = float(values.mean()) if n else None
@@ -255,7 +255,7 @@ def _arm_row(arm: FlooredArm, own: ArmScores, design: Design, sign: float) -> di
     return {
         "arm": arm.label,
         "n": n,
-        "failed": own.num_failures,
+        "failed": scores.num_failures,
         "mean": number(None if mean is None else sign * mean),
         "location": number(sign * location(arm, design)) if n else None,
         "mean_ci": ends(one_sample_t(sign * values).interval(0.05)) if n > 1 else None,
@@ -269,16 +269,16 @@ def _arm_row(arm: FlooredArm, own: ArmScores, design: Design, sign: float) -> di
     }
 
 
-def _guard_row(metric: str, winner: str, found: Any) -> dict[str, Any]:
+def _guard_row(metric: str, winner: str, guard: Any) -> dict[str, Any]:
     return {
         "metric": metric,
         "winner": winner,
-        "rival": found.rival,
-        "state": found.state,
-        "estimate": number(found.estimate),
-        "bound": number(found.bound),
-        "margin": number(found.margin),
-        "p": number(found.p),
+        "rival": guard.rival,
+        "state": guard.state,
+        "estimate": number(guard.estimate),
+        "bound": number(guard.bound),
+        "margin": number(guard.margin),
+        "p": number(guard.p),
     }
 
 
@@ -336,19 +336,19 @@ def cross_scores(inputs: ReportInputs) -> dict[str, Any] | None:
     return {"modes": modes, "cells": cells}
 
 
-def _cell(arm: str, mode: str, found: list[CrossScore], is_own: bool) -> dict[str, Any]:
-    means = [c.mean for c in found if number(c.mean) is not None]
+def _cell(arm: str, mode: str, scores: list[CrossScore], is_own: bool) -> dict[str, Any]:
+    means = [c.mean for c in scores if number(c.mean) is not None]
     return {
         "arm": arm,
         "mode": mode,
         "own_mode": is_own,
-        "mean": _mean(c.mean for c in found),
+        "mean": _mean(c.mean for c in scores),
         "sd_between_replicates": number(float(np.std([m for m in means if m is not None], ddof=1)))
         if len(means) > 1
         else None,
-        "episodes": sum(c.episodes for c in found),
+        "episodes": sum(c.episodes for c in scores),
         "replicates": [
-            {"replicate": c.replicate, "mean": number(c.mean), "sd": number(c.sd), "n": c.episodes} for c in found
+            {"replicate": c.replicate, "mean": number(c.mean), "sd": number(c.sd), "n": c.episodes} for c in scores
         ],
     }
 

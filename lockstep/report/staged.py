@@ -69,15 +69,15 @@ def _at(inputs: ReportInputs, clock: Clock, void_gate: str | None) -> Judged:
     return Judged(clock, design, scores, replace(result, pairs=pairs), sensitivity, False, ())
 
 
-def _with_settled(found: Judged, earlier: Sequence[PairResult]) -> ExperimentResult:
+def _with_settled(judged: Judged, earlier: Sequence[PairResult]) -> ExperimentResult:
     """Return the result in which every comparison that was settled at an earlier look stands as it was."""
-    result, design = found.result, found.design
+    result, design = judged.result, judged.design
     stands = {(p.a.label, p.b.label): p for p in earlier if p.in_family and p.is_settled}
     if not stands:
         return result
     pairs = [stands.get((p.a.label, p.b.label), p) for p in result.pairs]
     merged = conclude(result.arms, pairs, design, result.adjustment, result.floor, result.flags)
-    flags = {*merged.flags, *quantity_flags(merged, found.scores.arms, design)}
+    flags = {*merged.flags, *quantity_flags(merged, judged.scores.arms, design)}
     return replace(merged, flags=tuple(sorted(flags)))
 
 

@@ -209,11 +209,11 @@ def _left_out_text(left: Mapping[str, Any]) -> str:
     return f"p from {plain(low, 2)} to {plain(high, 2)}; {flips}"
 
 
-def _quantity(found: Mapping[str, Any] | None) -> str:
-    if found is None:
+def _quantity(quantity: Mapping[str, Any] | None) -> str:
+    if quantity is None:
         return "n/a"
-    interval = f" [{span(found['ci'])}]" if found["ci"] else ""
-    return f"{signed(found['estimate'])}{interval}"
+    interval = f" [{span(quantity['ci'])}]" if quantity["ci"] else ""
+    return f"{signed(quantity['estimate'])}{interval}"
 
 
 def companions_table(report: Report) -> TextTable:

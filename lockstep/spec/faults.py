@@ -192,12 +192,12 @@ def _told(field: str, detail: ErrorDetails) -> tuple[str, str]:
     return f"{field}: {message}", remedy or "correct it"
 
 
-def _length(field: str, kind: str, given: Mapping[str, Any], value: Any) -> tuple[str, str]:
+def _length(field: str, kind: str, context: Mapping[str, Any], value: Any) -> tuple[str, str]:
     singular, plural = ("character", "characters") if isinstance(value, str) else ("entry", "entries")
     size = f"{field} has {len(value)} {singular if len(value) == 1 else plural}"
     if kind.endswith("short"):
-        return f"{size}, at least {given['min_length']} must be given", f"give {given['min_length']} or more"
-    return f"{size}, at most {given['max_length']} may be given", f"use at most {given['max_length']}"
+        return f"{size}, at least {context['min_length']} must be given", f"give {context['min_length']} or more"
+    return f"{size}, at most {context['max_length']} may be given", f"use at most {context['max_length']}"
 
 
 def _shown(value: Any) -> str:

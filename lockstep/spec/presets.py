@@ -179,10 +179,10 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
-def merge(base: Mapping[str, Any], own: Mapping[str, Any]) -> dict[str, Any]:
-    """Return ``base`` with ``own`` laid over it, dictionary by dictionary; neither is changed."""
+def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return ``base`` with ``overrides`` laid over it, dictionary by dictionary; neither is changed."""
     result = dict(base)
-    for key, value in own.items():
+    for key, value in overrides.items():
         below = result.get(key)
         nested = isinstance(below, Mapping) and isinstance(value, Mapping)
         result[key] = merge(below, value) if nested else value  # type: ignore[arg-type]

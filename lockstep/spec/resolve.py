@@ -236,7 +236,7 @@ def _fill_smoke(data: dict[str, Any]) -> None:
         data["analysis"] = None
 
 
-def _fill_analysis(data: dict[str, Any], given: AnalysisSpec | None) -> None:
+def _fill_analysis(data: dict[str, Any], analysis: AnalysisSpec | None) -> None:
     """Complete the analysis as given (which knows what was left out), or the default of a demonstration."""
     facts = {
         "kind": data["experiment"]["kind"],
@@ -244,8 +244,8 @@ def _fill_analysis(data: dict[str, Any], given: AnalysisSpec | None) -> None:
         "env_kind": data["env"]["kind"],
     }
     demonstration = facts["kind"] == "aa" or facts["replicates"] == 1
-    if given is not None and data["experiment"]["mode"] != "smoke":
-        data["analysis"] = complete_analysis(given, **facts).model_dump(mode="json")
+    if analysis is not None and data["experiment"]["mode"] != "smoke":
+        data["analysis"] = complete_analysis(analysis, **facts).model_dump(mode="json")
     elif demonstration:
         data["analysis"] = default_analysis(**facts).model_dump(mode="json")
 

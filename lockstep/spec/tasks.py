@@ -7,12 +7,9 @@ execution order interleaves the rows; slot ids are never sorted as text.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
-
-_SLOT_ID = re.compile(r"r(\d+)c(\d+)")
 
 
 @dataclass(frozen=True)
@@ -207,14 +204,6 @@ _DIGITS_LOSS = LossConstants(2.3, 0.1, 0.05, 0.05)
 _IMAGE_LOSS = LossConstants(2.3, 0.3, 0.05, 0.05)
 _TEXT_LOSS = LossConstants(5.545, 1.0, 0.15, 0.01)
 _SGD, _SGD_GRAFT = Optim(0.01, weight_decay=5e-4), Optim(0.01)
-
-
-def slot_position(slot_id: str) -> tuple[int, int]:
-    """Return (row, column) of a slot id; a malformed id raises ValueError."""
-    match = _SLOT_ID.fullmatch(slot_id)
-    if match is None:
-        raise ValueError(f"slot {slot_id!r} is not of the form r<row>c<column>, for example r0c1")
-    return int(match[1]), int(match[2])
 
 
 def action_order(slots: list[SlotSpec]) -> list[SlotSpec]:

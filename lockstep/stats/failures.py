@@ -176,11 +176,6 @@ def failure_guardrail(winner: ArmScores, rival: ArmScores, alpha: float) -> Guar
     return GuardrailResult(rival.label, state, excess, None, None, p)
 
 
-def worst_state(states: Sequence[str]) -> str:
-    """Return harm if any, else unproven if any, else pass."""
-    return HARM if HARM in states else UNPROVEN if UNPROVEN in states else PASS
-
-
 def _judge(ours: FlooredArm, theirs: FlooredArm, design: Design, margin: float, harm_level: float) -> GuardrailResult:
     # rival minus winner: positive means that the winner does harm
     test = registered_test(theirs, ours, design)

@@ -360,28 +360,28 @@ def _at_floor(arms: Floats, design: Design, pairs: Sequence[tuple[int, int]], ef
     return np.stack([c for c, _ in judged], axis=1), np.stack([s for _, s in judged], axis=1)
 
 
-def _codes(found: Batch, level: Floats, design: Design, sizes: bool) -> tuple[Codes, Codes]:
+def _codes(tested: Batch, level: Floats, design: Design, sizes: bool) -> tuple[Codes, Codes]:
     """Return the verdict table for one pair in every experiment; without ``sizes`` only who is better."""
     sesoi = design.sesoi or 0.0
     limit = level * (1 + LEVEL_SLACK)
-    sign = np.sign(found.estimate).astype(np.int64)
-    superior = (found.p <= limit) & (sign != 0)
+    sign = np.sign(tested.estimate).astype(np.int64)
+    superior = (tested.p <= limit) & (sign != 0)
     codes = np.where(superior, _BETTER, _OPEN)
     if not sizes:
         return codes, np.where(superior, sign, 0)
     for way in (1, -1):
-        rows = np.flatnonzero(superior & (sign == way) & (way * found.estimate > sesoi))
+        rows = np.flatnonzero(superior & (sign == way) & (way * tested.estimate > sesoi))
         if rows.size:
-            codes[rows] = np.where(found.p_at(way * sesoi, rows) <= limit[rows], _MEANINGFUL, _BETTER)
+            codes[rows] = np.where(tested.p_at(way * sesoi, rows) <= limit[rows], _MEANINGFUL, _BETTER)
     # an anytime interval has one level for both
     wide = limit if design.mode == "anytime" else 2 * limit
-    inside = (np.abs(found.estimate) < sesoi) & (codes != _MEANINGFUL)
+    inside = (np.abs(tested.estimate) < sesoi) & (codes != _MEANINGFUL)
     for way in (1, -1):
-        rows = np.flatnonzero(inside & ((found.estimate >= 0) == (way == 1)))
+        rows = np.flatnonzero(inside & ((tested.estimate >= 0) == (way == 1)))
         # the nearer margin fails more often: the other one is asked only where it does not
         for theta in (way * sesoi, -way * sesoi):
             if rows.size:
-                rows = rows[found.p_at(theta, rows) <= wide[rows]]
+                rows = rows[tested.p_at(theta, rows) <= wide[rows]]
         codes[rows] = np.where(superior[rows], _NEGLIGIBLE, _EQUAL)
     return codes, np.where(codes >= _NEGLIGIBLE, sign, 0)
 

@@ -111,11 +111,11 @@ def pair_verdict(evidence: Evidence) -> PairVerdict:
     return _by_failures(evidence, PairVerdict(EQUIVALENT if equivalent else INCONCLUSIVE, 0, None, flags))
 
 
-def _by_failures(evidence: Evidence, found: PairVerdict) -> PairVerdict:
+def _by_failures(evidence: Evidence, verdict: PairVerdict) -> PairVerdict:
     """Return WINNER where only failures can decide, else what was found."""
     if not evidence.failures_favour or not within(evidence.failures_p, evidence.level):
-        return found
-    return PairVerdict(WINNER, evidence.failures_favour, None, (*found.flags, DRIVEN_BY_FAILURES))
+        return verdict
+    return PairVerdict(WINNER, evidence.failures_favour, None, (*verdict.flags, DRIVEN_BY_FAILURES))
 
 
 def _without_inference(evidence: Evidence) -> PairVerdict | None:

@@ -25,7 +25,7 @@ def test_block_trained_to_its_end_succeeds_and_is_reported(ctx: Context) -> None
         worker.train(rounds=2)
     assert blocks_of(ctx, experiment_id) == ["succeeded", "succeeded"]
     assert finish_due(ctx) == 1
-    assert reading.status_of(ctx, experiment_id) is ExperimentStatus.SUCCEEDED
+    assert reading.show_experiment(ctx, experiment_id)["status"] == ExperimentStatus.SUCCEEDED
     report = reports.read(ctx, experiment_id).content
     assert report["verdict"]["code"] == "NO_INFERENCE"
     assert report["facts"]["complete_blocks"] == 2
@@ -132,7 +132,7 @@ def test_cancel_of_running_block_ends_cancelled_even_with_the_last_round(ctx: Co
     worker.checkpoint(1)
     worker.release("stopped", "user")
     assert blocks_of(ctx, experiment_id) == ["cancelled"]
-    assert reading.status_of(ctx, experiment_id) is ExperimentStatus.CANCELLED
+    assert reading.show_experiment(ctx, experiment_id)["status"] == ExperimentStatus.CANCELLED
 
 
 def test_pause_and_resume_continue_at_the_checkpoint(ctx: Context) -> None:

@@ -461,7 +461,7 @@ def test_a_refused_configuration_fails_the_queued_blocks_and_no_other_experiment
     assert found[1]["cause_text"].startswith("same cause as replicate 0: ")
     assert "'lenght'" in found[2]["cause_text"]
     assert {run["status"] for run in reading.list_runs(ctx, experiment_id)} == {"failed"}
-    assert reading.status_of(ctx, experiment_id).value == "failed"
+    assert reading.show_experiment(ctx, experiment_id)["status"] == "failed"
     assert worker.claim() is not None
     worker.train(1)
     assert block(ctx, innocent)["status"] == "succeeded"
@@ -574,7 +574,7 @@ def test_retry_makes_a_new_generation_and_leaves_the_failed_one(ctx: Context) ->
     worker.train(1)
     found = [(item["generation"], item["status"]) for item in reading.list_blocks(ctx, experiment_id)]
     assert found == [(0, "failed"), (1, "succeeded")]
-    assert reading.status_of(ctx, experiment_id).value == "succeeded"
+    assert reading.show_experiment(ctx, experiment_id)["status"] == "succeeded"
     with pytest.raises(ConflictError, match="no block"):
         submission.retry(ctx, experiment_id, LOCAL)
 
@@ -624,7 +624,7 @@ def test_planned_look_that_decides_cancels_what_is_queued_as_decided(ctx: Contex
         pass
     states = [(item["status"], item["cause"]) for item in reading.list_blocks(ctx, experiment_id)]
     assert states == [("succeeded", None)] * 8 + [("cancelled", "decided")] * 8
-    assert reading.status_of(ctx, experiment_id).value == "succeeded"
+    assert reading.show_experiment(ctx, experiment_id)["status"] == "succeeded"
 
 
 def test_worker_on_a_device_in_use_under_another_name_is_refused(ctx: Context) -> None:

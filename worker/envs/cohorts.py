@@ -116,10 +116,10 @@ class Cohorts:
         for envs, own in self._parts[run]:
             envs.load_state_dict(own, state)
 
-    def _by_run(self, found: Sequence[Sequence[Any]]) -> list[list[Any]]:
+    def _by_run(self, by_cohort: Sequence[Sequence[Any]]) -> list[list[Any]]:
         """Return what every cohort gave for each of its runs, as one list for each run."""
         parts: list[list[Any]] = [[] for _ in self._parts]
-        for cohort, values in zip(self.cohorts, found, strict=True):
+        for cohort, values in zip(self.cohorts, by_cohort, strict=True):
             for run, value in zip(cohort.runs, values, strict=True):
                 parts[run].append(value)
         return parts

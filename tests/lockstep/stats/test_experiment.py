@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from lockstep.stats.estimands import bimodal_gap
-from lockstep.stats.failures import analyse_with_sensitivity, failure_guardrail, worst_state
+from lockstep.stats.failures import analyse_with_sensitivity, failure_guardrail
 from lockstep.stats.multiplicity import holm_levels
 from lockstep.stats.registered import Design
 from lockstep.stats.results import Interval
@@ -317,7 +317,6 @@ def test_failure_guardrail_more_failures_is_harm_only_when_proven() -> None:
     assert failure_guardrail(bad, good, 0.05).state == "harm"
     assert failure_guardrail(some, good, 0.05).state == "unproven"
     assert failure_guardrail(good, some, 0.05).state == "pass"
-    assert worst_state(["pass", "unproven", "harm"]) == "harm"
 
 
 def test_successful_run_without_score_is_an_error_naming_arm_and_replicate() -> None:

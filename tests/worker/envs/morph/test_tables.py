@@ -9,7 +9,7 @@ import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 
-from lockstep.spec.tasks import TASKS, CnnShape, LmShape, Topology, action_order, slot_position
+from lockstep.spec.tasks import TASKS, CnnShape, LmShape, Topology, action_order
 from tests.worker.envs.morph.factories import network, rng
 from worker.envs.morph.network.blend import Graft, Operator, graft_params
 from worker.envs.morph.network.blueprints import ALLOWED, blueprint_id, build_core, core_params, groups
@@ -125,7 +125,6 @@ def test_slots_of_twelve_columns_keep_integer_order() -> None:
     execution = [slot.id for slot in shape.slots()]
     assert execution[:5] == ["r0c0", "r1c0", "r0c1", "r1c1", "r0c2"]
     assert execution[-2:] == ["r0c10", "r0c11"]
-    assert slot_position("r0c10") == (0, 10)
 
 
 def test_slot_shapes_of_three_blocks_match_the_specification() -> None:

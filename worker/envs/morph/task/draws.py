@@ -42,9 +42,9 @@ class Draws:
         if self._drawer is not None and (episode, epoch) not in self._made.setdefault(number, {}):
             self._keep(number, episode, epoch, self._drawer.submit(self._draw, number, episode, epoch))
 
-    def _keep(self, number: int, episode: int, epoch: int, found: Future[Tensor]) -> None:
+    def _keep(self, number: int, episode: int, epoch: int, drawn: Future[Tensor]) -> None:
         made = self._made[number]
-        made[episode, epoch] = found
+        made[episode, epoch] = drawn
         while len(made) > _KEPT:
             del made[next(iter(made))]
 

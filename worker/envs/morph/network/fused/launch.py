@@ -163,10 +163,10 @@ def _conv(x: Tensor, weight: Tensor, *, stats: bool, adjoint: bool = False) -> t
 
 
 def _back(
-    shape: Product, given: tuple[Any, ...], norm: Norm | None, *, tile: int, step: int, tiles: int, groups: int
+    shape: Product, gradients: tuple[Any, ...], norm: Norm | None, *, tile: int, step: int, tiles: int, groups: int
 ) -> Tensor:
     """Launch ``conv_back`` for groups of tiles of k and return its parts."""
-    x, e, weight, dx, base = given
+    x, e, weight, dx, base = gradients
     chunk = tile * triton.cdiv(shape.rows, tile * _PROGRAMS[dx is not None])
     programs = triton.cdiv(shape.rows, chunk)
     width = groups * tiles * step

@@ -280,24 +280,24 @@ def _activate(
     return z
 
 
-def _group(x: Tensor, base: Tensor, given: Sequence[Tensor], groups: int, *, blends: bool) -> tuple[Tensor, Tensor]:
+def _group(x: Tensor, base: Tensor, tensors: Sequence[Tensor], groups: int, *, blends: bool) -> tuple[Tensor, Tensor]:
     """Return ReLU(GN(x)), blended into ``base`` or alone, and moments [B, G, 2]; given: weight, bias, gamma, alpha."""
     out = torch.empty_like(base)
     moments = torch.empty(x.shape[0], groups, 2, device=x.device)
     shape = _group_shape(x, moments, blends)
-    kernels.group[(x.shape[0], groups)](x, base, out, *given, moments, EPS=EPS, num_warps=4, **shape)
+    kernels.group[(x.shape[0], groups)](x, base, out, *tensors, moments, EPS=EPS, num_warps=4, **shape)
     return out, moments
 
 
 def _group_back(
-    x: Tensor, grad: Tensor, moments: Tensor, given: Sequence[Tensor], *, blends: bool
+    x: Tensor, grad: Tensor, moments: Tensor, tensors: Sequence[Tensor], *, blends: bool
 ) -> tuple[Tensor, Tensor]:
     """Return the gradient of x, and [3, C]: those of weight, bias and gamma."""
     dx = torch.empty_like(x)
     parts = torch.empty(x.shape[0], 3, x.shape[1], device=x.device)
     shape = _group_shape(x, moments, blends)
     warps = 8 if shape["HW"] * shape["C"] >= shape["G"] << 13 else 4
-    kernels.group_back[(x.shape[0], shape["G"])](x, grad, dx, *given, moments, parts, num_warps=warps, **shape)
+    kernels.group_back[(x.shape[0], shape["G"])](x, grad, dx, *tensors, moments, parts, num_warps=warps, **shape)
     return dx, add_rows(parts)
 
 
