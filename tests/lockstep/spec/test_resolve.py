@@ -38,8 +38,8 @@ def test_example_is_valid_and_resolves_the_same_way_twice(path: Path) -> None:
 
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_preset_resolves_for_its_task(name: str) -> None:
-    env = {"env": {"id": "CartPole-v1"}} if name.startswith("gym") else {}
-    arms = [{"label": "A"}, {"label": "B", "overrides": {"ppo.lr": 1e-3}}]
+    env = {"env": {"id": "CartPole-v1"}} if PRESETS[name]["env"].get("kind") == "gymnasium" else {}
+    arms = [{"label": "A"}, {"label": "B", "overrides": {"ppo.lr": 2e-3}}]
     analysis = {"sesoi": 1.0, "failure": {"floor": 0.0}}
     raw = {"experiment": {"name": name}, "preset": name, "arms": arms, "analysis": analysis, **env}
     assert problems_of(raw) == []
