@@ -201,9 +201,11 @@ class Outage:
 def answer(request: Request, patience: Patience) -> Steps[Reply]:
     """Send a request and return the server's own answer; an outage is waited out where repeating is harmless.
 
-    A request that may not be repeated is sent again only where no connection was made, so that nothing was sent.
+    A request that may not be repeated is sent again only where no connection was made, so that nothing was sent. What
+    is not there after a deletion whose answer was lost has been deleted.
     """
     outage = Outage(patience)
+    is_lost = False
     while True:
         try:
             reply: Reply = yield request
@@ -213,7 +215,10 @@ def answer(request: Request, patience: Patience) -> Steps[Reply]:
             wait = outage.next_wait(reason_of(error)) if may_wait else None
             if wait is None:
                 raise
+            is_lost = is_lost or not unsent
         else:
+            if is_lost and request.method == "DELETE" and reply.status == 404:
+                return Reply(204, {})
             if not (request.may_be_repeated and _is_passing(reply)):
                 return reply
             wait = outage.next_wait(f"HTTP {reply.status}", _asked_to_wait(reply))

@@ -163,7 +163,7 @@ def _varint(number: int) -> bytes:
 
 
 def write_mlflow(experiment: TrackedExperiment, folder: Path) -> None:
-    """Write folders as MLflow's file store has them: ``mlflow ui --backend-store-uri FOLDER`` shows them."""
+    """Write folders as MLflow's file store has them, which ``mlflow migrate-filestore`` reads into a database."""
     number = str(int(_digest(experiment.id)[:15], 16))
     place = folder.absolute() / number
     place.mkdir(parents=True, exist_ok=True)
@@ -241,6 +241,12 @@ def _by_step(curves: Iterable[Curve]) -> Iterator[tuple[int, dict[str, float]]]:
     yield from sorted(found.items())
 
 
+#: How each tracker shows them.
+SHOWN: Mapping[str, str] = {
+    "tensorboard": "tensorboard --logdir {folder}",
+    "mlflow": "mlflow migrate-filestore --source {folder} --target sqlite:///mlflow.db",
+    "wandb-offline": "wandb sync {folder}/wandb/offline-run-*",
+}
 #: How each tracker's files are written, by the name of ``--to``.
 WRITERS: Mapping[str, Callable[[TrackedExperiment, Path], None]] = {
     "tensorboard": write_tensorboard,

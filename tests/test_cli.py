@@ -15,7 +15,7 @@ import pytest
 import yaml
 from typer.testing import CliRunner
 
-from app.cli import people, specs, text
+from app.cli import admin, people, specs, text
 from app.cli.watching import Board, beats
 from app.services.finishing import finish_due
 from app.services.ingest import post_logs
@@ -154,6 +154,50 @@ def test_workers_are_listed_drained_and_cleared_and_the_queue_is_shown(
     assert "drains" in lockstep("workers", "drain", shown["name"]) or lockstep.json("workers", "list", "--retired")
     lockstep("workers", "clear", shown["id"], code=1)
     del worker
+
+
+@pytest.mark.server
+def test_webhooks_are_added_listed_and_removed_and_the_record_of_acts_tells_it(
+    lockstep: Command, sqlite_server: LiveServer
+) -> None:
+    experiment_id = submit(sqlite_server.ctx)
+    hook, secret = lockstep("webhooks", "add", "http://127.0.0.1:9/", "--event", "verdict", "--owner", "alice").split()
+    assert secret.startswith("whs_")
+    assert lockstep("webhooks", "list") == f"{hook}  http://127.0.0.1:9  verdict  failures 0  owner alice\n"
+    assert lockstep("webhooks", "deliveries", hook) == ""
+    assert lockstep.json("webhooks", "deliveries", hook) == []
+    assert secret not in json.dumps(lockstep.json("webhooks", "list"))
+    lockstep("webhooks", "add", "chat.example/hook", code=1)
+    lockstep("webhooks", "add", "http://chat.example", "--event", "party", code=1)
+    assert lockstep("webhooks", "remove", hook) == "removed\n"
+    lockstep("webhooks", "remove", hook, code=1)
+    told = [line.split() for line in lockstep("audit").splitlines()]
+    assert [words[3] for words in told] == ["webhook.remove", "webhook.add", "experiment.submit"]
+    [act] = lockstep.json("audit", "--target", experiment_id, "--actor", "alice")
+    assert (act["action"], act["target"]) == ("experiment.submit", experiment_id)
+
+
+def test_tokens_are_listed_with_owner_end_and_last_use(sqlite_template: Path, tmp_path: Path) -> None:
+    (tmp_path / "lockstep.db").write_bytes(sqlite_template.read_bytes())
+    environment = {"LOCKSTEP_DATABASE_URL": f"sqlite:///{tmp_path / 'lockstep.db'}", "LOCKSTEP_DATA_DIR": str(tmp_path)}
+
+    def token(*arguments: str, code: int = 0) -> str:
+        result = CliRunner().invoke(admin.app, ["token", *arguments], env=environment)
+        assert result.exit_code == code, result.output + result.stderr
+        return result.stdout if code == 0 else result.stderr
+
+    assert token("create", "--name", "mia", "--days", "1").startswith("lsk_")
+    first = json.loads(token("list", "--json"))[0]["id"]
+    token("create", "--name", "mia's laptop", "--role", "viewer", "--like", first)
+    lines = token("list").splitlines()
+    laptop = next(line for line in lines if "laptop" in line)
+    assert "viewer     valid    never expires" in laptop
+    assert laptop.endswith(f"never used             mia's laptop  owner {first}")
+    assert any("submitter  valid    expires 20" in line and line.endswith("mia") for line in lines)
+    assert token("revoke", first) == "revoked\n"
+    assert any("revoked" in line for line in token("list").splitlines())
+    assert token("revoke", first, code=1).startswith("error: no valid token")
+    assert token("create", "--name", "x", "--like", "tok_none", code=1).startswith("error: --like: no token tok_none")
 
 
 @pytest.mark.server

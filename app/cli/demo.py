@@ -38,7 +38,7 @@ def run_demo(spec: Path, *, num_workers: int) -> None:
         server = stack.enter_context(_process(["app.cli.admin", "serve", "--port", str(port)], work / "server.log"))
         url = _url_of(server, work / "server.log")
         typer.echo(f"server at {url}")
-        client = stack.enter_context(Client(url))
+        client = stack.enter_context(Client(url, patience=10.0))
         for number in range(num_workers):
             command = ["worker", "--api", url, "--device", "cpu", "--work-dir", str(work / "workers")]
             stack.enter_context(_process(command, work / f"worker-{number}.log"))

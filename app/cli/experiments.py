@@ -223,7 +223,7 @@ def _export_to(experiment_id: str, tracker: str, folder: Path) -> None:
     with reach() as client:
         experiment = trackers.collect(client, experiment_id)
     write(experiment, folder)
-    typer.echo(f"{len(experiment.runs)} runs written to {folder}")
+    typer.echo(f"{len(experiment.runs)} runs written to {folder}; {trackers.SHOWN[tracker].format(folder=folder)}")
 
 
 @app.command()

@@ -13,7 +13,7 @@ _MAX_ADDRESSES = 10_000
 
 
 class Throttle:
-    """Counts failures by address over the last minute, in this process.
+    """Counts failures by address over the last minute, in this process: of each address the last ``limit`` ones.
 
     Args:
         limit: failures after which an address has to wait.
@@ -29,21 +29,14 @@ class Throttle:
     def wait(self, address: str) -> float:
         """Return for how many seconds an address may not try again, 0 when it may."""
         with self._lock:
-            times = self._recent(address)
-            return max(0.0, times[-self._limit] + _SECONDS - self._clock()) if len(times) >= self._limit else 0.0
+            times = self._failures.get(address, ())
+            return max(0.0, times[0] + _SECONDS - self._clock()) if len(times) == self._limit else 0.0
 
     def failed(self, address: str) -> None:
         """Note a failure of an address."""
         with self._lock:
-            times = self._recent(address)
+            times = self._failures.pop(address, deque(maxlen=self._limit))
             times.append(self._clock())
-            self._failures.pop(address, None)
             self._failures[address] = times  # at the end: the newest
             if len(self._failures) > _MAX_ADDRESSES:
                 del self._failures[next(iter(self._failures))]
-
-    def _recent(self, address: str) -> deque[float]:
-        times = self._failures.get(address, deque(maxlen=self._limit))
-        while times and times[0] <= self._clock() - _SECONDS:
-            times.popleft()
-        return times

@@ -189,3 +189,15 @@ def test_unknown_experiment_draws_no_buttons_and_pages_are_reached_by_keyboard(
     page.keyboard.press("Tab")
     page.keyboard.press("Enter")
     expect(page.locator("h1")).to_have_text("Experiments")
+
+
+def test_record_of_acts_and_the_calls_of_the_api_have_pages(sqlite_server: LiveServer, page: Page) -> None:
+    experiment_id = submit(sqlite_server.ctx)
+    page.goto(f"{sqlite_server.url}/audit")
+    expect(page.locator("#audit tbody tr")).to_contain_text(experiment_id)
+    page.locator("input[name=actor]").fill("nobody")
+    page.keyboard.press("Enter")
+    expect(page.locator("#empty")).to_be_visible()
+    page.locator("nav >> text=API").click()
+    page.locator("summary", has_text="POST /api/v1/plans").click()
+    expect(page.locator("details[open] pre")).to_contain_text("arms:")

@@ -176,6 +176,18 @@ def test_end_of_patience_is_told_in_one_sentence_without_the_page_of_the_proxy(
         ask("show", "exp_1", patience=0.0)
 
 
+def test_deletion_whose_answer_was_lost_has_succeeded_where_nothing_is_left(ask: Both, server: Server) -> None:
+    def lose(request: httpx.Request) -> httpx.Response:
+        if server.asked == 1:
+            raise httpx.ReadError("connection reset", request=request)
+        return httpx.Response(404, json={"detail": "no webhook"})
+
+    server.outage = lose
+    assert ask("call", "DELETE", "webhooks/whk_1") is None
+    with pytest.raises(ApiError, match="no webhook"):
+        ask("call", "DELETE", "webhooks/whk_1")
+
+
 def test_what_may_not_be_repeated_is_sent_once(ask: Both, server: Server) -> None:
     def lose(request: httpx.Request) -> httpx.Response:
         raise httpx.ReadError("connection reset", request=request)

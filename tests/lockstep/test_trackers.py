@@ -157,6 +157,7 @@ def test_command_writes_what_a_tracker_reads(sqlite_server: LiveServer, tmp_path
     arguments = ["export", experiment_id, "--to", "tensorboard", "--output", str(tmp_path / "tb")]
     result = CliRunner().invoke(people.app, arguments, env=environment)
     assert result.exit_code == 0, result.output
+    assert result.stdout == f"2 runs written to {tmp_path / 'tb'}; tensorboard --logdir {tmp_path / 'tb'}\n"
     assert len(list((tmp_path / "tb" / experiment_id).glob("*/events.out.tfevents.*"))) == 2
     wrong = CliRunner().invoke(people.app, ["export", experiment_id, "--to", "aim"], env=environment)
     assert wrong.exit_code == 2
