@@ -60,7 +60,7 @@ def test_page_of_the_api_shows_every_call() -> None:
 
 @pytest.mark.server
 def test_page_of_the_api_comes_from_this_server_alone(sqlite_server: LiveServer) -> None:
-    page = httpx.get(f"{sqlite_server.url}/docs")
+    page = httpx.get(f"{sqlite_server.url}/docs", timeout=30)
     assert page.status_code == 200
     assert "/api/v1/experiments/{experiment_id}/series" in page.text
     assert "//cdn" not in page.text
@@ -68,7 +68,7 @@ def test_page_of_the_api_comes_from_this_server_alone(sqlite_server: LiveServer)
 
 @pytest.mark.server
 def test_unknown_query_parameter_is_refused_in_one_sentence(sqlite_server: LiveServer) -> None:
-    with httpx.Client(base_url=f"{sqlite_server.url}/api/v1") as http:
+    with httpx.Client(base_url=f"{sqlite_server.url}/api/v1", timeout=30) as http:
         for path, told in (
             ("experiments?stauts=failed", "unknown query parameter 'stauts' (did you mean 'status'?)"),
             ("queue?color=red", "unknown query parameter 'color' (known: cursor, limit)"),
