@@ -29,7 +29,7 @@ class Throttle:
     def wait(self, address: str) -> float:
         """Return for how many seconds an address may not try again, 0 when it may."""
         with self._lock:
-            times = self._failures.get(address, ())
+            times = self._failures.get(address, deque())
             return max(0.0, times[0] + _SECONDS - self._clock()) if len(times) == self._limit else 0.0
 
     def failed(self, address: str) -> None:
