@@ -123,15 +123,17 @@ def service(port: int, work: Path | None = None) -> Iterator[Service]:
 
     Raises:
         TimeoutError: the server did not answer within five minutes.
+        RuntimeError: it ended; the message holds its last lines.
     """
     with contextlib.ExitStack() as stack:
         folder = work or Path(stack.enter_context(tempfile.TemporaryDirectory()))
         folder.mkdir(parents=True, exist_ok=True)
         environment = {**os.environ, "LOCKSTEP_DATA_DIR": str(folder / "data"), "OMP_NUM_THREADS": "1"}
         environment["LOCKSTEP_LOCK_DIR"] = str(folder / "locks")
-        stack.enter_context(process(["app.cli", "serve", "--port", str(port)], folder / "server.log", environment))
+        log = folder / "server.log"
+        server = stack.enter_context(process(["app.cli", "serve", "--port", str(port)], log, environment))
         url = f"http://127.0.0.1:{port}"
-        _wait_for(url)
+        _wait_for(url, server, log)
         client = stack.enter_context(Client(url))
         yield Service(client, url, folder, environment, stack)
 
@@ -192,9 +194,12 @@ def _measured(client: Client, experiment_id: str) -> dict[str, Any]:
     return {"seconds": ends[max(ends) - 1] - ends[0], "digests": digests}
 
 
-def _wait_for(url: str) -> None:
+def _wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
     deadline = time.monotonic() + 300
     while time.monotonic() < deadline:
+        if server.poll() is not None:
+            last = "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])
+            raise RuntimeError(f"the server ended with code {server.returncode}:\n{last}")
         with contextlib.suppress(httpx.TransportError):
             if httpx.get(f"{url}/healthz").status_code == 200:
                 return

@@ -132,13 +132,13 @@ def _check_batched(section: Mapping[str, Any], factory: Callable[..., Any], seco
             played.append(steps)
             spent = spent or time.perf_counter() - began
             ends = len(envs.pop_episodes(0))
-            shown, checked.treatment = type(envs).__name__, _batched_treatment(envs)
+            checked.treatment = _batched_treatment(envs)
     first, again = played
     told = f"{len(first)} steps of {_BATCH} environments and {ends} ends of episodes"
     rate = f"about {_BATCH * len(first) / spent:,.0f} environment steps a second"
     number = min(len(first), len(again))
     checked.findings += [
-        Finding("builds", OK, f"a batched simulator ({shown})"),
+        Finding("builds", OK, f"a batched simulator of {_BATCH} environments"),
         Finding("plays", OK if ends else WARNING, f"{told}, {rate}"),
         _equal("deterministic", "a second simulator under the same seed", first[:number], again[:number]),
     ]
