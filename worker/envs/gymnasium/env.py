@@ -25,7 +25,7 @@ from torch import Tensor
 from lockstep.keys import derive
 from lockstep.spec.gymnasium import CAPPED, EVAL_MAX_STEPS
 from lockstep.spec.sections import CLIP
-from worker.envs.base import Cohort, EpisodeRecord, HeadSpec, Masks, Observation, Seen, StepResult
+from worker.envs.base import EpisodeRecord, HeadSpec, Masks, Observation, StepResult
 from worker.envs.faults import RAISED, EnvironmentFault, building, last_line, playing
 from worker.envs.gymnasium.actions import ActionDoor
 from worker.envs.gymnasium.door import BadValue, is_true, reset_values, reward_of, step_values
@@ -33,6 +33,7 @@ from worker.envs.gymnasium.ledger import Ledger
 from worker.envs.gymnasium.observations import ObservationDoor
 from worker.envs.gymnasium.packages import register
 from worker.envs.gymnasium.rewards import GymReward, Transition, make_gym_reward
+from worker.envs.gymnasium.stepped import Stepped
 from worker.envs.gymnasium.vector import is_batched
 from worker.envs.inside import INSIDE, OUTSIDE, RESET, STEP
 
@@ -74,7 +75,7 @@ class _Lane:
     success: bool | None = None  # what the last info of the episode said; None where it says nothing
 
 
-class GymEnvs:
+class GymEnvs(Stepped):
     """E environments of each of K runs.
 
     Args:
@@ -105,8 +106,9 @@ class GymEnvs:
         section = config["env"]
         if section.get("wrappers") and set(section["wrappers"]) - {"mask_velocity"}:
             raise ValueError(f"env.wrappers={list(section['wrappers'])}: known are ['mask_velocity']")
-        self.num_envs, self._seed, self._phase, self._alive = num_envs, replicate_seed, phase, alive
-        self._name, self._ledgers, self._bounds = str(section["id"]), list(ledgers), list(bounds)
+        super().__init__(ledgers, num_envs)
+        self._seed, self._phase, self._alive = replicate_seed, phase, alive
+        self._name, self._bounds = str(section["id"]), list(bounds)
         self._lanes: list[list[_Lane]] = [[] for _ in ledgers]
         try:
             self._build(section, config.get("eval", {}).get("max_steps"))
@@ -147,9 +149,6 @@ class GymEnvs:
             Observation(torch.from_numpy(seen), no_ids, torch.from_numpy(bytes_of) if self.obs_spec.images else None)
             for seen, bytes_of in zip(self._obs, self._pixels, strict=True)
         ]
-        self._actions: Sequence[Tensor | None] = ()
-        self._results: list[StepResult | None] = []
-        self._episodes: list[list[EpisodeRecord]] = [[] for _ in range(num_runs)]
 
     def begin_round(self, round_index: int) -> list[tuple[Observation, Masks]]:
         """Start a round: reset in evaluation and before the first round, else carry on."""
@@ -162,44 +161,6 @@ class GymEnvs:
                 if lane.episode < 0:
                     self._reset(run, index)
         return [(self._observation(run), self._masks) for run in range(len(self._lanes))]
-
-    @property
-    def cohorts(self) -> tuple[Cohort, ...]:
-        """Return one cohort: these environments step together."""
-        return (Cohort(self, tuple(range(len(self._lanes)))),)
-
-    def rehearse(self) -> None:
-        """Do nothing: no step has to be loaded."""
-
-    def issue(self, actions: Sequence[Tensor | None]) -> None:
-        """Take the actions of a step."""
-        self._actions = actions
-
-    def collect(self) -> list[Seen | None]:
-        """Execute the step that was issued."""
-        self._results = self.step(self._actions)
-        return [*self._results]
-
-    def pay(self) -> list[Tensor | None]:
-        """Return the rewards of the step that was collected."""
-        return [None if result is None else result.reward for result in self._results]
-
-    def step(self, actions: Sequence[Tensor | None]) -> list[StepResult | None]:
-        """Execute one action [E, C] per run."""
-        return [None if a is None else self._step_run(run, a) for run, a in enumerate(actions)]
-
-    def reward_sums(self, run: int) -> dict[str, Tensor]:
-        """Return {component: [E]} of this round; ``native`` is the only one of the environment's own reward."""
-        return {name: torch.from_numpy(x.astype(np.float32)) for name, x in self._ledgers[run].sums.items()}
-
-    def pop_episodes(self, run: int) -> list[EpisodeRecord]:
-        """Return and forget the finished episodes."""
-        episodes, self._episodes[run] = self._episodes[run], []
-        return episodes
-
-    def pop_events(self, run: int) -> list[dict[str, Any]]:  # noqa: ARG002 - of the protocol
-        """Return nothing: these environments have no lifecycle."""
-        return []
 
     def state_dict(self, run: int) -> dict[str, Any]:
         """Return episode numbers, the actions and rewards since each reset and the last observation."""

@@ -24,7 +24,7 @@ from torch import Tensor
 
 from lockstep.keys import derive
 from lockstep.spec.gymnasium import CAPPED, EVAL_MAX_STEPS
-from worker.envs.base import Cohort, EpisodeRecord, HeadSpec, Masks, Observation, Seen, StepResult
+from worker.envs.base import EpisodeRecord, HeadSpec, Masks, Observation, StepResult
 from worker.envs.family import Order
 from worker.envs.faults import RAISED, EnvironmentFault, building, last_line, playing
 from worker.envs.gymnasium.actions import ActionDoor
@@ -32,6 +32,7 @@ from worker.envs.gymnasium.door import BadValue, reset_values, step_values
 from worker.envs.gymnasium.ledger import Ledger
 from worker.envs.gymnasium.observations import ObservationDoor
 from worker.envs.gymnasium.rewards import GymReward, Transition
+from worker.envs.gymnasium.stepped import Stepped
 
 _SEED_BITS = 2**32 - 1
 _SIM = "sim/"
@@ -43,7 +44,7 @@ def is_batched(factory: Any) -> bool:
     return is_vector or bool(getattr(factory, "is_batched", False))
 
 
-class VectorEnvs:
+class VectorEnvs(Stepped):
     """E environments of each of K runs, in one simulator a run.
 
     Args:
@@ -66,8 +67,8 @@ class VectorEnvs:
     def __init__(
         self, order: Order, xeval: Mapping[str, GymReward], *, factory: Callable[..., Any], phase: str
     ) -> None:
-        self.num_envs, self._seed, self._phase, self._alive = order.num_envs, order.replicate_seed, phase, order.alive
-        self._ledgers = [Ledger(reward, xeval, order.num_envs) for reward in order.rewards]
+        super().__init__([Ledger(reward, xeval, order.num_envs) for reward in order.rewards], order.num_envs)
+        self._seed, self._phase, self._alive = order.replicate_seed, phase, order.alive
         self._bounds, self._name = [run.action_bounds for run in order.runs], str(order.config["env"]["id"])
         self._sims: list[Any] = []
         try:
@@ -125,9 +126,6 @@ class VectorEnvs:
         self._idle = np.zeros((num_runs, E), dtype=bool)  # its next step is none: over, or it only resets
         self._started = [[""] * E for _ in range(num_runs)]
         self._round = 0
-        self._actions: Sequence[Tensor | None] = ()
-        self._results: list[StepResult | None] = []
-        self._episodes: list[list[EpisodeRecord]] = [[] for _ in range(num_runs)]
 
     def _probe(self, sim: Any) -> tuple[bool, Any]:
         """Return whether a reset takes a seed for each environment, and what a reset shows.
@@ -144,11 +142,6 @@ class VectorEnvs:
             return False, plain
         return bool(np.array_equal(shown[0], shown[2]) and not np.array_equal(shown[0], shown[1])), plain
 
-    @property
-    def cohorts(self) -> tuple[Cohort, ...]:
-        """Return one cohort: these environments step together."""
-        return (Cohort(self, tuple(range(len(self._sims)))),)
-
     def begin_round(self, round_index: int) -> list[tuple[Observation, Masks]]:
         """Start a round: reset in evaluation and before the first round, else carry on."""
         self._round = round_index
@@ -162,39 +155,6 @@ class VectorEnvs:
                 self._take(run, self._reset_sim(run, everyone))
                 self._idle[run] = False
         return [(self._observation(run), self._masks) for run in range(len(self._sims))]
-
-    def rehearse(self) -> None:
-        """Do nothing: no step has to be loaded."""
-
-    def issue(self, actions: Sequence[Tensor | None]) -> None:
-        """Take the actions of a step."""
-        self._actions = actions
-
-    def collect(self) -> list[Seen | None]:
-        """Execute the step that was issued."""
-        self._results = self.step(self._actions)
-        return [*self._results]
-
-    def pay(self) -> list[Tensor | None]:
-        """Return the rewards of the step that was collected."""
-        return [None if result is None else result.reward for result in self._results]
-
-    def step(self, actions: Sequence[Tensor | None]) -> list[StepResult | None]:
-        """Execute one action [E, C] per run."""
-        return [None if action is None else self._step_run(run, action) for run, action in enumerate(actions)]
-
-    def reward_sums(self, run: int) -> dict[str, Tensor]:
-        """Return {component: [E]} of this round, on the host."""
-        return {name: torch.from_numpy(x.astype(np.float32)) for name, x in self._ledgers[run].sums.items()}
-
-    def pop_episodes(self, run: int) -> list[EpisodeRecord]:
-        """Return and forget the finished episodes."""
-        episodes, self._episodes[run] = self._episodes[run], []
-        return episodes
-
-    def pop_events(self, run: int) -> list[dict[str, Any]]:  # noqa: ARG002 - of the protocol
-        """Return nothing: these environments have no lifecycle."""
-        return []
 
     def state_dict(self, run: int) -> dict[str, Any]:
         """Return episode numbers, and the simulator's own state and all running sums where it gives its state."""
