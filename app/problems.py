@@ -9,9 +9,10 @@ from fastapi.exceptions import RequestValidationError
 from pydantic_core import ErrorDetails
 from sqlalchemy.exc import SQLAlchemyError
 from starlette.exceptions import HTTPException
-from starlette.responses import JSONResponse
+from starlette.responses import JSONResponse, Response
 
 from app.errors import MEDIA_TYPE, AppError, BusyError, InvalidError, problem_document
+from app.html import error_page, wants_page
 from app.routes.documents import ProblemDocument
 from app.services.operations import METRICS
 from app.store.opening import why_away
@@ -54,12 +55,19 @@ def _id(request: Request) -> str:
     return str(request.scope.get("lockstep_request_id", "-"))
 
 
-async def _app_error(request: Request, error: Exception) -> JSONResponse:
-    assert isinstance(error, AppError)  # noqa: S101 - registered for this class
+def _answer(request: Request, error: AppError) -> Response:
+    """Return the error as a page for a person, else as problem+json."""
+    if wants_page(request):
+        return error_page(request, error, _id(request))
     return render(error, _id(request))
 
 
-async def _validation_error(request: Request, error: Exception) -> JSONResponse:
+async def _app_error(request: Request, error: Exception) -> Response:
+    assert isinstance(error, AppError)  # noqa: S101 - registered for this class
+    return _answer(request, error)
+
+
+async def _validation_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, RequestValidationError)  # noqa: S101 - registered for this class
     grouped: dict[tuple[int | str, ...], list[ErrorDetails]] = {}
     for item in error.errors():
@@ -70,32 +78,34 @@ async def _validation_error(request: Request, error: Exception) -> JSONResponse:
     ]
     if any(item["type"] == "json_invalid" for item in error.errors()):
         malformed = AppError("the body is not valid JSON", code="malformed", errors=problems)
-        return render(malformed, _id(request))
+        return _answer(request, malformed)
     first = problems[0]
     detail = f"{first.pointer}: {first.message}"
-    return render(InvalidError(detail, code="invalid_request", errors=problems), _id(request))
+    return _answer(request, InvalidError(detail, code="invalid_request", errors=problems))
 
 
-async def _http_error(request: Request, error: Exception) -> JSONResponse:
+async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for this class
-    problem = AppError(str(error.detail), code=_CODES.get(error.status_code, "http_error"))
+    nowhere = error.status_code == 404 and wants_page(request)
+    detail = f"There is no page {request.url.path} here." if nowhere else str(error.detail)
+    problem = AppError(detail, code=_CODES.get(error.status_code, "http_error"))
     problem.status = error.status_code
     problem.title = str(error.detail)
     problem.headers = dict(error.headers or {})
-    return render(problem, _id(request))
+    return _answer(request, problem)
 
 
-async def _database_error(request: Request, error: Exception) -> JSONResponse:
+async def _database_error(request: Request, error: Exception) -> Response:
     METRICS.database_errors.inc()
     reason = why_away(error)
     if reason is None:
         return await _unexpected(request, error)
     _log.warning("the database does not answer", path=request.url.path, request_id=_id(request), reason=reason)
-    return render(BusyError("the database does not answer; try again"), _id(request))
+    return _answer(request, BusyError("the database does not answer; try again"))
 
 
-async def _unexpected(request: Request, error: Exception) -> JSONResponse:
+async def _unexpected(request: Request, error: Exception) -> Response:
     _log.exception("unexpected error", path=request.url.path, request_id=_id(request), exc_info=error)
     problem = AppError("an unexpected error occurred; its record carries the request id", code="internal")
     problem.status, problem.title = 500, "Internal error"
-    return render(problem, _id(request))
+    return _answer(request, problem)

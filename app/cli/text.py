@@ -26,8 +26,9 @@ def plan_text(plan: Mapping[str, Any]) -> str:
         lines.append(f"arm {arm['label']}: {changes}")
     if plan.get("quantity"):
         lines.append(plan["quantity"])
-    for row in plan.get("power", []):
-        lines += list(_power_lines(row))
+    rows = plan.get("power", [])
+    for row in rows:
+        lines += list(_power_lines(row, with_curve=len(rows) == 1))
     lines += [f"warning: {warning}" for warning in plan["warnings"]]
     lines.append(f"hash {plan['spec_hash']}")
     return "\n".join(lines)
@@ -79,8 +80,8 @@ def replicates_text(replicates: Sequence[int]) -> str:
     return f"replicates {', '.join(map(str, replicates))}"
 
 
-def _power_lines(row: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what a design finds under one assumption about its scores."""
+def _power_lines(row: Mapping[str, Any], *, with_curve: bool) -> Iterator[str]:
+    """Yield what a design finds under one assumption about its scores; its curve where it is the only one."""
     given = f"if the SD is {row['sd']:g}" if row["sd"] is not None else f"with the pilot's {row['pilot_size']} blocks"
     if row["power"] is None:
         yield f"{given}: {row['replicates']} replicates cannot reach the level {row['level']:.2g}"
@@ -94,7 +95,7 @@ def _power_lines(row: Mapping[str, Any]) -> Iterator[str]:
         f"{given}: power {row['power']:.2f} at {row['replicates']} replicates{found}; 80 % at the smallest effect of "
         f"interest takes {reach} replicates"
     )
-    for point in row["curve"] if len(row["curve"]) > 2 else []:
+    for point in row["curve"] if with_curve else []:
         likely = ", ".join(f"{code} {share:.2f}" for code, share in point["verdicts"].items() if share >= 0.005)
         yield f"  true effect {point['effect']:g}: {likely}; {point['blocks']:.1f} blocks on average"
 

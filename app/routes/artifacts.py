@@ -12,7 +12,7 @@ from starlette.types import Receive, Scope, Send
 from app.errors import NotFoundError
 from app.routes import documents as d
 from app.routes.deps import ContextDep, Reader, StrictRoute
-from app.services import reading
+from app.services import grafts, reading
 
 router = APIRouter(prefix="/api/v1", tags=["runs"], route_class=StrictRoute)
 
@@ -37,6 +37,19 @@ class OpenFileResponse(FileResponse):
 def get_run(ctx: ContextDep, actor: Reader, run_id: RunId) -> Any:
     """Show a run with its metric names."""
     return reading.show_run(ctx, run_id)
+
+
+@router.get("/runs/{run_id}/grafts", response_model=d.GraftRound, responses=d.problems(404, 409))
+def read_grafts(
+    ctx: ContextDep,
+    actor: Reader,
+    run_id: RunId,
+    of_round: Annotated[
+        int | None, Query(alias="round", ge=0, le=2**31 - 1, description="Round; its newest without")
+    ] = None,
+) -> Any:
+    """Read what grew in a run's environments in one round (the newest): stage, blueprint, alpha, contribution."""
+    return grafts.timeline(ctx, run_id, of_round)
 
 
 @router.get("/runs/{run_id}/logs", response_model=d.Page, responses=d.problems(404))

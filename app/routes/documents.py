@@ -47,6 +47,14 @@ class ProblemDocument(Document):
     errors: list[ProblemItem] = Field(default_factory=list)
 
 
+class Session(Document):
+    """Who asks, and what they may do."""
+
+    name: str
+    owner_id: str
+    role: str
+
+
 class Links(Document):
     """Where to go on."""
 
@@ -108,9 +116,10 @@ class Page(Document):
 
 
 class QueueDocument(Page):
-    """A page of what waits, in order."""
+    """A page of what waits, in order and with its expected start, and what runs."""
 
     paused: bool
+    running: list[dict[str, Any]]
 
 
 class PlanDocument(Document):
@@ -143,6 +152,17 @@ class SeriesReply(Document):
 
     x: str
     series: list[dict[str, Any]]
+
+
+class GraftRound(Document):
+    """The graft events of one round of a run: steps count from 0 to ``horizon`` - 1 in every environment."""
+
+    run_id: str
+    round: int
+    rounds: int
+    horizon: int
+    envs: list[int]
+    changes: list[dict[str, Any]]
 
 
 _TEXTS = {

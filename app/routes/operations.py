@@ -126,6 +126,12 @@ def log_in(ctx: ContextDep, request: Request, login: Login) -> Response:
     return response
 
 
+@router.get("/session", response_model=d.Session, responses=d.problems())
+def who_am_i(actor: Reader) -> Any:
+    """Say who asks: their name, the identity that owns what they submit, and their role."""
+    return {"name": actor.name, "owner_id": actor.principal, "role": actor.role}
+
+
 @router.delete("/session", status_code=204, responses=d.problems())
 def log_out(ctx: ContextDep, request: Request) -> Response:
     """End the browser session: its cookie is worth nothing any more, wherever it may be kept."""

@@ -8,7 +8,7 @@ from datetime import datetime
 from typing import Any
 
 from app.errors import InvalidError, NotFoundError
-from app.services import causes
+from app.services import causes, forecast
 from app.services import waiting as explaining
 from app.services.context import Context
 from app.services.cursors import decode_cursor, encode_cursor, encode_numbers
@@ -27,7 +27,7 @@ from app.store.rows import (
     WorkerRow,
 )
 from lockstep.spec.metrics import find_metric, primary_of, shown_of
-from lockstep.status import TERMINAL_BLOCK, BlockStatus, WorkerStatus
+from lockstep.status import TERMINAL_BLOCK, BlockStatus, Desired, WorkerStatus
 
 
 @dataclass(frozen=True)
@@ -54,9 +54,10 @@ def list_experiments(ctx: Context, request: ListRequest) -> dict[str, Any]:
         states = experiments.block_states(session, ids)
         labels = experiments.arm_labels(session, ids)
         concluded = {row.experiment_id: row for row in reports.headlines(session, ids)}
+        now = ctx.store.now(session)
     last = (shown[-1].created_at, shown[-1].id) if len(rows) > len(shown) else None
     items = [
-        {**_list_item(row, states[row.id]), "arms": labels[row.id], "answer": answer_of(concluded.get(row.id))}
+        {**_list_item(row, states[row.id], now), "arms": labels[row.id], "answer": answer_of(concluded.get(row.id))}
         for row in shown
     ]
     return {"items": items, "next": _after(last)}
@@ -108,7 +109,8 @@ def _after(before: tuple[datetime, str] | None) -> str | None:
     return encode_cursor(before[0].isoformat(), before[1]) if before else None
 
 
-def _list_item(row: ListedExperiment, states: Sequence[BlockState]) -> dict[str, Any]:
+def _list_item(row: ListedExperiment, states: Sequence[BlockState], now: float) -> dict[str, Any]:
+    newest = experiments.newest_blocks(states)
     return {
         "id": row.id,
         "name": row.name,
@@ -122,14 +124,15 @@ def _list_item(row: ListedExperiment, states: Sequence[BlockState]) -> dict[str,
         "created_at": row.created_at.isoformat(),
         "finished_at": row.finished_at and row.finished_at.isoformat(),
         "num_arms": row.num_arms,
-        "progress": _progress(row, states),
+        "progress": _progress(row, newest),
+        "started_at": min((state.started_at.isoformat() for state in states if state.started_at), default=None),
+        "seconds_left": forecast.seconds_left(row.rounds, newest, now) if row.desired == Desired.RUN else None,
     }
 
 
-def _progress(row: ListedExperiment, states: Sequence[BlockState]) -> dict[str, Any]:
-    newest = experiments.newest_blocks(states)
+def _progress(row: ListedExperiment, newest: Sequence[BlockState]) -> dict[str, Any]:
     rounds = row.rounds * max(1, len(newest))
-    done = sum(row.rounds if state.status == BlockStatus.SUCCEEDED else state.open_round for state in newest)
+    done = sum(forecast.done_of(row.rounds, state) for state in newest)
     count = {status.value: sum(state.status == status for state in newest) for status in BlockStatus}
     return {
         "blocks": len(newest),
@@ -148,10 +151,11 @@ def show_experiment(ctx: Context, experiment_id: str) -> dict[str, Any]:
         arms = experiments.arms(session, experiment_id)
         waiting = explaining.why_waiting(ctx, session, row, states)
         concluded = reports.headlines(session, [experiment_id])
+        now = ctx.store.now(session)
         told = causes.told(experiments.newest_blocks(states), ())
         if told:  # else the runs, which may be thousands, need not be read
             told = causes.told(experiments.newest_blocks(states), experiments.runs(session, experiment_id))
-    document = _list_item(row, states)
+    document = _list_item(row, states, now)
     return {
         **document,
         "notes": row.notes,
@@ -169,7 +173,6 @@ def show_experiment(ctx: Context, experiment_id: str) -> dict[str, Any]:
         "why_waiting": waiting,
         "causes": told,
         "answer": answer_of(concluded[0] if concluded else None),
-        "started_at": min((block.started_at.isoformat() for block in states if block.started_at), default=None),
         "version": row.version,
         "cursor": encode_numbers([row.event_seq]),
     }

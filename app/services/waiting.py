@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from math import inf
 from typing import Any, cast
 
 from sqlalchemy.orm import Session
 
+from app.services import forecast
 from app.services.context import Context
 from app.services.placement import Fit, Wait, WorkerView
-from app.services.scheduling import explain_in_order, worker_view
-from app.store import experiments, scheduling
-from app.store.rows import BlockRow, ExperimentRow
+from app.services.scheduling import explain_in_order, need_of, worker_view
+from app.store import experiments, scheduling, workers
+from app.store.rows import BlockRow, BlockState, ExperimentRow, HoldingWorker, ListedExperiment, WaitingBlock
 from lockstep.status import BlockStatus, Desired
+
+_LIMIT = 500
 
 
 def why_waiting(
@@ -37,13 +41,22 @@ def _why(code: str, text: str, **numbers: float) -> dict[str, Any]:
     return {"code": code, "text": text, "numbers": numbers}
 
 
-def explain_queue(ctx: Context, session: Session, *, limit: int = 500) -> list[dict[str, Any]]:
+def explain_queue(ctx: Context, session: Session) -> list[dict[str, Any]]:
     """Return the eligible blocks in order with the reason why each one waits."""
+    return _explained(session, *_decided(ctx, session))
+
+
+def _decided(ctx: Context, session: Session) -> tuple[list[WorkerView], list[tuple[WaitingBlock, Fit | Wait]]]:
     now = ctx.store.now(session)
     idle = scheduling.idle_ids(session, now, ctx.settings.lease_ttl_seconds)
     views = [worker_view(row, idle=row.id in idle) for row in scheduling.registered_workers(session)]
+    return views, explain_in_order(ctx, session, now, {view.id: view for view in views}, _LIMIT)
+
+
+def _explained(
+    session: Session, views: Sequence[WorkerView], decided: Sequence[tuple[WaitingBlock, Fit | Wait]]
+) -> list[dict[str, Any]]:
     paused = scheduling.queue_paused(session)
-    decided = explain_in_order(ctx, session, now, {view.id: view for view in views}, limit)
     return [
         {
             "position": position + 1,
@@ -76,9 +89,92 @@ def _reason(choice: Fit | Wait, views: Sequence[WorkerView], paused: bool, posit
 
 
 def queue_document(ctx: Context) -> dict[str, Any]:
-    """Return the queue in order."""
+    """Return the queue in order: what waits and why, when it will start at the rates measured so far, and what runs."""
     with ctx.store.read() as session:
-        items = explain_queue(ctx, session)
-        names = experiments.names(session, {item["experiment_id"] for item in items})
-        paused = scheduling.queue_paused(session)
-    return {"paused": paused, "items": [{**item, "name": names[item["experiment_id"]]} for item in items]}
+        views, decided = _decided(ctx, session)
+        items = _explained(session, views, decided)
+        holding = [row for row in workers.listing(session) if row.experiment_id is not None]
+        ids = {item["experiment_id"] for item in items} | {str(row.experiment_id) for row in holding}
+        listed = experiments.listed(session, ids)
+        blocks = experiments.block_states(session, ids)
+        paused, now = scheduling.queue_paused(session), ctx.store.now(session)
+    states = {name: experiments.newest_blocks(rows) for name, rows in blocks.items()}
+    expected = _starts(views, decided, _seconds_held(listed, states, holding, now), _durations(listed, states, now))
+    return {
+        "paused": paused,
+        "items": [
+            {
+                **item,
+                "name": listed[item["experiment_id"]].name,
+                "tags": listed[item["experiment_id"]].tags,
+                "starts_in_seconds": None if paused or start is None else round(start, 1),
+            }
+            for item, start in zip(items, expected, strict=True)
+        ],
+        "running": [_running(listed[name], states[name], holding, now) for name in sorted(_names(holding))],
+    }
+
+
+def _names(holding: Sequence[HoldingWorker]) -> set[str]:
+    return {str(row.experiment_id) for row in holding}
+
+
+def _durations(
+    listed: Mapping[str, ListedExperiment], states: Mapping[str, Sequence[BlockState]], now: float
+) -> dict[str, float | None]:
+    """Return how many seconds a replicate of each experiment takes, None before a round of it is complete."""
+    found: dict[str, float | None] = {}
+    for name, row in listed.items():
+        pace = forecast.seconds_a_round(row.rounds, states[name], now)
+        found[name] = None if pace is None else pace * row.rounds
+    return found
+
+
+def _seconds_held(
+    listed: Mapping[str, ListedExperiment],
+    states: Mapping[str, Sequence[BlockState]],
+    holding: Sequence[HoldingWorker],
+    now: float,
+) -> dict[str, float]:
+    """Return in how many seconds each busy worker is free, infinite where that is unknown."""
+    free = {}
+    for worker in holding:
+        name = str(worker.experiment_id)
+        rounds = listed[name].rounds
+        pace = forecast.seconds_a_round(rounds, states[name], now)
+        mine = [state for state in states[name] if state.replicate == worker.replicate]
+        left = rounds - max((forecast.done_of(rounds, state) for state in mine), default=0)
+        free[worker.id] = inf if pace is None else pace * left
+    return free
+
+
+def _starts(
+    views: Sequence[WorkerView],
+    decided: Sequence[tuple[WaitingBlock, Fit | Wait]],
+    held: Mapping[str, float],
+    durations: Mapping[str, float | None],
+) -> list[float | None]:
+    free = {view.id: held.get(view.id, 0.0 if view.idle else inf) for view in views}
+    waiting = []
+    for block, _ in decided:
+        live = max(1, block.num_arms - block.num_diverged)
+        need = need_of(block, block.placement_resolved or block.placement, live)
+        waiting.append((need, durations[block.experiment_id]))
+    return forecast.starts(views, free, waiting)
+
+
+def _running(
+    row: ListedExperiment, states: Sequence[BlockState], holding: Sequence[HoldingWorker], now: float
+) -> dict[str, Any]:
+    mine = [worker for worker in holding if worker.experiment_id == row.id]
+    return {
+        "experiment_id": row.id,
+        "name": row.name,
+        "owner": row.owner_name,
+        "owner_id": row.owner,
+        "priority": row.priority,
+        "tags": row.tags,
+        "replicates": sorted({worker.replicate for worker in mine if worker.replicate is not None}),
+        "workers": len(mine),
+        "seconds_left": forecast.seconds_left(row.rounds, states, now),
+    }

@@ -13,6 +13,7 @@ from sqlalchemy.orm import Session
 from app.store import tables as t
 from app.store import webhooks
 from app.store.engine import AT_THE_END, END_EVENTS, utc
+from app.store.results import current_rounds
 from app.store.rows import EventRow, WorkerEventRow, columns, every, one
 from lockstep.nonfinite import jsonable
 
@@ -105,6 +106,37 @@ def list_events(
 
 
 _EVENT = columns(EventRow, t.event)
+
+
+def of_round(session: Session, run_no: int, run_id: str, round_index: int) -> list[EventRow] | None:
+    """Return what happened in the environments of a run in one round, in order; None where no such round counts.
+
+    A round that was trained again has the events of every attempt. Those that count came with the result that counts,
+    in one transaction and at its instant.
+    """
+    received = session.execute(_RECEIVED, {"run_no": run_no, "of_round": round_index}).scalar_one_or_none()
+    if received is None:
+        return None
+    return every(
+        EventRow, session.execute(_OF_ROUND, {"of_run": run_id, "of_round": round_index, "received": received})
+    )
+
+
+_RECEIVED = (
+    select(t.round_result.c.received_at)
+    .join(t.run_attempt, current_rounds(t.round_result))
+    .where(t.round_result.c.run_no == bindparam("run_no"), t.round_result.c.round == bindparam("of_round"))
+)
+_OF_ROUND = (
+    select(*_EVENT)
+    .where(
+        t.event.c.run_id == bindparam("of_run"),
+        t.event.c.round == bindparam("of_round"),
+        t.event.c.env_id.is_not(None),
+        t.event.c.at == bindparam("received", type_=t.event.c.at.type),
+    )
+    .order_by(t.event.c.seq)
+)
 
 
 def next_truncations(session: Session, experiment_id: str, *, after: int) -> dict[str, int]:

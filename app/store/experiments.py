@@ -145,10 +145,10 @@ def arms(session: Session, experiment_id: str) -> list[ArmRow]:
     return every(ArmRow, session.execute(_ARMS, {"experiment_id": experiment_id}))
 
 
-def names(session: Session, experiment_ids: Collection[str]) -> dict[str, str]:
-    """Return {experiment: its name}."""
-    query = select(t.experiment.c.id, t.experiment.c.name).where(t.experiment.c.id.in_(experiment_ids))
-    return {row.id: row.name for row in session.execute(query)}
+def listed(session: Session, experiment_ids: Collection[str]) -> dict[str, ListedExperiment]:
+    """Return experiments without their specs, by id; deleted ones too, which a worker may still hold."""
+    query = select(*columns(ListedExperiment, t.experiment)).where(t.experiment.c.id.in_(experiment_ids))
+    return {row.id: row for row in every(ListedExperiment, session.execute(query))}
 
 
 def arm_labels(session: Session, experiment_ids: Sequence[str]) -> dict[str, list[str]]:
@@ -314,7 +314,7 @@ def _escaped(text: str) -> str:
     return text.replace("\\", "\\\\").replace("%", "\\%").replace("_", "\\_")
 
 
-def block_states(session: Session, experiment_ids: Sequence[str]) -> dict[str, list[BlockState]]:
+def block_states(session: Session, experiment_ids: Collection[str]) -> dict[str, list[BlockState]]:
     """Return the state columns of the blocks of several experiments."""
     query = select(*columns(BlockState, t.block)).where(t.block.c.experiment_id.in_(experiment_ids))
     found: dict[str, list[BlockState]] = {experiment_id: [] for experiment_id in experiment_ids}

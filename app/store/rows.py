@@ -102,6 +102,8 @@ class BlockState:
     cause: str | None
     attempt: int
     open_round: int
+    started_at: datetime | None
+    finished_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +125,6 @@ class BlockRow(BlockState):
     waiting_since_epoch: float
     min_memory_bytes: float
     created_at: datetime
-    started_at: datetime | None
-    finished_at: datetime | None
 
 
 @dataclass(frozen=True, slots=True)

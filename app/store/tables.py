@@ -293,6 +293,13 @@ event = Table(
     Column("text", Text, nullable=False),
     Column("payload", Json, nullable=False),
     Column("at", UtcDateTime, nullable=False),
+    Index(
+        "ix_event_run_id_round",
+        "run_id",
+        "round",
+        sqlite_where=text("env_id IS NOT NULL"),
+        postgresql_where=text("env_id IS NOT NULL"),
+    ),
 )
 
 worker_event = Table(

@@ -13,7 +13,7 @@ from math import isfinite
 from lockstep.spec.analysis import AnalysisSpec
 from lockstep.spec.design import design_of
 from lockstep.stats.exact import min_p, within
-from lockstep.stats.power import Look, Needed, Outlook, Plan, Scenario, detectable, needed, outlook
+from lockstep.stats.power import EXPERIMENTS, Look, Needed, Outlook, Plan, Scenario, detectable, needed, outlook
 from lockstep.stats.sequential import look_levels
 
 #: Effects of a power curve, in smallest effects of interest.
@@ -107,11 +107,9 @@ def _row(analysis: AnalysisSpec, num_arms: int, scenario: Scenario, pilot_size: 
     if not sesoi or not isfinite(sesoi):
         return PowerRow(sd, n, level, None, least, pilot_size=pilot_size)
     wanted = needed(plan, scenario, 0, pilot_size)
-    if pilot_size is None and not analysis.pilot_sd:
-        # the curve of a guess says little: its point at the smallest effect of interest will do
-        point = outlook(plan, scenario, sesoi, 0, _GUESSED)
-        return PowerRow(sd, n, level, point.power, least, (point,), wanted)
-    curve = tuple(outlook(plan, scenario, effect * sesoi) for effect in CURVE)
+    # a guess is worth fewer experiments than what was measured
+    repeats = EXPERIMENTS if pilot_size is not None or analysis.pilot_sd else _GUESSED
+    curve = tuple(outlook(plan, scenario, effect * sesoi, 0, repeats) for effect in CURVE)
     return PowerRow(sd, n, level, curve[1].power, least, curve, wanted, pilot_size)
 
 

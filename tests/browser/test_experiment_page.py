@@ -12,10 +12,10 @@ from collections.abc import Callable
 import pytest
 from playwright.sync_api import Page, expect
 
-from app.services.finishing import finish_due
 from lockstep.client import Client
+from tests.browser.states import finished
 from tests.conftest import LiveServer, WorkerProcess
-from tests.factories import SimulatedWorker, cartpole_spec, submit, tiny_spec
+from tests.factories import cartpole_spec, submit, tiny_spec
 
 pytestmark = [pytest.mark.browser, pytest.mark.server]
 
@@ -129,22 +129,6 @@ def test_plan_stands_beside_what_is_written_and_tells_faults_and_power(sqlite_se
     expect(page.locator("#name")).to_have_text("my first comparison")
 
 
-def finished(server: LiveServer, **changes: object) -> str:
-    """Return the id of an experiment whose simulated arms differ by far, and which is reported."""
-    spec = {"experiment": {"name": "far apart", "replicates": 6}, "budget": {"rounds": 2}}
-    analysis = {"inference": "full", "sesoi": 2.0}
-    experiment_id = submit(server.ctx, tiny_spec(**{**spec, "analysis": analysis, **changes}))
-    worker = SimulatedWorker(server.ctx)
-    worker.accuracy = lambda arm, replicate: 50.0 + replicate / 7 + (10.0 + replicate / 9 if arm == "B" else 0.0)
-    worker.register()
-    for _ in range(6):
-        while worker.claim() is None:
-            worker.beat("idle")
-        worker.train(rounds=2)
-    finish_due(server.ctx)
-    return experiment_id
-
-
 @pytest.mark.parametrize("width", [1280, 390])
 def test_answer_difference_and_lanes_of_a_finished_experiment_fit_the_screen(
     sqlite_server: LiveServer, page: Page, width: int
@@ -173,7 +157,7 @@ def test_answer_difference_and_lanes_of_a_finished_experiment_fit_the_screen(
 def test_difference_is_hidden_between_registered_looks(sqlite_server: LiveServer, page: Page) -> None:
     looks = {"mode": "planned", "at": [7, 12]}
     analysis = {"inference": "full", "sesoi": 2.0, "looks": looks, "replicates": {"planned": 12, "max": 12}}
-    finished(sqlite_server, experiment={"name": "looks", "replicates": 12}, analysis=analysis)
+    finished(sqlite_server, trained=6, experiment={"name": "looks", "replicates": 12}, analysis=analysis)
     page.goto(sqlite_server.url)
     page.locator("#experiments a").click()
     expect(page.locator("#difference")).to_contain_text("looks are registered at 7, 12 replicates")

@@ -11,7 +11,9 @@ export async function call(method, path, body, headers = {}) {
   }
   const response = await fetch(`${base}/api/v1/${path}`, options);
   if (response.status === 401) {
-    location.href = `${base}/login?next=${encodeURIComponent(location.pathname + location.hash)}`;
+    const { detail = "" } = await response.json().catch(() => ({}));
+    if (!detail.startsWith("no credentials")) sessionStorage.setItem("lockstep-refused", detail);
+    location.href = `${base}/login?next=${encodeURIComponent(location.pathname + location.search + location.hash)}`;
     throw new Error("not authenticated");
   }
   if (!response.ok) throw new ApiError(await response.json().catch(() => ({ detail: `HTTP ${response.status}` })));
@@ -31,7 +33,9 @@ export async function all(path) {
 
 export class ApiError extends Error {
   constructor(problem) {
-    const lines = (problem.errors || []).map((e) => `${e.pointer || "/"}: ${e.message}${e.remedy ? ` (${e.remedy})` : ""}`);
+    const lines = (problem.errors || []).map(
+      (e) => `${e.pointer || "/"}: ${e.message}${e.remedy ? ` (${e.remedy})` : ""}`,
+    );
     super(lines.join("\n") || problem.detail);
     this.problem = problem;
   }
@@ -49,7 +53,8 @@ function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else if (name === "style") Object.assign(node.style, value);
-    else if (value !== null && value !== undefined && value !== false) node.setAttribute(name, value === true ? "" : value);
+    else if (value !== null && value !== undefined && value !== false)
+      node.setAttribute(name, value === true ? "" : value);
   }
   node.append(...children.filter((child) => child !== null && child !== undefined));
   return node;
@@ -64,16 +69,31 @@ export function badge(status) {
   return element("span", { class: `badge ${status}` }, status);
 }
 
+// The code of a verdict as words.
+export function verdictWords(answer) {
+  return answer.code.replaceAll("_", " ").toLowerCase();
+}
+
 export function armName(label, index) {
-  return element("span", {}, element("span", { class: `swatch arm${index} dash${index > 1 ? 1 + (index % 2) : 0}`, "aria-hidden": "true" }), element("bdi", {}, label));
+  return element(
+    "span",
+    {},
+    element("span", { class: `swatch arm${index} dash${index > 1 ? 1 + (index % 2) : 0}`, "aria-hidden": "true" }),
+    element("bdi", {}, label),
+  );
 }
 
 export function say(error) {
   const box = document.getElementById("message");
-  box.textContent = error instanceof TypeError ? "The server does not answer; this page goes on trying." : error.message || String(error);
+  box.textContent =
+    error instanceof TypeError
+      ? "The server does not answer; this page goes on trying."
+      : error.message || String(error);
   box.hidden = false;
   clearTimeout(say.timer);
-  say.timer = setTimeout(() => { box.hidden = true; }, 12000);
+  say.timer = setTimeout(() => {
+    box.hidden = true;
+  }, 12000);
 }
 
 export function duration(seconds) {
@@ -94,7 +114,11 @@ export function ago(text) {
 export function replicates(numbers) {
   numbers.sort((a, b) => a - b);
   const run = numbers.length > 2 && numbers[numbers.length - 1] - numbers[0] === numbers.length - 1;
-  return numbers.length === 1 ? `replicate ${numbers[0]}` : run ? `replicates ${numbers[0]}–${numbers[numbers.length - 1]}` : `replicates ${numbers.join(", ")}`;
+  return numbers.length === 1
+    ? `replicate ${numbers[0]}`
+    : run
+      ? `replicates ${numbers[0]}–${numbers[numbers.length - 1]}`
+      : `replicates ${numbers.join(", ")}`;
 }
 
 export function number(value) {
@@ -112,4 +136,19 @@ export function signed(value) {
 
 function grouped(text) {
   return text.replace(/\B(?=(\d{3})+(?!\d)(?<!\.\d*))/g, "\u2009");
+}
+
+// Numbers of one column, with as many decimals as the one that needs most: "+10.0", "+9.97".
+export function aligned(values) {
+  const places = Math.max(0, ...values.filter(Number.isFinite).map((value) => (number(value).split(".")[1] || "").length));
+  return values.map((value) => {
+    if (!Number.isFinite(value) || /e/.test(number(value))) return signed(value);
+    const text = grouped(Math.abs(value).toFixed(places));
+    return `${value > 0 ? "+" : value < 0 ? "−" : ""}${text}`;
+  });
+}
+
+// A name in a picture, where nothing wraps.
+export function short(label, most = 20) {
+  return label.length > most ? `${label.slice(0, most - 1)}…` : label;
 }

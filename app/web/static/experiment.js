@@ -4,8 +4,10 @@ import { ApiError, say } from "./api.js";
 import { Store } from "./store.js";
 import * as curves from "./panels/curves.js";
 import * as difference from "./panels/difference.js";
+import * as grafts from "./panels/grafts.js";
 import * as head from "./panels/head.js";
 import * as lanes from "./panels/lanes.js";
+import * as papers from "./panels/papers.js";
 import * as records from "./panels/records.js";
 
 const root = document.getElementById("experiment");
@@ -17,12 +19,15 @@ head.differs(store);
 difference.mount(store);
 curves.mount(store);
 lanes.mount(store);
+grafts.mount(store);
 records.timeline(store);
 records.runs(store);
 records.logs(store);
-records.specification(store);
-records.report(store);
-store.on(["experiment", "points"], () => difference.table(store, document.getElementById("scores"), curves.metricOf(store)));
+papers.specification(store);
+papers.report(store);
+store.on(["experiment", "points"], () =>
+  difference.table(store, document.getElementById("scores"), curves.metricOf(store)),
+);
 
 function open() {
   const wanted = TABS.includes(location.hash.slice(1)) ? location.hash.slice(1) : "overview";
@@ -36,9 +41,12 @@ function open() {
 }
 
 window.addEventListener("hashchange", open);
-store.load().then(open).catch((error) => {
-  if (error instanceof ApiError && error.problem.status === 404) {
-    root.hidden = true;
-    document.getElementById("missing").hidden = false;
-  } else say(error);
-});
+store
+  .load()
+  .then(open)
+  .catch((error) => {
+    if (error instanceof ApiError && error.problem.status === 404) {
+      root.hidden = true;
+      document.getElementById("missing").hidden = false;
+    } else say(error);
+  });

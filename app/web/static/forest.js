@@ -1,6 +1,6 @@
 // Intervals against zero and the band of the smallest effect of interest, as SVG.
 
-import { mark, number, signed } from "./api.js";
+import { mark, number, short, signed } from "./api.js";
 
 export function scaleOf(values, width, sesoi) {
   const reach = Math.max(1e-9, ...values.filter(Number.isFinite).map(Math.abs), 1.4 * (sesoi || 0)) * 1.08;
@@ -14,21 +14,25 @@ export function ground(x, height, sesoi) {
   return parts;
 }
 
-// One interval in one line; `answer` is what the API calls so.
-export function interval(answer, { width = 320, height = 28, words = true } = {}) {
+// One interval in one line; `answer` is what the API calls so, `among` other values that the scale must hold.
+export function interval(answer, { width = 320, height = 28, words = true, among = [] } = {}) {
   const { pair, sesoi, unit } = answer;
   if (!pair) return null;
   const [low, high] = pair.ci_superiority || [pair.estimate, pair.estimate];
   const ends = [low, high].map((end, index) => (end === null ? (index ? Infinity : -Infinity) : end));
-  const x = scaleOf([...ends, pair.estimate], width, sesoi);
+  const x = scaleOf([...ends, pair.estimate, ...among], width, sesoi);
   const told = `${pair.a} minus ${pair.b}: ${signed(pair.estimate)} ${unit}, interval ${signed(ends[0])} to ${signed(ends[1])}, band ±${number(sesoi)}`;
   const middle = height / 2;
-  return mark("svg", { class: "plot", viewBox: `0 0 ${width} ${height + (words ? 16 : 0)}`, role: "img", "aria-label": told },
-    mark("title", {}, told), ...ground(x, height, sesoi),
+  return mark(
+    "svg",
+    { class: "plot", viewBox: `0 0 ${width} ${height + (words ? 16 : 0)}`, role: "img", "aria-label": told },
+    mark("title", {}, told),
+    ...ground(x, height, sesoi),
     mark("line", { class: "mean", x1: x(ends[0]), x2: x(ends[1]), y1: middle, y2: middle }),
     mark("circle", { class: "dot", cx: x(pair.estimate), cy: middle, r: 5 }),
-    words ? mark("text", { class: "soft", x: 0, y: height + 13 }, `${pair.b} better`) : null,
-    words ? mark("text", { class: "soft", x: width, y: height + 13, "text-anchor": "end" }, `${pair.a} better`) : null);
+    words ? mark("text", { class: "soft", x: 0, y: height + 13 }, `${short(pair.b)} better`) : null,
+    words ? mark("text", { class: "soft", x: width, y: height + 13, "text-anchor": "end" }, `${short(pair.a)} better`) : null,
+  );
 }
 
 // Half width of a 95 % interval of a mean, by Student's t; null below two values.
@@ -41,5 +45,7 @@ export function halfWidth(values) {
 }
 
 // 97.5 % quantiles of Student's t for 1, 2, .. degrees of freedom.
-const T = [12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131, 2.12, 2.11, 2.101, 2.093,
-  2.086, 2.08, 2.074, 2.069, 2.064, 2.06, 2.056, 2.052, 2.048, 2.045, 1.96];
+const T = [
+  12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.16, 2.145, 2.131, 2.12, 2.11,
+  2.101, 2.093, 2.086, 2.08, 2.074, 2.069, 2.064, 2.06, 2.056, 2.052, 2.048, 2.045, 1.96,
+];

@@ -1,53 +1,103 @@
-// The list of experiments, each with its answer; filters live in the address.
+// The list of experiments, each with its answer; filters and order live in the address, views of it in this browser.
 
-import { ago, armName, badge, base, call, element, number, over, say, signed } from "./api.js";
-import { interval } from "./forest.js";
+import { call, say } from "./api.js";
+import * as choice from "./panels/choice.js";
+import { KEYS, row } from "./panels/listed.js";
+import * as order from "./panels/order.js";
+import * as views from "./panels/views.js";
 
+const PAGE = 50,
+  SORTED = 1000;
 const node = (name) => document.getElementById(name);
 const filters = node("filters");
-let cursor = null;
+const state = { items: [], cursor: null, sort: "" };
 
-function answer(item) {
-  const { answer: found } = item;
-  if (!found) return over(item.status) ? badge(item.status) : element("span", {}, badge(item.status), " ", element("progress", { max: 1, value: item.progress.fraction, "aria-label": "progress" }));
-  const told = found.code.replaceAll("_", " ").toLowerCase();
-  const { pair } = found;
-  const [low, high] = (pair && pair.ci_superiority) || [];
-  const span = pair ? `${pair.a} ${signed(pair.estimate)} ${found.unit} [${signed(low ?? -Infinity)}, ${signed(high ?? Infinity)}]` : "";
-  return element("span", { title: found.sentence }, element("strong", {}, told), " ", element("bdi", {}, span), over(item.status) && item.status !== "succeeded" ? element("span", {}, " ", badge(item.status)) : null);
+function chosenFilters() {
+  return [...new FormData(filters)].filter(([, value]) => value);
 }
 
-function row(item) {
-  const { blocks, blocks_by_status: by } = item.progress;
-  const arms = item.arms.slice(0, 8).map((label, index) => element("span", { style: { marginRight: "10px", whiteSpace: "nowrap" } }, armName(label, index)));
-  const plot = item.answer && item.answer.pair ? element("span", { class: "mini" }, interval(item.answer, { width: 150, height: 18, words: false })) : null;
-  return element("tr", {},
-    element("td", { "data-name": "" }, element("a", { href: `${base}/experiments/${item.id}` }, element("bdi", {}, item.name)), ...item.tags.map((tag) => element("bdi", { class: "tag" }, tag))),
-    element("td", { "data-name": "" }, ...arms), element("td", { "data-name": "" }, answer(item)), element("td", { style: { minWidth: "120px" } }, plot),
-    element("td", { class: "number", "data-name": "Replicates" }, `${number(by.succeeded || 0)} of ${blocks}`), element("td", { class: "once", "data-name": "" }, ago(item.finished_at || item.created_at)),
-    element("td", { "data-name": "Owner" }, element("bdi", {}, item.owner)));
+function address() {
+  const query = new URLSearchParams(chosenFilters());
+  if (state.sort) query.set("sort", state.sort);
+  return query.toString();
 }
 
+async function page(limit, cursor) {
+  const query = new URLSearchParams(chosenFilters());
+  query.set("limit", limit);
+  if (cursor) query.set("cursor", cursor);
+  return call("GET", `experiments?${query}`);
+}
+
+// Newest first is the server's order, page by page; any other order needs them all, up to a number that is said.
 async function list(append = false) {
-  const query = new URLSearchParams({ limit: 50 });
-  const chosen = [...new FormData(filters)].filter(([, value]) => value);
-  for (const [name, value] of chosen) query.set(name, value);
-  if (append && cursor) query.set("cursor", cursor);
-  const page = await call("GET", `experiments?${query}`);
-  const body = node("experiments").tBodies[0];
-  const rows = page.items.map(row);
-  if (append) body.append(...rows); else body.replaceChildren(...rows);
-  cursor = page.next;
-  node("more").hidden = cursor === null;
-  node("empty").hidden = body.rows.length > 0 || chosen.length > 0;
-  node("none").hidden = body.rows.length > 0 || chosen.length === 0;
-  const address = new URLSearchParams(chosen).toString();
-  history.replaceState(null, "", address ? `?${address}` : location.pathname);
+  if (append && !state.sort) {
+    const more = await page(PAGE, state.cursor);
+    state.items.push(...more.items);
+    state.cursor = more.next;
+  } else {
+    const items = [],
+      limit = state.sort ? 200 : Math.min(200, Math.max(PAGE, state.items.length));
+    let cursor = null;
+    do {
+      const more = await page(limit, cursor);
+      items.push(...more.items);
+      cursor = more.next;
+    } while (state.sort && cursor && items.length < SORTED);
+    Object.assign(state, { items, cursor });
+  }
+  draw();
 }
 
-for (const [name, value] of new URLSearchParams(location.search)) if (filters.elements[name]) filters.elements[name].value = value;
-filters.addEventListener("input", () => { clearTimeout(filters.timer); filters.timer = setTimeout(() => list().catch(say), 250); });
+function draw() {
+  const items = order.sorted(state.items, KEYS, state.sort);
+  order.replaceRows(
+    node("experiments").tBodies[0],
+    items.map((item) => row(item, choice)),
+  );
+  node("more").hidden = state.cursor === null || Boolean(state.sort);
+  node("sorted").hidden = !state.sort || state.cursor === null;
+  node("sorted").textContent = `Sorted among the newest ${items.length}; narrow the filters to reach older ones.`;
+  const filtered = chosenFilters().length > 0;
+  node("experiments").hidden = items.length === 0;
+  node("empty").hidden = items.length > 0 || filtered;
+  node("none").hidden = items.length > 0 || !filtered;
+  order.shown(node("experiments"), state.sort);
+  views.suggest(items);
+  choice.shown(items);
+  history.replaceState(null, "", address() ? `?${address()}` : location.pathname);
+  views.shown(address());
+}
+
+function open(query) {
+  const given = new URLSearchParams(query);
+  for (const field of filters.elements) if (field.name) field.value = given.get(field.name) || "";
+  state.sort = given.get("sort") || "";
+  state.items = [];
+  list().catch(say);
+}
+
+filters.addEventListener("input", (event) => {
+  if (!event.target.name) return;
+  clearTimeout(filters.timer);
+  filters.timer = setTimeout(() => {
+    state.items = [];
+    list().catch(say);
+  }, 250);
+});
 filters.addEventListener("submit", (event) => event.preventDefault());
+order.mount(
+  node("experiments"),
+  () => state.sort,
+  (sort) => {
+    state.sort = sort;
+    list().catch(say);
+  },
+);
 node("more").addEventListener("click", () => list(true).catch(say));
-list().catch(say);
-setInterval(() => { if (!document.hidden && node("experiments").tBodies[0].rows.length <= 50) list().catch(say); }, 5000);
+choice.mount(() => list());
+views.mount("list", filters, address, open);
+open(location.search);
+setInterval(() => {
+  if (!document.hidden && state.items.length <= 200) list().catch(say);
+}, 5000);

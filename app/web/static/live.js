@@ -25,17 +25,25 @@ export class Live {
 
   connect() {
     clearTimeout(this.timer);
-    if (this.socket) { this.socket.onclose = null; this.socket.close(); }
+    if (this.socket) {
+      this.socket.onclose = null;
+      this.socket.close();
+    }
     const url = new URL(`${base}/api/v1/experiments/${this.id}/ws`, location.href);
     url.protocol = url.protocol.replace("http", "ws");
     this.socket = new WebSocket(url);
-    this.socket.onopen = () => { this.opened = Date.now(); this.send(); };
+    this.socket.onopen = () => {
+      this.opened = Date.now();
+      this.send();
+    };
     this.socket.onmessage = (event) => this.receive(JSON.parse(event.data));
     this.socket.onclose = (event) => this.onClose(event);
   }
 
   send() {
-    this.socket.send(JSON.stringify({ type: "subscribe", protocol: 1, metrics: this.metrics, after: this.cursor, max_points: 1000 }));
+    this.socket.send(
+      JSON.stringify({ type: "subscribe", protocol: 1, metrics: this.metrics, after: this.cursor, max_points: 1000 }),
+    );
   }
 
   receive(frame) {

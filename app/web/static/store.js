@@ -10,13 +10,20 @@ export class Store {
     this.runs = new Map();
     this.blocks = new Map();
     this.comparisons = new Map();
-    this.points = new Map();      // metric -> run id -> round -> {value, t}
-    this.recorded = new Set();    // metrics that some run has
+    this.points = new Map(); // metric -> run id -> round -> {value, t}
+    this.recorded = new Set(); // metrics that some run has
     this.counted = { total: 0, shown: 0 };
     this.wanted = new Set();
     this.connection = ["", ""];
     this.listeners = new Map();
-    this.live = new Live(id, (frame) => this.take(frame), (...state) => { this.connection = state; this.tell("connection"); });
+    this.live = new Live(
+      id,
+      (frame) => this.take(frame),
+      (...state) => {
+        this.connection = state;
+        this.tell("connection");
+      },
+    );
   }
 
   on(kinds, act) {
@@ -28,12 +35,16 @@ export class Store {
     this.pending = this.pending || new Set();
     this.pending.add(kind);
     if (this.timer) return;
-    this.timer = setTimeout(() => requestAnimationFrame(() => {
-      this.timer = null;
-      const acts = new Set([...this.pending].flatMap((one) => this.listeners.get(one) || []));
-      this.pending.clear();
-      acts.forEach((act) => act());
-    }), 250);
+    this.timer = setTimeout(
+      () =>
+        requestAnimationFrame(() => {
+          this.timer = null;
+          const acts = new Set([...this.pending].flatMap((one) => this.listeners.get(one) || []));
+          this.pending.clear();
+          acts.forEach((act) => act());
+        }),
+      250,
+    );
   }
 
   async load() {
@@ -56,7 +67,12 @@ export class Store {
     if (this.refreshing) return;
     this.refreshing = setTimeout(async () => {
       this.refreshing = null;
-      try { await this.refresh(); if (!this.recorded.size) await this.findMetrics(); } catch (error) { say(error); }
+      try {
+        await this.refresh();
+        if (!this.recorded.size) await this.findMetrics();
+      } catch (error) {
+        say(error);
+      }
     }, 1000);
   }
 
@@ -87,19 +103,25 @@ export class Store {
 
   // Lines of one metric: {run, arm, points: [{round, value, t}]}, by replicate.
   lines(metric) {
-    return [...(this.points.get(metric) || new Map())].filter(([id]) => this.runs.has(id)).map(([id, line]) => {
-      const run = this.runs.get(id);
-      const points = [...line].map(([round, point]) => ({ round, ...point })).sort((a, b) => a.round - b.round);
-      return { run, arm: this.arms.indexOf(run.group_id), points };
-    }).filter((line) => line.points.length).sort((a, b) => a.run.replicate - b.run.replicate);
+    return [...(this.points.get(metric) || new Map())]
+      .filter(([id]) => this.runs.has(id))
+      .map(([id, line]) => {
+        const run = this.runs.get(id);
+        const points = [...line].map(([round, point]) => ({ round, ...point })).sort((a, b) => a.round - b.round);
+        return { run, arm: this.arms.indexOf(run.group_id), points };
+      })
+      .filter((line) => line.points.length)
+      .sort((a, b) => a.run.replicate - b.run.replicate);
   }
 
   take(frame) {
     if (frame.type === "snapshot") this.takeSnapshot(frame);
     else if (frame.type === "delta") this.takeDelta(frame);
     else if (frame.type === "truncate") this.truncate(frame);
-    else if (frame.type === "end") { this.tell("end"); this.refreshSoon(); }
-    else if (frame.event) this.takeEvent(frame);
+    else if (frame.type === "end") {
+      this.tell("end");
+      this.refreshSoon();
+    } else if (frame.event) this.takeEvent(frame);
   }
 
   takeSnapshot(frame) {
@@ -114,7 +136,8 @@ export class Store {
     }
     for (const block of frame.blocks) Object.assign(this.blocks.get(block.id) || {}, block);
     this.comparisons = new Map(Object.entries(frame.comparisons));
-    this.tell("points"); this.tell("rounds");
+    this.tell("points");
+    this.tell("rounds");
   }
 
   takeDelta(frame) {
@@ -133,7 +156,10 @@ export class Store {
       for (const run of this.runs.values()) if (run.block_id === item.block_id) run.rounds_done = item.round + 1;
       this.comparisons.set(item.block_id, item.comparison);
     }
-    if (frame.rounds.length) { this.tell("rounds"); this.refreshSoon(); }
+    if (frame.rounds.length) {
+      this.tell("rounds");
+      this.refreshSoon();
+    }
   }
 
   truncate(frame) {
@@ -149,7 +175,8 @@ export class Store {
     this.tell("event");
     if (frame.type !== "status") return;
     const block = this.blocks.get(frame.event.block_id);
-    if (block && frame.event.type === "block_status") Object.assign(block, { status: frame.event.status, cause: frame.event.cause });
+    if (block && frame.event.type === "block_status")
+      Object.assign(block, { status: frame.event.status, cause: frame.event.cause });
     this.tell("rounds");
     this.refreshSoon();
   }

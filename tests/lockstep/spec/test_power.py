@@ -26,6 +26,10 @@ def test_power_falls_with_the_sd_and_the_effect_that_is_found_grows() -> None:
     assert powers[1] == pytest.approx(0.80, abs=0.03)
     effects = [row.minimum_detectable or 0.0 for row in found]
     assert effects[1] / effects[0] == pytest.approx(2.0, rel=0.1)
+    # a guessed SD has its curve too: from the error rate up, and through the power that is told
+    assert all([point.effect for point in row.curve] == [0.0, 2.0, 3.0, 4.0] for row in found)
+    assert all(row.curve[0].power < 0.05 < row.curve[1].power <= row.curve[3].power for row in found)
+    assert [row.curve[1].power for row in found] == powers
     sizes = [row.needed.plugin or 0 for row in found if row.needed is not None]
     assert sizes == [6, pytest.approx(10, abs=1), pytest.approx(34, abs=3)]
 

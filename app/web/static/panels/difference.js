@@ -1,30 +1,51 @@
-// What the experiment is about: the difference between two arms in every replicate, beside zero and the band that matters.
+// What the experiment is about: the difference of two arms in every replicate, beside zero and the band that matters.
 
-import { armName, element, mark, number, signed } from "../api.js";
+import { aligned, armName, element, mark, number, short, signed } from "../api.js";
+import { saveShown } from "../export.js";
 import { ground, halfWidth, scaleOf } from "../forest.js";
 
-const ROW = 22, WIDTH = 460, LEFT = 92, RIGHT = 74, TRAIL = 6;
+const ROW = 22,
+  WIDTH = 460,
+  LEFT = 92,
+  RIGHT = 74,
+  TRAIL = 6;
 
 export function mount(store) {
   const box = document.getElementById("difference");
   const pick = document.getElementById("difference-pair");
   pick.addEventListener("change", () => draw(store, box, pick));
+  document
+    .getElementById("difference-svg")
+    .addEventListener("click", () => saveShown(box.querySelector("svg"), `${store.id}-difference`));
   store.on(["experiment"], () => offer(store, pick));
   store.on(["experiment", "points", "rounds"], () => draw(store, box, pick));
 }
 
 function offer(store, pick) {
   if (pick.options.length) return;
-  store.arms.forEach((first, i) => store.arms.forEach((second, j) => {
-    if (j < i) pick.append(element("option", { value: `${i} ${j}` }, `${first} − ${second}`));
-  }));
+  store.arms.forEach((first, i) =>
+    store.arms.forEach((second, j) => {
+      if (j < i) pick.append(element("option", { value: `${i} ${j}` }, `${first} − ${second}`));
+    }),
+  );
   pick.parentElement.hidden = pick.options.length < 2;
 }
 
 function draw(store, box, pick) {
+  fill(store, box, pick);
+  document.getElementById("difference-svg").hidden = !box.querySelector("svg");
+}
+
+function fill(store, box, pick) {
   const { looks } = store.experiment.spec.analysis || {};
   if (looks && looks.mode === "planned" && !store.isOver) {
-    box.replaceChildren(element("p", { class: "empty" }, `Shown when it ends: looks are registered at ${looks.at.join(", ")} replicates, and between them nothing is shown.`));
+    box.replaceChildren(
+      element(
+        "p",
+        { class: "empty" },
+        `Shown when it ends: looks are registered at ${looks.at.join(", ")} replicates, and between them nothing is shown.`,
+      ),
+    );
     return;
   }
   const [a, b] = (pick.value || "1 0").split(" ").map(Number);
@@ -46,13 +67,18 @@ export function differences(store, metric, a, b) {
     const key = line.run.replicate;
     byReplicate.set(key, { ...(byReplicate.get(key) || {}), [line.arm]: line });
   }
-  return [...byReplicate].map(([replicate, lines]) => {
-    if (!lines[a] || !lines[b]) return null;
-    const other = new Map(lines[b].points.map((point) => [point.round, point.value]));
-    const path = lines[a].points.filter((point) => other.has(point.round) && point.value !== null && other.get(point.round) !== null)
-      .map((point) => point.value - other.get(point.round)).filter(Number.isFinite);
-    return path.length ? { replicate, status: lines[a].run.status, path, last: path[path.length - 1] } : null;
-  }).filter(Boolean).sort((x, y) => x.replicate - y.replicate);
+  return [...byReplicate]
+    .map(([replicate, lines]) => {
+      if (!lines[a] || !lines[b]) return null;
+      const other = new Map(lines[b].points.map((point) => [point.round, point.value]));
+      const path = lines[a].points
+        .filter((point) => other.has(point.round) && point.value !== null && other.get(point.round) !== null)
+        .map((point) => point.value - other.get(point.round))
+        .filter(Number.isFinite);
+      return path.length ? { replicate, status: lines[a].run.status, path, last: path[path.length - 1] } : null;
+    })
+    .filter(Boolean)
+    .sort((x, y) => x.replicate - y.replicate);
 }
 
 function plot(store, rows, sesoi, [a, b]) {
@@ -62,13 +88,18 @@ function plot(store, rows, sesoi, [a, b]) {
   const half = halfWidth(values);
   const inner = scaleOf([...values, mean - (half || 0), mean + (half || 0)], WIDTH - LEFT - RIGHT, sesoi);
   const x = (value) => LEFT + inner(value);
+  const texts = aligned([...values, mean]);
   const told = `${store.arms[a]} minus ${store.arms[b]}: mean ${signed(mean)} over ${values.length} replicates`;
-  return mark("svg", { class: "plot", viewBox: `0 0 ${WIDTH} ${height + 18}`, role: "img", "aria-label": told },
-    mark("title", {}, told), ...ground(x, height, sesoi),
-    ...rows.flatMap((row, index) => replicate(row, index, x)),
-    ...mark_mean(mean, half, rows.length, x),
-    mark("text", { class: "soft", x: LEFT, y: height + 14 }, `${store.arms[b]} higher`),
-    mark("text", { class: "soft", x: WIDTH - RIGHT, y: height + 14, "text-anchor": "end" }, `${store.arms[a]} higher`));
+  return mark(
+    "svg",
+    { class: "plot", viewBox: `0 0 ${WIDTH} ${height + 18}`, role: "img", "aria-label": told },
+    mark("title", {}, told),
+    ...ground(x, height, sesoi),
+    ...rows.flatMap((row, index) => replicate({ ...row, told: texts[index] }, index, x)),
+    ...mark_mean(mean, half, rows.length, x, texts[rows.length]),
+    mark("text", { class: "soft", x: LEFT, y: height + 14 }, `${short(store.arms[b])} higher`),
+    mark("text", { class: "soft", x: WIDTH - RIGHT, y: height + 14, "text-anchor": "end" }, `${short(store.arms[a])} higher`),
+  );
 }
 
 function replicate(row, index, x) {
@@ -77,35 +108,65 @@ function replicate(row, index, x) {
   const training = row.status === "running";
   return [
     mark("text", { class: "soft", x: 0, y: y + 4 }, `replicate ${row.replicate}`),
-    trail.length ? mark("line", { class: "trail", x1: x(Math.min(...trail, row.last)), x2: x(Math.max(...trail, row.last)), y1: y, y2: y }) : null,
-    mark("circle", { class: "dot", cx: x(row.last), cy: y, r: 4.5, "fill-opacity": training ? 0.5 : 1 }, mark("title", {}, `replicate ${row.replicate}: ${signed(row.last)}${training ? ", training" : ""}`)),
-    mark("text", { x: WIDTH, y: y + 4, "text-anchor": "end" }, signed(row.last)),
+    trail.length
+      ? mark("line", {
+          class: "trail",
+          x1: x(Math.min(...trail, row.last)),
+          x2: x(Math.max(...trail, row.last)),
+          y1: y,
+          y2: y,
+        })
+      : null,
+    mark(
+      "circle",
+      { class: "dot", cx: x(row.last), cy: y, r: 4.5, "fill-opacity": training ? 0.5 : 1 },
+      mark("title", {}, `replicate ${row.replicate}: ${signed(row.last)}${training ? ", training" : ""}`),
+    ),
+    mark("text", { x: WIDTH, y: y + 4, "text-anchor": "end" }, row.told),
   ].filter(Boolean);
 }
 
-function mark_mean(mean, half, count, x) {
+function mark_mean(mean, half, count, x, told) {
   const y = count * ROW + ROW / 2 + 6;
   return [
     mark("text", { x: 0, y: y + 4, "font-weight": "600" }, "mean"),
     half === null ? null : mark("line", { class: "mean", x1: x(mean - half), x2: x(mean + half), y1: y, y2: y }),
     mark("rect", { x: x(mean) - 4, y: y - 4, width: 8, height: 8, fill: "currentColor" }),
-    mark("text", { x: WIDTH, y: y + 4, "text-anchor": "end", "font-weight": "600" }, signed(mean)),
+    mark("text", { x: WIDTH, y: y + 4, "text-anchor": "end", "font-weight": "600" }, told),
   ].filter(Boolean);
 }
 
 function caption(store, rows, metric, same) {
   const planned = (store.experiment.spec.analysis || {}).replicates;
   const number_ = planned ? planned.planned : store.experiment.progress.blocks;
-  const kept = store.isOver ? "" : ` Descriptive: ${rows.length} of ${number_} replicates, each at its newest round; no verdict before the registered end.`;
-  const band = same ? "The band is the smallest effect of interest." : `${metric} stands in until the first evaluation of ${store.experiment.shown.primary}.`;
-  return element("p", { class: "note" }, `Each dot is one replicate, its trail the rounds before; the mean with its 95 % t interval.${kept} ${band}`);
+  const kept = store.isOver
+    ? ""
+    : ` Descriptive: ${rows.length} of ${number_} replicates, each at its newest round; no verdict before the registered end.`;
+  const band = same
+    ? "The band is the smallest effect of interest."
+    : `${metric} stands in until the first evaluation of ${store.experiment.shown.primary}.`;
+  return element(
+    "p",
+    { class: "note" },
+    `Each dot is one replicate, its trail the rounds before; the mean with its 95 % t interval.${kept} ${band}`,
+  );
 }
 
 export function table(store, box, metric) {
   const rows = store.arms.map((label, arm) => {
-    const last = store.lines(metric).filter((line) => line.arm === arm).map((line) => line.points[line.points.length - 1].value).filter(Number.isFinite);
+    const last = store
+      .lines(metric)
+      .filter((line) => line.arm === arm)
+      .map((line) => line.points[line.points.length - 1].value)
+      .filter(Number.isFinite);
     const mean = last.length ? last.reduce((sum, value) => sum + value, 0) / last.length : null;
-    return element("tr", { "data-arm": label }, element("td", {}, armName(label, arm)), element("td", { class: "number score" }, number(mean)), element("td", { class: "number" }, String(last.length)));
+    return element(
+      "tr",
+      { "data-arm": label },
+      element("td", {}, armName(label, arm)),
+      element("td", { class: "number score" }, number(mean)),
+      element("td", { class: "number" }, String(last.length)),
+    );
   });
   box.tBodies[0].replaceChildren(...rows);
   document.getElementById("score-name").textContent = metric;

@@ -1,6 +1,6 @@
 // The sticky head: what is asked, how far it is, the answer once there is one, trouble above all.
 
-import { armName, badge, call, duration, element, number, over, prose, say, signed } from "../api.js";
+import { armName, badge, call, duration, element, number, over, prose, say, signed, verdictWords } from "../api.js";
 import { interval } from "../forest.js";
 
 const node = (name) => document.getElementById(name);
@@ -9,7 +9,8 @@ const WORDS = { succeeded: "finished", queued: "waits", waiting: "waits" };
 export function mount(store) {
   store.on(["experiment", "rounds", "end"], () => draw(store));
   store.on(["connection"], () => connection(...store.connection));
-  for (const action of ["pause", "resume", "cancel", "retry"]) node(action).addEventListener("click", () => steer(store, action));
+  for (const action of ["pause", "resume", "cancel", "retry"])
+    node(action).addEventListener("click", () => steer(store, action));
   node("clone").addEventListener("click", () => {
     sessionStorage.setItem("lockstep-spec", JSON.stringify(store.experiment.spec, null, 2));
     location.href = node("clone").dataset.to;
@@ -26,9 +27,12 @@ function draw(store) {
   const { experiment } = store;
   node("name").textContent = experiment.name;
   document.title = `${experiment.name} - Lockstep`;
-  node("status").replaceWith(Object.assign(badge(experiment.status), { id: "status", title: WORDS[experiment.status] || "" }));
+  node("status").replaceWith(
+    Object.assign(badge(experiment.status), { id: "status", title: WORDS[experiment.status] || "" }),
+  );
   node("facts").replaceChildren(...facts(store).map((text) => element("span", {}, text)));
-  node("waiting").textContent = experiment.why_waiting && ["queued", "waiting"].includes(experiment.status) ? experiment.why_waiting.text : "";
+  node("waiting").textContent =
+    experiment.why_waiting && ["queued", "waiting"].includes(experiment.status) ? experiment.why_waiting.text : "";
   const ended = over(experiment.status);
   node("pause").hidden = ended || experiment.desired !== "run";
   node("resume").hidden = ended || experiment.desired !== "pause";
@@ -62,40 +66,90 @@ export function secondsLeft(store) {
 function answer(found) {
   node("verdict").hidden = !found;
   if (!found) return;
-  node("verdict-code").textContent = found.code.replaceAll("_", " ").toLowerCase();
+  node("verdict-code").textContent = verdictWords(found);
   node("verdict-sentence").replaceChildren(...prose(found.sentence));
   const { pair } = found;
   const told = pair ? `${pair.a} − ${pair.b}: ${signed(pair.estimate)} ${found.unit}`.trim() : "";
-  node("verdict-numbers").textContent = told + (found.promotable ? "" : pair ? " · not to be promoted on this alone" : "");
+  node("verdict-numbers").textContent =
+    told + (found.promotable ? "" : pair ? " · not to be promoted on this alone" : "");
   node("verdict-plot").replaceChildren(...(pair ? [interval(found)] : []));
 }
 
 function trouble(store, causes) {
   node("causes").hidden = causes.length === 0;
-  node("cause-list").replaceChildren(...causes.slice(0, 5).map((item) => element("li", {},
-    element("strong", {}, `${item.replicates.length > 1 ? "replicates" : "replicate"} ${item.replicates.join(", ")}`), ` ${item.status}, cause ${item.cause}: `,
-    element("span", { class: "cause-text" }, ...prose(item.text)), " ",
-    item.run_id ? element("button", { onclick: () => { store.wantedLog = item.run_id; location.hash = "log"; store.tell("log"); } }, "Log and traceback") : null)));
-  if (causes.length > 5) node("cause-list").append(element("li", {}, `and ${causes.length - 5} more reasons, under Runs and devices`));
+  node("cause-list").replaceChildren(
+    ...causes.slice(0, 5).map((item) =>
+      element(
+        "li",
+        {},
+        element(
+          "strong",
+          {},
+          `${item.replicates.length > 1 ? "replicates" : "replicate"} ${item.replicates.join(", ")}`,
+        ),
+        ` ${item.status}, cause ${item.cause}: `,
+        element("span", { class: "cause-text" }, ...prose(item.text)),
+        " ",
+        item.run_id
+          ? element(
+              "button",
+              {
+                onclick: () => {
+                  store.wantedLog = item.run_id;
+                  location.hash = "log";
+                  store.tell("log");
+                },
+              },
+              "Log and traceback",
+            )
+          : null,
+      ),
+    ),
+  );
+  if (causes.length > 5)
+    node("cause-list").append(element("li", {}, `and ${causes.length - 5} more reasons, under Runs and devices`));
 }
 
 async function steer(store, action) {
-  const asks = { cancel: "Stop this experiment for good? What has been trained is kept, replicates that have not ended are lost." };
+  const asks = {
+    cancel: "Stop this experiment for good? What has been trained is kept, replicates that have not ended are lost.",
+  };
   if (asks[action] && !confirm(asks[action])) return;
   try {
-    await call("POST", `experiments/${store.id}/${action}`, action === "retry" ? undefined : { reason: `${action} on the page` });
+    await call(
+      "POST",
+      `experiments/${store.id}/${action}`,
+      action === "retry" ? undefined : { reason: `${action} on the page` },
+    );
     store.refreshSoon();
-  } catch (error) { say(error); }
+  } catch (error) {
+    say(error);
+  }
 }
 
 export function differs(store) {
   store.on(["experiment"], () => {
     const { arms, spec, shown } = store.experiment;
-    node("arms").tBodies[0].replaceChildren(...arms.map((arm) => element("tr", {},
-      element("td", { "data-name": "" }, armName(arm.label, arm.index)), element("td", { "data-name": "Policy" }, arm.policy), element("td", { "data-name": "Reward" }, arm.reward_mode),
-      element("td", { "data-name": "Differs in" }, arm.diff.map((d) => `${d.path}: ${JSON.stringify(d.base)} → ${JSON.stringify(d.value)}`).join("; ") || "the base"))));
+    node("arms").tBodies[0].replaceChildren(
+      ...arms.map((arm) =>
+        element(
+          "tr",
+          {},
+          element("td", { "data-name": "" }, armName(arm.label, arm.index)),
+          element("td", { "data-name": "Policy" }, arm.policy),
+          element("td", { "data-name": "Reward" }, arm.reward_mode),
+          element(
+            "td",
+            { "data-name": "Differs in" },
+            arm.diff.map((d) => `${d.path}: ${JSON.stringify(d.base)} → ${JSON.stringify(d.value)}`).join("; ") ||
+              "the base",
+          ),
+        ),
+      ),
+    );
     const analysis = spec.analysis || {};
-    node("question").textContent = `Which arm is better by ${shown.primary}? ${analysis.replicates ? `${analysis.replicates.planned} replicates, ` : ""}`
-      + `${analysis.sesoi ? `differences below ${number(analysis.sesoi)} do not matter, ` : ""}${analysis.inference === "none" ? "a demonstration without inference." : `judged by the ${analysis.estimand}.`}`;
+    node("question").textContent =
+      `Which arm is better by ${shown.primary}? ${analysis.replicates ? `${analysis.replicates.planned} replicates, ` : ""}` +
+      `${analysis.sesoi ? `differences below ${number(analysis.sesoi)} do not matter, ` : ""}${analysis.inference === "none" ? "a demonstration without inference." : `judged by the ${analysis.estimand}.`}`;
   });
 }

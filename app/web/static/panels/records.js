@@ -18,9 +18,17 @@ export function timeline(store) {
     if (!kept.length) node("timeline").append(element("li", { class: "empty" }, "Nothing of this kind."));
   };
   node("timeline-kind").addEventListener("change", draw);
-  store.on(["event"], () => { if (store.newest && !items.some((event) => event.seq === store.newest.seq)) items.push(store.newest); draw(); });
+  store.on(["event"], () => {
+    if (store.newest && !items.some((event) => event.seq === store.newest.seq)) items.push(store.newest);
+    draw();
+  });
   store.on(["open:events"], async () => {
-    try { items.splice(0, items.length, ...(await allEvents(store.id))); draw(); } catch (error) { say(error); }
+    try {
+      items.splice(0, items.length, ...(await allEvents(store.id)));
+      draw();
+    } catch (error) {
+      say(error);
+    }
   });
 }
 
@@ -28,7 +36,10 @@ export function timeline(store) {
 async function allEvents(id) {
   const found = [];
   for (let after = null; ;) {
-    const page = await call("GET", `experiments/${id}/events?limit=2000${after ? `&after=${encodeURIComponent(after)}` : ""}`);
+    const page = await call(
+      "GET",
+      `experiments/${id}/events?limit=2000${after ? `&after=${encodeURIComponent(after)}` : ""}`,
+    );
     found.push(...page.items);
     if (page.items.length < 2000) return found;
     after = page.next;
@@ -36,28 +47,84 @@ async function allEvents(id) {
 }
 
 function line(event) {
-  const place = [event.replicate === null ? null : `replicate ${event.replicate}`, event.group_id === "*" ? null : event.group_id].filter(Boolean).join(", ");
-  return element("li", { class: event.severity }, ago(event.time), element("span", {}, event.text, " ", element("small", {}, [place, event.actor].filter(Boolean).join(" · "))));
+  const place = [
+    event.replicate === null ? null : `replicate ${event.replicate}`,
+    event.group_id === "*" ? null : event.group_id,
+  ]
+    .filter(Boolean)
+    .join(", ");
+  return element(
+    "li",
+    { class: event.severity },
+    ago(event.time),
+    element("span", {}, event.text, " ", element("small", {}, [place, event.actor].filter(Boolean).join(" · "))),
+  );
 }
 
 export function runs(store) {
   store.on(["experiment"], () => {
     const all = [...store.runs.values()].sort((a, b) => a.replicate - b.replicate);
-    node("runs").tBodies[0].replaceChildren(...all.map((run) => element("tr", {},
-      element("td", { "data-name": "Replicate" }, String(run.replicate)), element("td", { "data-name": "" }, armName(run.group_id, store.arms.indexOf(run.group_id))),
-      element("td", { "data-name": "" }, badge(run.status), run.cause ? ` ${run.cause}: ${run.cause_text}` : ""), element("td", { class: "number", "data-name": "Rounds" }, `${run.rounds_done} / ${store.experiment.rounds}`),
-      element("td", { "data-name": "Device" }, run.device || ""), element("td", { class: "number", "data-name": "On device" }, run.device_seconds ? `${number(run.device_seconds)} s` : ""),
-      element("td", {}, element("button", { onclick: () => { store.wantedLog = run.id; location.hash = "log"; store.tell("log"); } }, "Log")), element("td", {}, element("code", {}, run.id)))));
+    node("runs").tBodies[0].replaceChildren(
+      ...all.map((run) =>
+        element(
+          "tr",
+          {},
+          element("td", { "data-name": "Replicate" }, String(run.replicate)),
+          element("td", { "data-name": "" }, armName(run.group_id, store.arms.indexOf(run.group_id))),
+          element("td", { "data-name": "" }, badge(run.status), run.cause ? ` ${run.cause}: ${run.cause_text}` : ""),
+          element("td", { class: "number", "data-name": "Rounds" }, `${run.rounds_done} / ${store.experiment.rounds}`),
+          element("td", { "data-name": "Device" }, run.device || ""),
+          element(
+            "td",
+            { class: "number", "data-name": "On device" },
+            run.device_seconds ? `${number(run.device_seconds)} s` : "",
+          ),
+          element(
+            "td",
+            {},
+            element(
+              "button",
+              {
+                onclick: () => {
+                  store.wantedLog = run.id;
+                  location.hash = "log";
+                  store.tell("log");
+                },
+              },
+              "Log",
+            ),
+          ),
+          element("td", {}, element("code", {}, run.id)),
+        ),
+      ),
+    );
     const choice = node("log-run");
-    if (choice.options.length !== all.length) choice.replaceChildren(...all.map((run) => element("option", { value: run.id }, `replicate ${run.replicate}, ${run.group_id}`)));
+    if (choice.options.length !== all.length)
+      choice.replaceChildren(
+        ...all.map((run) => element("option", { value: run.id }, `replicate ${run.replicate}, ${run.group_id}`)),
+      );
   });
   store.on(["open:runs"], async () => {
     try {
       const { items } = await all(`experiments/${store.id}/artifacts`);
-      node("artifacts").replaceChildren(...items.map((item) => element("li", {},
-        element("a", { href: `${base}/api/v1/artifacts/${item.id}/content` }, `${item.kind} ${item.name}`), element("small", {}, ` ${number(item.size_bytes / 1024)} KiB, ${(store.runs.get(item.run_id) || {}).group_id || ""}`))));
+      node("artifacts").replaceChildren(
+        ...items.map((item) =>
+          element(
+            "li",
+            {},
+            element("a", { href: `${base}/api/v1/artifacts/${item.id}/content` }, `${item.kind} ${item.name}`),
+            element(
+              "small",
+              {},
+              ` ${number(item.size_bytes / 1024)} KiB, ${(store.runs.get(item.run_id) || {}).group_id || ""}`,
+            ),
+          ),
+        ),
+      );
       if (!items.length) node("artifacts").append(element("li", { class: "empty" }, "No stored file yet."));
-    } catch (error) { say(error); }
+    } catch (error) {
+      say(error);
+    }
   });
 }
 
@@ -74,46 +141,21 @@ export function logs(store) {
   const load = async () => {
     if (!node("log-run").value) return;
     try {
-      lines = (await call("GET", `runs/${node("log-run").value}/logs?level=${node("log-level").value}&tail=2000`)).items;
+      lines = (await call("GET", `runs/${node("log-run").value}/logs?level=${node("log-level").value}&tail=2000`))
+        .items;
       draw();
-    } catch (error) { say(error); }
+    } catch (error) {
+      say(error);
+    }
   };
   for (const name of ["log-run", "log-level"]) node(name).addEventListener("change", load);
   node("log-search").addEventListener("input", draw);
-  store.on(["open:log", "log"], () => { if (store.wantedLog) node("log-run").value = store.wantedLog; store.wantedLog = null; load(); });
-  setInterval(() => { if (node("log-follow").checked && !node("tab-log").hidden && !document.hidden && !store.isOver) load(); }, 3000);
-}
-
-export function specification(store) {
-  store.on(["experiment"], () => {
-    const { spec, shown, spec_hash } = store.experiment;
-    node("spec").textContent = JSON.stringify(spec, null, 2);
-    node("spec-hash").textContent = spec_hash;
-    const api = `${location.origin}${base}/api/v1/experiments/${store.id}`;
-    node("calls").textContent = [`curl ${api}`, `curl '${api}/series?metrics=${shown.primary}'`, `curl '${api}/report?format=md'`, `lockstep watch ${store.id}`, `lockstep export ${store.id}`, `lockstep clone ${store.id}`].join("\n");
-    node("python").textContent = `from lockstep import Client\n\nwith Client("${location.origin}${base}") as client:\n    experiment = client.show("${store.id}")\n    report = client.report("${store.id}")`;
+  store.on(["open:log", "log"], () => {
+    if (store.wantedLog) node("log-run").value = store.wantedLog;
+    store.wantedLog = null;
+    load();
   });
-  for (const button of document.querySelectorAll("[data-copy]")) button.addEventListener("click", async () => {
-    try { await navigator.clipboard.writeText(node(button.dataset.copy).textContent); button.textContent = "Copied"; } catch (error) { say(error); }
-  });
-}
-
-export function report(store) {
-  const show = () => {
-    const there = store.experiment.answer !== null;
-    node("no-report").hidden = there;
-    node("report-links").hidden = node("report").hidden = !there;
-    if (!there) return;
-    const at = (format) => `${base}/api/v1/experiments/${store.id}/report?format=${format}`;
-    node("report-links").replaceChildren("Save as: ", ...["html", "md", "json", "csv", "py"].flatMap((format) => [element("a", { href: at(format) }, format), " "]));
-    const version = store.experiment.answer.sentence;
-    if (node("report").dataset.version === version) return;
-    node("report").dataset.version = version;
-    node("report").src = at("html");
-  };
-  node("report").addEventListener("load", () => {
-    const inside = node("report").contentDocument;
-    if (inside) node("report").style.height = `${inside.documentElement.scrollHeight + 20}px`;
-  });
-  store.on(["experiment", "open:report"], show);
+  setInterval(() => {
+    if (node("log-follow").checked && !node("tab-log").hidden && !document.hidden && !store.isOver) load();
+  }, 3000);
 }

@@ -87,7 +87,12 @@ def test_episode_row_of_a_life_counts_its_ops_and_its_fossil() -> None:
     assert values["contribution_fossils"] == pytest.approx(gain)
     assert values["episode_idx"] == 2
     assert bool(result.terminated[0])
-    kinds = [event["type"] for event in envs.pop_events(0)]
+    events = envs.pop_events(0)
+    kinds = [event["type"] for event in events]
+    alphas = [event["alpha"] for event in events]
+    # an event tells alpha at its instant: it grows by blending alone
+    assert (alphas[0], alphas[1], alphas[2]) == (0.0, 0.0, 0.0)
+    assert alphas[3] == alphas[4] > 0.0
     assert kinds == ["graft_germinated", *["graft_stage_changed"] * 3, "graft_fossilized"]
     assert envs.pop_events(0) == []
 

@@ -348,6 +348,7 @@ class World:
             slot=self.slots[slot].id,
             blueprint=BLUEPRINT_NAMES[int(self.table.blueprint[where])],
             params=int(self.table.params[where]),
+            alpha=float(self.table.alpha.alpha[where]),
             c=number_or_none(self.tracker.accuracy_gain[where]),
             cf=number_or_none(self.tracker.cf[env]),
             **payload,

@@ -1,0 +1,75 @@
+"""When what waits will start and what runs will end, from measured rates: pure, so that tests set the clock.
+
+A guess, and shown as one: the scheduler's own choice of workers is played forward in the order of the queue, each
+replicate as long as those of its experiment have been so far. What has not been measured yet is unknown, never guessed
+from the specification; so is all that depends on it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from math import inf, isfinite
+
+from app.services.placement import Fit, Need, WorkerView, fit
+from app.store.rows import BlockState
+from lockstep.status import TERMINAL_BLOCK, BlockStatus
+
+
+def seconds_a_round(rounds: int, states: Sequence[BlockState], now: float) -> float | None:
+    """Return how long a round of an experiment has taken per replicate, or None before the first is complete."""
+    begun = [(state, done_of(rounds, state)) for state in states if state.started_at is not None]
+    elapsed = sum(_elapsed(state, now) for state, done in begun if done)
+    done = sum(done for _, done in begun)
+    return elapsed / done if done else None
+
+
+def done_of(rounds: int, state: BlockState) -> int:
+    """Return the complete rounds of a replicate."""
+    return rounds if state.status == BlockStatus.SUCCEEDED else state.open_round
+
+
+def _elapsed(state: BlockState, now: float) -> float:
+    if state.started_at is None:
+        return 0.0
+    end = state.finished_at.timestamp() if state.finished_at else now
+    return max(0.0, end - state.started_at.timestamp())
+
+
+def seconds_left(rounds: int, states: Sequence[BlockState], now: float) -> float | None:
+    """Return when an experiment will end at the rate since its first replicate began, or None where none is known."""
+    started = [state.started_at.timestamp() for state in states if state.started_at is not None]
+    total, done = rounds * len(states), sum(done_of(rounds, state) for state in states)
+    if not started or not done or all(BlockStatus(state.status) in TERMINAL_BLOCK for state in states):
+        return None
+    return max(0.0, now - min(started)) / done * (total - done)
+
+
+def starts(
+    views: Sequence[WorkerView], free: Mapping[str, float], waiting: Sequence[tuple[Need, float | None]]
+) -> list[float | None]:
+    """Return in how many seconds each waiting block will start, None where that is unknown.
+
+    Args:
+        views: the registered workers.
+        free: in how many seconds each worker is free; infinite where unknown.
+        waiting: in the order of the queue, what a block needs and for how many seconds it will train.
+    """
+    known = dict(free)
+    found: list[float | None] = []
+    for need, seconds in waiting:
+        start, chosen = _first_fit(need, views, known)
+        found.append(start)
+        for worker in chosen:
+            known[worker.id] = inf if start is None or seconds is None else start + seconds
+    return found
+
+
+def _first_fit(
+    need: Need, views: Sequence[WorkerView], free: Mapping[str, float]
+) -> tuple[float | None, tuple[WorkerView, ...]]:
+    for at in sorted({seconds for seconds in free.values() if isfinite(seconds)}):
+        choice = fit(need, [replace(view, idle=free.get(view.id, inf) <= at) for view in views])
+        if isinstance(choice, Fit):
+            return at, choice.workers
+    return None, ()
