@@ -250,7 +250,7 @@ def _told(where: str, kind: str, name: str, reason: str) -> str:
 @app.command()
 def demo(
     spec: Annotated[Path, typer.Option(exists=True, help="What to submit")] = Path(
-        "examples/digits-shaped-vs-simplified.yaml"
+        "examples/cartpole-learning-rates.yaml"
     ),
     workers: Annotated[int, typer.Option(callback=within(1, 64), help="CPU workers")] = 2,
 ) -> None:

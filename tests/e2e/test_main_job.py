@@ -27,7 +27,7 @@ def test_example_followed_to_its_end_gives_the_report_that_independent_code_comp
     for _ in range(2):
         start_worker(sqlite_server.url)
     with Client(sqlite_server.url) as client:
-        # its own six rounds are what `make demo` trains; reports are made of replicates, and all six are here
+        # its own six rounds show the machinery; reports are made of replicates, and all six are here
         experiment_id = client.submit(load_text(EXAMPLE.read_text()) | {"budget": {"rounds": 2}})["id"]
         frames = follow(sqlite_server.url, experiment_id, metrics=["train/accuracy_mean"])
         report = client.report(experiment_id)
