@@ -66,19 +66,20 @@ def _lines(preset: str | None, task: str | None, env_id: str | None) -> list[str
     lines += [_line("env.task", task)] if task else []
     lines += [_line("env.n_envs", values.get("env", {}).get("n_envs", 8))]
     lines += ["budget:", _line("budget.rounds", rounds)]
-    lines += ["arms:", *_arms(kind)]
+    lines += ["arms:", *_arms(kind, values.get("ppo", {}).get("lr"))]
     lines += ["analysis:", _line("analysis.primary", metric)]
     lines += [f"  sesoi: {2.0}{' ' * 27}# choose it: the smallest difference worth acting on, in {unit}"]
     lines += ["  failure: {floor: 0.0}             # score of a run that diverges: the worst the metric can be"]
     return lines
 
 
-def _arms(kind: str) -> list[str]:
+def _arms(kind: str, lr: float | None) -> list[str]:
     """Return two arms that ask what most people of the family ask."""
     modes = FAMILIES[kind].reward_modes
     if len(modes) > 1:
         return [f"  - {{label: {mode}, reward: {mode}}}" for mode in ("shaped", "sparse")]
-    return ["  - {label: base}", "  - {label: faster, overrides: {ppo.lr: 1.0e-3}}"]
+    faster = 1e-3 if lr is None or lr < 1e-3 else 2 * lr  # another than the preset's own
+    return ["  - {label: base}", f"  - {{label: faster, overrides: {{ppo.lr: {json.dumps(faster)}}}}}"]
 
 
 def _line(path: str, value: Any) -> str:
