@@ -300,7 +300,7 @@ def test_l48_l49_points_of_an_absence_come_once_and_a_stop_at_the_end_changes_no
 
 
 def test_l50_curves_are_drawn_thin_from_typed_arrays_once_a_frame() -> None:
-    source = (STATIC / "panels" / "curves.js").read_text()
+    source = (STATIC / "panels" / "chart.js").read_text()
     widths = [float(width) for width in re.findall(r"\bwidth:\s*([\d.]+)", source)]
     assert "Float64Array" in source
     assert re.search(
