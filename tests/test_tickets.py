@@ -27,7 +27,7 @@ LOOP += [ROOT / "worker/envs/morph/episode/controls.py", ROOT / "worker/envs/mor
 #: The update and the loop over a block may be this long, any other function half of it.
 LONGEST = {"prepare": 80, "update": 80, "_round": 80}
 #: Names with an underscore that the library itself offers.
-OFFERED = ("_foreach_norm", "_foreach_copy_", "_parameters", "_buffers")
+OFFERED = ("_foreach_norm", "_foreach_copy_", "_foreach_add_", "_parameters", "_buffers")
 #: Optional CUDA parts, loaded once per block or capture where they are wanted.
 OPTIONAL = ("worker.envs.morph.engine.captured", "worker.envs.morph")
 

@@ -15,6 +15,7 @@ import pytest
 
 from app.settings import Settings
 from lockstep import AsyncClient, Client
+from tests.awaiting import awaited
 from tests.conftest import FAST, LiveServer, start_server
 from tests.factories import SimulatedWorker, tiny_spec
 
@@ -55,7 +56,7 @@ def test_restart_loses_no_frame_and_submits_nothing_twice(restarted: Callable[[]
             async with AsyncClient(server.url) as awaited:
                 return (await awaited.submit(tiny_spec(), key="once")).id
 
-        first = asyncio.run(submit())
+        first = awaited(submit())
         again.join()
         assert client.submit(tiny_spec(), key="once").id == first
         assert sorted(item.id for item in client.experiments()) == sorted([watched, first])
@@ -80,7 +81,7 @@ def test_notebook_of_the_examples_runs_to_a_verdict(sqlite_server: LiveServer, m
     training.start()
     try:
         cells = json.loads((EXAMPLES / "notebook.ipynb").read_text())
-        results = asyncio.run(asyncio.wait_for(_run_cells(cells), 60))
+        results = awaited(asyncio.wait_for(_run_cells(cells), 60))
     finally:
         stop.set()
         training.join()

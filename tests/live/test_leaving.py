@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,17 +15,12 @@ from sqlalchemy import event
 from app.live import Hub
 from app.services.context import Context
 from app.services.live import Interest
+from tests.awaiting import awaited
 from tests.conftest import LiveServer, wait_until
 from tests.factories import submit
 from tests.live.test_protocol import frames_until, socket_of, subscribe
 
 pytestmark = pytest.mark.server
-
-
-def run(work: Coroutine[Any, Any, int]) -> int:
-    """Run ``work`` on a loop of its own; the thread of the tests may hold the browser's."""
-    with ThreadPoolExecutor(1) as pool:
-        return pool.submit(asyncio.run, work).result()
 
 
 class Gate:
@@ -65,7 +59,7 @@ def test_reader_cancelled_while_it_catches_up_is_not_registered(ctx: Context) ->
             await asyncio.gather(opening, return_exceptions=True)
         return hub.num_readers
 
-    assert run(leave()) == 0
+    assert awaited(leave()) == 0
 
 
 def test_reader_whose_store_fails_while_it_catches_up_is_not_registered(ctx: Context) -> None:
@@ -84,7 +78,7 @@ def test_reader_whose_store_fails_while_it_catches_up_is_not_registered(ctx: Con
         event.remove(ctx.store.engine, "checkout", refuse)
         return hub.num_readers
 
-    assert run(fail()) == 0
+    assert awaited(fail()) == 0
 
 
 def test_socket_that_closes_while_it_catches_up_is_noticed_at_once(server: LiveServer) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import inspect
 import json
 import math
@@ -17,6 +16,7 @@ import pytest
 
 from lockstep import AsyncClient, Client
 from lockstep.client import ApiError, Experiment, MissingPackage, Scores, Series, Verdict
+from tests.awaiting import awaited
 
 URL = "http://server.test"
 HTML = b"<html><head><title>502 Bad Gateway</title></head></html>"
@@ -102,7 +102,7 @@ class Both:
             with Client(URL, patience=patience, clock=self.time, sleep=self.time.sleep, transport=transport) as client:
                 found = getattr(client, name)(*arguments, **given)
                 return list(found) if isinstance(found, Iterator) else found
-        return asyncio.run(self._awaited(name, arguments, given, patience, transport))
+        return awaited(self._awaited(name, arguments, given, patience, transport))
 
     async def _awaited(self, name: str, arguments: Any, given: Any, patience: float, transport: Any) -> Any:
         options: Any = {"patience": patience, "clock": self.time, "sleep": self.time.asleep, "transport": transport}
@@ -263,7 +263,7 @@ def test_plain_client_works_inside_a_running_loop(time: Time, server: Server) ->
         with Client(URL, clock=time, sleep=time.sleep, transport=httpx.MockTransport(server)) as client:
             return client.show("exp_1").status
 
-    assert asyncio.run(notebook()) == "succeeded"
+    assert awaited(notebook()) == "succeeded"
 
 
 def test_methods_tell_their_names_and_what_they_take() -> None:

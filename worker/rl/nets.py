@@ -13,7 +13,6 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
 
 import numpy as np
 import torch
@@ -21,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name in every torch text
 
 from lockstep.spec.sections import Net
+from worker.rl.affine import Affine, affine, tanh_body, weights
 from worker.rl.encoders import Encoders, Image
 from worker.rl.gaussian import LOG_STD_MAX, LOG_STD_MIN
 from worker.rl.heads import Heads
@@ -33,8 +33,6 @@ Draw = Callable[[str, tuple[int, ...]], np.ndarray]
 _BODY_GAIN = math.sqrt(2.0)
 _POLICY_GAIN = 0.01
 _EMBEDDING_STD = 0.02
-#: Multiplications of a product, and trials with one, by which ``batches_exactly`` judges: few may agree by chance.
-_LEAST, _TRIALS = 400, 2
 
 
 @dataclass(frozen=True)
@@ -54,55 +52,6 @@ class InputLayout:
     id_vocab: int
     id_dim: int
     images: tuple[Image, ...] = ()
-
-
-#: Weight [N, D] and bias [N] of a linear layer, or [R, N, D] and [R, N] of those of several runs.
-Affine = tuple[Tensor, Tensor]
-
-
-def _weights(*layers: nn.Linear) -> list[Affine]:
-    """The layers without module calls and look-ups: acting on a few environments is all overhead."""
-    return [(layer.weight, layer.bias) for layer in layers]
-
-
-def _affine(x: Tensor, layer: Affine) -> Tensor:
-    """Return x W' + b; of x [R, B, D] and stacked layers a product for each run, with the bits that it has alone."""
-    weight, bias = layer
-    if weight.ndim == 2:
-        return F.linear(x, weight, bias)
-    if batches_exactly(*x.shape, weight.shape[1]):
-        return torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
-    return torch.stack([F.linear(*own) for own in zip(x.unbind(), weight.unbind(), bias.unbind(), strict=True)])
-
-
-@lru_cache(maxsize=4096)
-def batches_exactly(runs: int, rows: int, inputs: int, outputs: int) -> bool:
-    """Return whether a batched product gives each of ``runs`` what it has alone, here, forward and backward.
-
-    A library may add the terms of a product in another order when several are asked for (very small ones, and those
-    with one output), so it is tried out, on numbers that would show it, once for each shape.
-    """
-    if rows * inputs * outputs < _LEAST:
-        return False
-    draw = np.random.default_rng(rows)
-    with torch.inference_mode(mode=False), torch.enable_grad():
-        for _ in range(_TRIALS):
-            shapes = ((runs, rows, inputs), (runs, outputs, inputs), (runs, outputs), (runs, rows, outputs))
-            x, weight, bias, slope = (torch.from_numpy(draw.standard_normal(s, dtype=np.float32)) for s in shapes)
-            parts = [part.requires_grad_() for part in (x, weight, bias)]
-            together = torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2))
-            found = [together, *torch.autograd.grad(together, parts, slope)]
-            for run in range(runs):
-                own = [part[run].detach().clone().requires_grad_() for part in (x, weight, bias)]
-                alone = F.linear(*own)
-                expected = [alone, *torch.autograd.grad(alone, own, slope[run].clone())]
-                if not all(torch.equal(a[run], b) for a, b in zip(found, expected, strict=True)):
-                    return False
-    return True
-
-
-def _tanh_body(x: Tensor, first: Affine, second: Affine) -> Tensor:
-    return _affine(_affine(x, first).tanh(), second).tanh()
 
 
 class _Embed(nn.Module):
@@ -140,7 +89,7 @@ class _Outputs(nn.Module):
         super().__init__()
         self.width = heads.width
         layers = [linear(inputs, spec.size) for spec in heads.specs]
-        self.layers, self._weights = nn.ModuleList(layers), _weights(*layers)
+        self.layers, self._weights = nn.ModuleList(layers), weights(*layers)
         gaussian = {
             str(i): nn.Parameter(torch.empty(spec.size)) for i, spec in enumerate(heads.specs) if spec.is_gaussian
         }
@@ -157,7 +106,7 @@ def _padded_logits(
 ) -> Tensor:
     parts = []
     for index, (layer, log_std) in enumerate(zip(layers, log_stds, strict=True)):
-        out = _affine(hidden[..., index, :] if per_head else hidden, layer)
+        out = affine(hidden[..., index, :] if per_head else hidden, layer)
         if log_std is not None:
             out = torch.cat([out, log_std.clamp(LOG_STD_MIN, LOG_STD_MAX).expand(out.shape)], dim=-1)
         parts.append(out if out.shape[-1] == width else F.pad(out, (0, width - out.shape[-1])))
@@ -182,8 +131,8 @@ class MLPNet(nn.Module):
         self.outputs = _Outputs(heads, cfg.hidden)
         self.critic_1, self.critic_2 = linear(self.embed.width, cfg.hidden), linear(cfg.hidden, cfg.hidden)
         self.value_out = linear(cfg.hidden, 1)
-        self._actor = _weights(self.actor_1, self.actor_2)
-        self._critic = _weights(self.critic_1, self.critic_2, self.value_out)
+        self._actor = weights(self.actor_1, self.actor_2)
+        self._critic = weights(self.critic_1, self.critic_2, self.value_out)
 
     def initial_state(self, num_envs: int) -> State:  # noqa: ARG002 - same call for every network
         """Return the empty state."""
@@ -216,11 +165,11 @@ class MLPNet(nn.Module):
         return self._logits(x), self._values(x)
 
     def _logits(self, x: Tensor) -> Tensor:
-        return self.outputs.logits(_tanh_body(x, *self._actor), per_head=False)
+        return self.outputs.logits(tanh_body(x, *self._actor), per_head=False)
 
     def _values(self, x: Tensor) -> Tensor:
         first, second, last = self._critic
-        return _affine(_tanh_body(x, first, second), last).squeeze(-1)
+        return affine(tanh_body(x, first, second), last).squeeze(-1)
 
 
 class StackedMLP:
@@ -261,7 +210,7 @@ class StackedMLP:
         """Return logits [R, E, H, N] for features [R, E, O]."""
         # made anew: autograd would not know a view from before the parameters were changed in place
         log_stds = [None if log_std is None else log_std.unsqueeze(1) for log_std in self._log_std]
-        hidden = _tanh_body(features, *self._actor)
+        hidden = tanh_body(features, *self._actor)
         return _padded_logits(hidden, self._heads, log_stds, self._width, per_head=False)
 
     def sequence(
@@ -274,7 +223,7 @@ class StackedMLP:
     ) -> tuple[Tensor, Tensor]:
         """Return logits [R, B, H, N] and values [R, B] for features [R, B, O]."""
         first, second, last = self._critic
-        values = _affine(_tanh_body(features, first, second), last).squeeze(-1)
+        values = affine(tanh_body(features, first, second), last).squeeze(-1)
         return self.step(features), values
 
 

@@ -14,13 +14,11 @@ import hashlib
 import math
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor
 
 from lockstep.keys import derive, generator
 from worker import checkpoint
@@ -32,6 +30,7 @@ from worker.rl.config import LearnerConfig
 from worker.rl.heads import Heads
 from worker.rl.learner import Learner, Streams, build_learner
 from worker.train.calibrate import calibrate
+from worker.train.cohort_runs import CohortRuns
 from worker.train.environments import (
     family_of,
     make_control,
@@ -73,47 +72,6 @@ _MIB = 2**20
 def update_order(seed: int, round_index: int, num_arms: int) -> list[int]:
     """Return the arm indices in the order of their updates (stream ``update_order``)."""
     return [int(i) for i in generator(seed, "update_order", round=round_index).permutation(num_arms)]
-
-
-@dataclass(frozen=True)
-class CohortRuns:
-    """A cohort in the loop, with its runs and which part of each it holds; some are acted for in stacks."""
-
-    envs: LockstepEnvs
-    runs: Sequence[Run]
-    part: int
-    stacks: Sequence[ActingStack] = ()
-
-    def issue(self, t: int) -> None:
-        """Act for every run and start step ``t``."""
-        chosen: dict[int, Tensor | None] = {}
-        for stack in self.stacks:
-            chosen |= zip(map(id, stack.runs), stack.act(t), strict=True)
-        for run in self.runs:
-            if id(run) not in chosen:
-                with owned(run.plan, "acting"):
-                    chosen[id(run)] = run.act(t, self.part)
-        self.envs.issue([chosen[id(run)] for run in self.runs])
-
-    def collect(self, t: int) -> None:
-        """Wait for step ``t`` and store what it led to."""
-        found = {id(run): seen for run, seen in zip(self.runs, self.envs.collect(), strict=True)}
-        for stack in self.stacks:
-            stack.see(t, [found.pop(id(run)) for run in stack.runs])
-        for run in self.runs:
-            if (seen := found.get(id(run))) is not None:
-                with owned(run.plan, "rollout"):
-                    run.see(t, seen, self.part)
-
-    def pay(self, t: int) -> None:
-        """Store what step ``t`` paid."""
-        found = {id(run): reward for run, reward in zip(self.runs, self.envs.pay(), strict=True)}
-        for stack in self.stacks:
-            stack.pay(t, [found.pop(id(run)) for run in stack.runs])
-        for run in self.runs:
-            if (reward := found.get(id(run))) is not None:
-                with owned(run.plan, "rollout"):
-                    run.pay(t, reward, self.part)
 
 
 class BlockTrainer:

@@ -11,11 +11,12 @@ import torch
 
 from tests.worker.rl.cases import HEADS, learner_config, make_learner, random_rollout
 from worker.envs.base import HeadSpec
+from worker.rl.affine import batches_exactly
 from worker.rl.algorithms import ALGORITHMS, ppo_stack
 from worker.rl.algorithms.base import Due
 from worker.rl.algorithms.ppo import prepare
 from worker.rl.learner import Learner
-from worker.rl.nets import MLPNet, StackedMLP, batches_exactly
+from worker.rl.nets import MLPNet, StackedMLP
 from worker.rl.stacks import rows_of
 
 CHOICE = (HeadSpec("action", 2),)
