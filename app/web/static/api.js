@@ -130,6 +130,11 @@ export function number(value) {
   return size >= 1e6 || (size > 0 && size < 1e-4) ? value.toExponential(2) : grouped(value.toFixed(places));
 }
 
+// A difference with its unit: shares differ by percentage points.
+export function difference(value, unit) {
+  return `${signed(value)} ${unit === "%" ? "pp" : unit}`.trim();
+}
+
 export function signed(value) {
   return value > 0 ? `+${number(value)}` : number(value).replace("-", "−");
 }

@@ -1,6 +1,6 @@
 // Intervals against zero and the band of the smallest effect of interest, as SVG.
 
-import { mark, number, short, signed } from "./api.js";
+import { difference, mark, number, short, signed } from "./api.js";
 
 export function scaleOf(values, width, sesoi) {
   const reach = Math.max(1e-9, ...values.filter(Number.isFinite).map(Math.abs), 1.4 * (sesoi || 0)) * 1.08;
@@ -21,7 +21,7 @@ export function interval(answer, { width = 320, height = 28, words = true, among
   const [low, high] = pair.ci_superiority || [pair.estimate, pair.estimate];
   const ends = [low, high].map((end, index) => (end === null ? (index ? Infinity : -Infinity) : end));
   const x = scaleOf([...ends, pair.estimate, ...among], width, sesoi);
-  const told = `${pair.a} minus ${pair.b}: ${signed(pair.estimate)} ${unit}, interval ${signed(ends[0])} to ${signed(ends[1])}, band ±${number(sesoi)}`;
+  const told = `${pair.a} minus ${pair.b}: ${difference(pair.estimate, unit)}, interval ${signed(ends[0])} to ${signed(ends[1])}, band ±${number(sesoi)}`;
   const middle = height / 2;
   return mark(
     "svg",

@@ -1,6 +1,6 @@
 // The sticky head: what is asked, how far it is, the answer once there is one, trouble above all.
 
-import { armName, badge, call, duration, element, number, over, prose, say, signed, verdictWords } from "../api.js";
+import { armName, badge, call, difference, duration, element, number, over, prose, say, verdictWords } from "../api.js";
 import { interval } from "../forest.js";
 
 const node = (name) => document.getElementById(name);
@@ -69,7 +69,7 @@ function answer(found) {
   node("verdict-code").textContent = verdictWords(found);
   node("verdict-sentence").replaceChildren(...prose(found.sentence));
   const { pair } = found;
-  const told = pair ? `${pair.a} − ${pair.b}: ${signed(pair.estimate)} ${found.unit}`.trim() : "";
+  const told = pair ? `${pair.a} − ${pair.b}: ${difference(pair.estimate, found.unit)}` : "";
   node("verdict-numbers").textContent =
     told + (found.promotable ? "" : pair ? " · not to be promoted on this alone" : "");
   node("verdict-plot").replaceChildren(...(pair ? [interval(found)] : []));

@@ -1,6 +1,6 @@
 // A row of the list: arms, answer with its interval, progress, age; and how rows are put in order.
 
-import { ago, armName, badge, base, duration, element, number, over, signed, verdictWords } from "../api.js";
+import { ago, armName, badge, base, difference, duration, element, number, over, signed, verdictWords } from "../api.js";
 import { interval } from "../forest.js";
 
 export const KEYS = {
@@ -29,7 +29,7 @@ function answer(item) {
   const { pair } = found;
   const [low, high] = (pair && pair.ci_superiority) || [];
   const span = pair
-    ? `${pair.a} ${signed(pair.estimate)} ${found.unit} [${signed(low ?? -Infinity)}, ${signed(high ?? Infinity)}]`
+    ? `${pair.a} ${difference(pair.estimate, found.unit)} [${signed(low ?? -Infinity)}, ${signed(high ?? Infinity)}]`
     : "";
   const ended = over(item.status) && item.status !== "succeeded" ? element("span", {}, " ", badge(item.status)) : null;
   return element(
