@@ -22,10 +22,9 @@ from gymnasium import spaces
 from gymnasium.wrappers import TimeLimit
 from torch import Tensor
 
-from lockstep.keys import derive
 from lockstep.spec.gymnasium import CAPPED, EVAL_MAX_STEPS
 from lockstep.spec.sections import CLIP
-from worker.envs.base import EpisodeRecord, HeadSpec, Masks, Observation, StepResult
+from worker.envs.base import HeadSpec, Masks, Observation, StepResult
 from worker.envs.faults import RAISED, EnvironmentFault, building, last_line, playing
 from worker.envs.gymnasium.actions import ActionDoor
 from worker.envs.gymnasium.door import BadValue, is_true, reset_values, reward_of, step_values
@@ -38,7 +37,6 @@ from worker.envs.gymnasium.vector import is_batched
 from worker.envs.inside import INSIDE, OUTSIDE, RESET, STEP
 
 ENTRY_POINTS = "lockstep.environments"
-_SEED_BITS = 2**32 - 1
 #: Environments that step between two signs of life: all of a run may be thousands, and each may be slow.
 _STEPS_BETWEEN_SIGNS = 16
 #: Positions of the velocities in the observations of the classic tasks.
@@ -106,8 +104,8 @@ class GymEnvs(Stepped):
         section = config["env"]
         if section.get("wrappers") and set(section["wrappers"]) - {"mask_velocity"}:
             raise ValueError(f"env.wrappers={list(section['wrappers'])}: known are ['mask_velocity']")
-        super().__init__(ledgers, num_envs)
-        self._seed, self._phase, self._alive = replicate_seed, phase, alive
+        super().__init__(ledgers, num_envs, replicate_seed, phase)
+        self._alive = alive
         self._name, self._bounds = str(section["id"]), list(bounds)
         self._lanes: list[list[_Lane]] = [[] for _ in ledgers]
         try:
@@ -140,7 +138,6 @@ class GymEnvs(Stepped):
         if self.resets_each_round:
             self.steps_per_round = cap or limit or EVAL_MAX_STEPS
         self._keep = _velocity_mask(section, size)
-        self._round = 0
         self._obs = [np.zeros((num_envs, size), dtype=np.float32) for _ in range(num_runs)]
         self._pixels = [np.zeros((num_envs, num_pixels), dtype=np.uint8) for _ in range(num_runs)]
         self._masks: Masks = {head.name: torch.ones(num_envs, head.outputs, dtype=torch.bool) for head in self.heads}
@@ -325,11 +322,7 @@ class GymEnvs(Stepped):
     def _reset(self, run: int, index: int) -> None:
         lane = self._lanes[run][index]
         lane.episode += 1
-        if self._phase == "eval":
-            key = derive(self._seed, "eval/env_reset", episode=index)
-        else:
-            key = derive(self._seed, "env_reset", env=index, episode=lane.episode)
-        lane.reset_seed = key & _SEED_BITS
+        lane.reset_seed = self._reset_seed(index, lane.episode)
         lane.actions, lane.rewards = self._door.record(), array("d")
         lane.steps, lane.native, lane.is_over, lane.success = 0, 0.0, False, None
         cells = INSIDE.cells
@@ -349,21 +342,14 @@ class GymEnvs(Stepped):
     def _finish(self, run: int, index: int, outcome: str) -> None:
         lane = self._lanes[run][index]
         lane.is_over = True
-        values = {
-            "round": self._round,
-            "env_id": index,
+        told = {
             "episode_idx": lane.episode,
             "host_seed_key": lane.reset_seed,
             "env_steps": lane.steps,
-            "final_accuracy": None,
-            "episode_reward": self._ledgers[run].total(index, lane.native),
-            "native_return": lane.native,
             "outcome": outcome,
-            **({} if lane.success is None else {"success": float(lane.success)}),
             "started_at": lane.started_at,
-            **self._ledgers[run].xeval(index, lane.native),
         }
-        self._episodes[run].append(EpisodeRecord(index, values))
+        self._tell(run, index, lane.native, told, lane.success)
 
     def _take(self, run: int, index: int, observation: Any) -> None:
         row = self._obs[run][index]

@@ -24,7 +24,7 @@ def register(task: str) -> None:
     """Let the package of a task's namespace register it, where it is installed and has not yet; else do nothing.
 
     Raises:
-        EnvironmentFault: the package raised.
+        ValueError: the package raised.
     """
     namespace, _, name = task.rpartition("/")
     if not name or any(spec.namespace == namespace for spec in gymnasium.registry.values()):

@@ -13,8 +13,11 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from lockstep.keys import derive
 from worker.envs.base import Cohort, EpisodeRecord, HeadSpec, Masks, Observation, ObsSpec, Seen, StepResult
 from worker.envs.gymnasium.ledger import Ledger
+
+SEED_BITS = 2**32 - 1
 
 
 class Stepped(ABC):
@@ -23,6 +26,8 @@ class Stepped(ABC):
     Args:
         ledgers: what each run is paid.
         num_envs: E.
+        seed: of the replicate.
+        phase: ``train`` or ``eval``.
     """
 
     obs_spec: ObsSpec
@@ -30,8 +35,9 @@ class Stepped(ABC):
     steps_per_round: int
     resets_each_round: bool
 
-    def __init__(self, ledgers: Sequence[Ledger], num_envs: int) -> None:
-        self.num_envs, self._ledgers = num_envs, list(ledgers)
+    def __init__(self, ledgers: Sequence[Ledger], num_envs: int, seed: int, phase: str) -> None:
+        self.num_envs, self._ledgers, self._seed, self._phase = num_envs, list(ledgers), seed, phase
+        self._round = 0
         self._actions: Sequence[Tensor | None] = ()
         self._results: list[StepResult | None] = []
         self._episodes: list[list[EpisodeRecord]] = [[] for _ in ledgers]
@@ -55,6 +61,27 @@ class Stepped(ABC):
     @abstractmethod
     def _step_run(self, run: int, actions: Tensor) -> StepResult:
         """Execute one action [E, C] of a run."""
+
+    def _reset_seed(self, index: int, episode: int) -> int:
+        """Return the seed of an episode of environment ``index``: in evaluation each plays one."""
+        if self._phase == "eval":
+            return derive(self._seed, "eval/env_reset", episode=index) & SEED_BITS
+        return derive(self._seed, "env_reset", env=index, episode=episode) & SEED_BITS
+
+    def _tell(self, run: int, index: int, native: float, told: Mapping[str, Any], success: bool | None) -> None:
+        """Record a finished episode; ``told``: its number, seed, steps, outcome and start, as its row names them."""
+        ledger = self._ledgers[run]
+        values = {
+            "round": self._round,
+            "env_id": index,
+            "final_accuracy": None,
+            "episode_reward": ledger.total(index, native),
+            "native_return": native,
+            **told,
+            **({} if success is None else {"success": float(success)}),
+            **ledger.xeval(index, native),
+        }
+        self._episodes[run].append(EpisodeRecord(index, values))
 
     @property
     def cohorts(self) -> tuple[Cohort, ...]:

@@ -19,12 +19,12 @@ import numpy as np
 import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, VectorEnv
-from gymnasium.vector.utils import concatenate, create_empty_array, iterate
+from gymnasium.vector.utils import batch_space, concatenate, create_empty_array, iterate
 from torch import Tensor
 
 from lockstep.keys import derive
 from lockstep.spec.gymnasium import CAPPED, EVAL_MAX_STEPS
-from worker.envs.base import EpisodeRecord, HeadSpec, Masks, Observation, StepResult
+from worker.envs.base import HeadSpec, Masks, Observation, StepResult
 from worker.envs.family import Order
 from worker.envs.faults import RAISED, EnvironmentFault, building, last_line, playing
 from worker.envs.gymnasium.actions import ActionDoor
@@ -32,9 +32,8 @@ from worker.envs.gymnasium.door import BadValue, reset_values, step_values
 from worker.envs.gymnasium.ledger import Ledger
 from worker.envs.gymnasium.observations import ObservationDoor
 from worker.envs.gymnasium.rewards import GymReward, Transition
-from worker.envs.gymnasium.stepped import Stepped
+from worker.envs.gymnasium.stepped import SEED_BITS, Stepped
 
-_SEED_BITS = 2**32 - 1
 _SIM = "sim/"
 
 
@@ -67,8 +66,13 @@ class VectorEnvs(Stepped):
     def __init__(
         self, order: Order, xeval: Mapping[str, GymReward], *, factory: Callable[..., Any], phase: str
     ) -> None:
-        super().__init__([Ledger(reward, xeval, order.num_envs) for reward in order.rewards], order.num_envs)
-        self._seed, self._phase, self._alive = order.replicate_seed, phase, order.alive
+        super().__init__(
+            [Ledger(reward, xeval, order.num_envs) for reward in order.rewards],
+            order.num_envs,
+            order.replicate_seed,
+            phase,
+        )
+        self._alive = order.alive
         self._bounds, self._name = [run.action_bounds for run in order.runs], str(order.config["env"]["id"])
         self._sims: list[Any] = []
         try:
@@ -98,7 +102,7 @@ class VectorEnvs(Stepped):
         self.heads: Sequence[HeadSpec] = self._door.heads
         for bounds in dict.fromkeys(self._bounds):
             self._door.check(bounds)
-        self._acted = acted
+        self._acted, self._batched = acted, batch_space(self._seen, E)
         self.obs_spec = self.entry.spec
         self.resets_each_round = self._phase == "eval"
         self.steps_per_round = int(section["rollout_steps"])
@@ -125,15 +129,14 @@ class VectorEnvs(Stepped):
         self._native = np.zeros((num_runs, E))
         self._idle = np.zeros((num_runs, E), dtype=bool)  # its next step is none: over, or it only resets
         self._started = [[""] * E for _ in range(num_runs)]
-        self._round = 0
 
     def _probe(self, sim: Any) -> tuple[bool, Any]:
         """Return whether a reset takes a seed for each environment, and what a reset shows.
 
         It does where equal seeds show the same and others do not.
         """
-        seeds = [derive(self._seed, "warmup", env=i) & _SEED_BITS for i in range(self.num_envs)]
-        other = [(seed + 1) & _SEED_BITS for seed in seeds]
+        seeds = [derive(self._seed, "warmup", env=i) & SEED_BITS for i in range(self.num_envs)]
+        other = [(seed + 1) & SEED_BITS for seed in seeds]
         with playing(f"environment {self._name!r} in reset"):
             plain = reset_values(sim.reset(seed=seeds[0]))[0]
         try:
@@ -301,9 +304,9 @@ class VectorEnvs(Stepped):
         if self.takes_seeds:
             seed = [None] * self.num_envs
             for index in indices:
-                seed[index] = self._key(run, index)
+                seed[index] = self._reset_seed(index, int(self._episode[run, index]))
         elif everyone:
-            seed = self._key(run, 0)
+            seed = self._reset_seed(0, int(self._episode[run, 0]))
         for index in indices if seed is not None else ():
             self._seeds[run, index] = seed[index] if self.takes_seeds else seed
         options = {}
@@ -313,11 +316,6 @@ class VectorEnvs(Stepped):
             options = {"options": {"reset_mask": self._like(mask)}}
         with playing(f"environment {self._name!r} in reset"):
             return reset_values(self._sims[run].reset(seed=seed, **options))[0]
-
-    def _key(self, run: int, index: int) -> int:
-        if self._phase == "eval":
-            return derive(self._seed, "eval/env_reset", episode=index) & _SEED_BITS
-        return derive(self._seed, "env_reset", env=index, episode=int(self._episode[run, index])) & _SEED_BITS
 
     def _like(self, mask: np.ndarray) -> Any:
         return torch.from_numpy(mask).to(self.device) if self._is_tensor else mask
@@ -346,7 +344,7 @@ class VectorEnvs(Stepped):
             self._obs[run] = numbers.reshape(self.num_envs, -1).to(torch.float32, copy=True)
         else:
             with playing(f"environment {self._name!r}: its observations"):
-                for index, row in enumerate(iterate(_batch_of(self._seen, self._sims[run]), shown)):
+                for index, row in enumerate(iterate(self._batched, shown)):
                     self._write(run, index, row)
         finite = torch.isfinite(self._obs[run])
         if not bool(finite.all()):
@@ -361,23 +359,14 @@ class VectorEnvs(Stepped):
             self.entry.write(value, self._obs[run][index].numpy(), self._pixels[run][index].numpy())
 
     def _record(self, run: int, index: int, outcome: str, info: Mapping[str, Any]) -> None:
-        success = _success(info, index)
-        native = float(self._native[run, index])
-        values = {
-            "round": self._round,
-            "env_id": index,
+        told = {
             "episode_idx": int(self._episode[run, index]),
             "host_seed_key": int(self._seeds[run, index]),
             "env_steps": int(self._steps[run, index]),
-            "final_accuracy": None,
-            "episode_reward": self._ledgers[run].total(index, native),
-            "native_return": native,
             "outcome": outcome,
-            **({} if success is None else {"success": success}),
             "started_at": self._started[run][index],
-            **self._ledgers[run].xeval(index, native),
         }
-        self._episodes[run].append(EpisodeRecord(index, values))
+        self._tell(run, index, float(self._native[run, index]), told, _success(info, index))
 
     def _observation(self, run: int) -> Observation:
         return Observation(self._obs[run], self._no_ids, self._pixels[run] if self.obs_spec.images else None)
@@ -393,10 +382,6 @@ def _autoreset(sim: Any, name: str) -> AutoresetMode:
             f"env.id={name!r}: its metadata['autoreset_mode'] is {told!r}; it must be one of {names} of "
             "gymnasium.vector.AutoresetMode"
         ) from None
-
-
-def _batch_of(single: Any, sim: Any) -> Any:
-    return getattr(sim, "observation_space", single)
 
 
 def _column(values: Any, name: str, num_envs: int) -> np.ndarray:
@@ -425,11 +410,11 @@ def _scalars(info: Mapping[str, Any], num_envs: int) -> dict[str, Tensor]:
     return found
 
 
-def _success(info: Mapping[str, Any], index: int) -> float | None:
+def _success(info: Mapping[str, Any], index: int) -> bool | None:
     """Return what the last info of an episode says of ``is_success``; None where it says nothing."""
     for told in (info.get("final_info"), info):
         if isinstance(told, Mapping) and "is_success" in told:
             has = told.get("_is_success")
             if has is None or bool(has[index]):
-                return float(bool(told["is_success"][index]))
+                return bool(told["is_success"][index])
     return None
