@@ -388,11 +388,15 @@ def make_envs(
 
 def batched_factory(name: str) -> Callable[..., Any] | None:
     """Return the factory of a registered task that is a batched simulator, None where it is none."""
-    for point in entry_points(group=ENTRY_POINTS, name=name):
-        with building(f"env.id={name!r}"):
-            factory: Callable[..., Any] = point.load()
-        return factory if is_batched(factory) else None
-    return None
+    with building(f"env.id={name!r}"):
+        factory = _registered(name)
+    return factory if factory is not None and is_batched(factory) else None
+
+
+def _registered(name: str) -> Callable[..., Any] | None:
+    """Load the factory that a package registers under a name, None where none does."""
+    point = next(iter(entry_points(group=ENTRY_POINTS, name=name)), None)
+    return None if point is None else cast("Callable[..., Any]", point.load())
 
 
 def build_one(section: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
@@ -400,8 +404,9 @@ def build_one(section: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     name, kwargs, limit = section["id"], section.get("kwargs") or {}, section.get("max_episode_steps")
     given = f" with env.kwargs={dict(kwargs)!r}" if kwargs else ""
     with building(f"env.id={name!r}{given}"):
-        for point in entry_points(group=ENTRY_POINTS, name=name):
-            own = cast("gymnasium.Env[Any, Any]", point.load()(**kwargs))
+        factory = _registered(name)
+        if factory is not None:
+            own = cast("gymnasium.Env[Any, Any]", factory(**kwargs))
             return own if limit is None else TimeLimit(own, limit)
         register(str(name))
         # by the registry alone: "module:name" would import what a spec names. The order of calls is ours to keep
