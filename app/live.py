@@ -7,6 +7,7 @@ A reader never slows the tail or another reader: beyond its buffer deltas are dr
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 from collections import deque
 from collections.abc import AsyncIterator
@@ -23,12 +24,14 @@ from app.store.opening import why_away
 from lockstep.logs import get_logger
 
 MAX_BUFFER_BYTES = 256 * 1024
+#: What is committed within so short a time of the first ring travels together.
+_GATHER_SECONDS = 0.02
 _log = get_logger("live")
 
 
 @dataclass(eq=False)
 class Reader:
-    """One subscriber of one experiment."""
+    """One subscriber of one experiment; those of one interest that have seen the same share their position."""
 
     experiment_id: str
     interest: Interest
@@ -167,45 +170,65 @@ class Hub:
             reader.push("end", dump({**frame, "cursor": reader.position.cursor()}))
 
     async def _tail(self) -> None:
-        period = 1.0 / self._ctx.settings.live_hz
-        while True:
-            await self._ctx.bell.wait(1.0)
-            await asyncio.sleep(period)
-            try:
-                await self._tick()
-            except Exception as error:
-                # the store may be away for a while; readers keep their positions and nothing is lost
-                reason = why_away(error)
-                if reason is not None:
-                    _log.warning("the database does not answer; live streams wait for it", reason=reason)
-                else:
-                    _log.exception("live tail failed; it goes on")
+        """Tick after a ring, soon if the last tick was long ago; a ring during a tick makes the next one."""
+        clock, period = asyncio.get_running_loop().time, 1.0 / self._ctx.settings.live_hz
+        due = clock()
+        with self._ctx.bell.listening() as rung:
+            while True:
+                with contextlib.suppress(TimeoutError):  # another process may have written: look once a second
+                    async with asyncio.timeout(1.0):
+                        await rung.wait()
+                await asyncio.sleep(max(_GATHER_SECONDS, due - clock()))
+                due = clock() + period
+                rung.clear()
+                if await self._ticked():
+                    rung.set()
 
-    async def _tick(self) -> None:
+    async def _ticked(self) -> bool:
+        """Tick; return whether there is more to read at once."""
+        try:
+            return await self._tick()
+        except Exception as error:
+            # the store may be away for a while; readers keep their positions and nothing is lost
+            reason = why_away(error)
+            if reason is not None:
+                _log.warning("the database does not answer; live streams wait for it", reason=reason)
+            else:
+                _log.exception("live tail failed; it goes on")
+            return False
+
+    async def _tick(self) -> bool:
         watched = {name: position for name, position in self._positions.items() if self._readers.get(name)}
         if not watched:
-            return
+            return False
         batches, epoch = await run_in_threadpool(_read_all, self._ctx, watched)
         if self._epoch is not None and epoch != self._epoch:
             self._resync()
         self._epoch = epoch
         for experiment_id, batch in batches.items():
             self._spread(experiment_id, batch)
+        return any(batch.more for batch in batches.values())
 
     def _spread(self, experiment_id: str, batch: Batch) -> None:
         hub_position = self._positions.get(experiment_id)
         if hub_position is None:
             return
-        shared: dict[tuple[Interest, str], list[tuple[str, str]]] = {}
-        for reader in [item for item in self._readers.get(experiment_id, ()) if item.ready]:
-            key = (reader.interest, reader.position.cursor())
-            if key in shared:
-                live.advance(reader.position, batch)
-            else:
-                made = live.frames_of(batch, reader.position, reader.interest)
-                shared[key] = [(frame["type"], dump(frame)) for frame in made]
-            for kind, text in shared[key]:
-                reader.push(kind, text)
+        groups: dict[int, list[Reader]] = {}
+        for reader in self._readers.get(experiment_id, ()):
+            if reader.ready:
+                groups.setdefault(id(reader.position), []).append(reader)
+        made: dict[tuple[Interest, str], tuple[Position, list[tuple[str, str]]]] = {}
+        for readers in groups.values():
+            position, interest = readers[0].position, readers[0].interest
+            key = (interest, position.cursor())
+            if key not in made:
+                frames = live.frames_of(batch, position, interest)
+                made[key] = (position, [(frame["type"], dump(frame)) for frame in frames])
+            position, texts = made[key]
+            for reader in readers:
+                reader.position = position  # who wants and has seen the same goes on as one: a frame is made once
+                for kind, text in texts:
+                    reader.push(kind, text)
         live.advance(hub_position, batch)
 
     def _resync(self) -> None:

@@ -186,6 +186,8 @@ def start_server(settings: Settings, *, port: int = 0) -> LiveServer:
         log_level="error",
         timeout_graceful_shutdown=5,
         lifespan="on",
+        ws_per_message_deflate=False,
+        ws_ping_interval=None,
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )
     server = uvicorn.Server(config)

@@ -78,6 +78,9 @@ def serve(
         timeout_graceful_shutdown=6,  # a client that stalls uses all of it; the process has ten seconds
         forwarded_allow_ips=",".join(settings.trusted_proxies) or "127.0.0.1",
         ws_max_size=64 * 1024,
+        # a thousand viewers of one experiment get the same bytes: deflated for each, they waited half a second
+        ws_per_message_deflate=False,
+        ws_ping_interval=None,  # app.routes.live has its own, which a page can answer and a client can see
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )
     server = uvicorn.Server(config)

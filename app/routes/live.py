@@ -111,7 +111,6 @@ class _Session:
         self._sender: asyncio.Task[None] | None = None
         self._failed: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._heard = asyncio.Event()
-        self._sending = asyncio.Lock()
 
     async def serve(self) -> None:
         """Run until the client leaves, the server stops or a task fails."""
@@ -200,8 +199,8 @@ class _Session:
 
     async def _send(self, text: str) -> None:
         try:
-            async with self._sending:
-                await asyncio.wait_for(self._socket.send_text(text), _SEND_SECONDS)
+            async with asyncio.timeout(_SEND_SECONDS):  # wait_for would make a task of each frame
+                await self._socket.send_text(text)
         except TimeoutError:
             await _close(self._socket, OVERLOADED, "the client reads too slowly; reconnect later")
             raise WebSocketDisconnect(OVERLOADED) from None

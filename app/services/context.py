@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from app.services.artifacts import FileStore
@@ -20,11 +22,12 @@ class Bell:
         self._lock = threading.Lock()
         self._waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
         self._threads: set[threading.Event] = set()
+        self._listeners: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
 
     def ring(self) -> None:
         """Wake everybody; callable from any thread."""
         with self._lock:
-            waiters, self._waiters = self._waiters, set()
+            waiters, self._waiters = self._waiters | self._listeners, set()
             threads = list(self._threads)
         for loop, event in waiters:
             if not loop.is_closed():
@@ -45,6 +48,19 @@ class Bell:
         finally:
             with self._lock:
                 self._waiters.discard(entry)
+
+    @contextmanager
+    def listening(self) -> Iterator[asyncio.Event]:
+        """Yield an event of the running loop that every ring sets, also one that comes while nobody waits for it."""
+        event = asyncio.Event()
+        entry = (asyncio.get_running_loop(), event)
+        with self._lock:
+            self._listeners.add(entry)
+        try:
+            yield event
+        finally:
+            with self._lock:
+                self._listeners.discard(entry)
 
     def subscribe(self, event: threading.Event) -> None:
         """Set ``event`` at every ring."""
