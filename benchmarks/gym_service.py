@@ -1,4 +1,4 @@
-"""Classic control through the whole service: submit specifications, tabulate the last 100 training returns.
+"""Gymnasium tasks through the whole service: submit specifications, tabulate the last 100 training returns.
 
     python -m benchmarks.gym_service --out docs/results examples/{cartpole,acrobot,cartpole-masked}.yaml
     python -m benchmarks.gym_service --replicates 2 --steps 100000 --out /tmp/short examples/cartpole.yaml
@@ -22,7 +22,7 @@ from typing import Any
 
 from benchmarks.gym_classic import LAST, interval
 from benchmarks.run_experiments import save
-from benchmarks.served import service, wait
+from benchmarks.served import end_after, service, wait
 from lockstep.client import Client
 from lockstep.spec.presets import merge
 from lockstep.spec.reading import load_text
@@ -99,19 +99,23 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("specs", nargs="+", type=Path)
     parser.add_argument("--workers", type=int, default=2)
+    parser.add_argument("--device", default="cpu", help="of every worker: cpu or gpu")
     parser.add_argument("--port", type=int, default=7491)
+    parser.add_argument("--limit", type=float, metavar="SECONDS", help="end then, with what is known")
     parser.add_argument("--replicates", type=int, help="fewer replicates than the file asks for")
     parser.add_argument("--steps", type=int, help="fewer env steps a run")
     parser.add_argument("--out", type=Path, required=True)
     options = parser.parse_args()
     options.out.mkdir(parents=True, exist_ok=True)
+    end_after(options.limit)
     specs = {path: shortened(path, options.replicates, options.steps) for path in options.specs}
     with service(options.port) as running:
         client = running.client
         submitted = {path: client.submit(spec)["id"] for path, spec in specs.items()}
-        running.start_workers(["cpu"] * options.workers)
+        running.start_workers([options.device] * options.workers)
         for path, experiment_id in submitted.items():
-            wait(client, experiment_id)
+            with running.explained(experiment_id):
+                wait(client, experiment_id)
             save(client, experiment_id, path.stem, options.out)
             rows = added(options.out / "gym-classic.json", rows_of(client, experiment_id, specs[path]))
             (options.out / "gym-classic.md").write_text(table(rows))

@@ -11,7 +11,9 @@ import torch
 
 from benchmarks.machine import set_up
 from tests.worker.train.cases import BOX_ARMS, GYM, GYM_ARMS, GYM_BOX, GYM_KIT, GYM_LSTM, Arms, block, digests
+from worker.rl.nets import strayed
 from worker.train.block import BlockPlan, BlockTrainer, RoundRecord
+from worker.train.runs import TrainedRun
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 CUDA = torch.device("cuda", 0)
@@ -58,6 +60,18 @@ def test_a_resumed_block_equals_the_uninterrupted_one(base: dict[str, Any], arms
     rest = list(second.rounds(second.load_checkpoint(tmp_path)))
     assert digests(rest, "run-A") == digests(whole, "run-A")[1:]
     assert digests(rest, "run-B") == digests(whole, "run-B")[1:]
+
+
+def test_an_lstm_learns_on_the_card() -> None:
+    trainer = BlockTrainer(block(GYM_LSTM, GYM_ARMS), CUDA)
+    trainer.warm_up()
+    run = trainer.runs[0]
+    assert isinstance(run, TrainedRun)
+    before = {name: tensor.detach().clone() for name, tensor in run.learner.net.named_parameters()}
+    next(trainer.rounds(0))
+    assert strayed(run.learner.net, run.learner.flat) == []
+    still = [name for name, tensor in run.learner.net.named_parameters() if torch.equal(tensor, before[name])]
+    assert still == []
 
 
 def test_the_card_trains_what_the_processor_trains() -> None:

@@ -24,7 +24,7 @@ from worker.rl.affine import Affine, affine, tanh_body, weights
 from worker.rl.encoders import Encoders, Image
 from worker.rl.gaussian import LOG_STD_MAX, LOG_STD_MIN
 from worker.rl.heads import Heads
-from worker.rl.layers import linear, with_memory
+from worker.rl.layers import LSTM, linear, with_memory
 
 #: Recurrent state: () for an MLP, (h, c) each [layers, E, hidden] for an LSTM.
 State = tuple[Tensor, ...]
@@ -245,7 +245,7 @@ class LSTMNet(nn.Module):
         self.embed = _Embed(cfg, layout)
         self.body = linear(self.embed.width, cfg.hidden)
         self.body_norm = nn.LayerNorm(cfg.hidden)
-        self.lstm = with_memory(nn.LSTM(cfg.hidden, cfg.lstm_hidden, cfg.lstm_layers, device="meta"))
+        self.lstm = with_memory(LSTM(cfg.hidden, cfg.lstm_hidden, cfg.lstm_layers, device="meta"))
         self.lstm_norm = nn.LayerNorm(cfg.lstm_hidden)
         # the residual needs equal widths; a projection stands in where they differ
         self.skip = linear(cfg.hidden, cfg.lstm_hidden) if cfg.hidden != cfg.lstm_hidden else nn.Identity()
@@ -350,6 +350,16 @@ def flatten(net: PolicyNet, device: torch.device) -> FlatParameters:
         parameter.grad = grad[offset : offset + size].view(shape)
         offset += size
     return FlatParameters(data, grad)
+
+
+def strayed(net: PolicyNet, flat: FlatParameters) -> list[str]:
+    """Return the names of the parameters that are not, or no longer, views of the flat vector at their place."""
+    names, place, size = list[str](), flat.data.data_ptr(), flat.data.element_size()
+    for name, parameter in net.named_parameters():
+        if parameter.data_ptr() != place:
+            names.append(name)
+        place += size * parameter.numel()
+    return names
 
 
 def orthogonal(normal: np.ndarray, gain: float) -> Tensor:

@@ -9,7 +9,7 @@ import torch
 from lockstep.keys import generator
 from lockstep.spec.sections import Net
 from tests.worker.rl.cases import HEADS, build_heads, learner_config, make_learner
-from worker.rl.nets import InputLayout, LSTMNet, PolicyNet, build_net, flatten, orthogonal
+from worker.rl.nets import InputLayout, LSTMNet, PolicyNet, build_net, flatten, orthogonal, strayed
 
 T, E, O = 12, 5, 3  # noqa: E741 - axis letters
 
@@ -115,6 +115,19 @@ def test_parameters_are_views_of_one_vector() -> None:
     with torch.no_grad():
         flat.data.zero_()
     assert all(float(p.detach().abs().sum()) == 0.0 for p in net.parameters())
+
+
+def test_no_network_lays_its_parameters_elsewhere_than_the_optimiser_writes() -> None:
+    for body in ("mlp", "lstm"):
+        net = net_of(body)
+        flat = flatten(net, torch.device("cpu"))
+        assert strayed(net, flat) == []
+    # PyTorch calls this at the first forward on a GPU, and its own moves the parameters there
+    assert isinstance(net, LSTMNet)
+    assert type(net.lstm).flatten_parameters is not torch.nn.LSTM.flatten_parameters
+    moved = dict(net.named_parameters())["lstm.weight_hh_l0"]
+    moved.data = moved.data.clone()
+    assert strayed(net, flat) == ["lstm.weight_hh_l0"]
 
 
 def test_same_key_gives_same_weights_and_shapes_that_agree_are_shared() -> None:

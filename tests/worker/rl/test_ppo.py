@@ -296,6 +296,14 @@ def test_non_finite_gradients_are_skipped_and_counted() -> None:
     assert learner.dead_updates == 0
 
 
+def test_an_update_that_would_not_reach_a_parameter_is_refused() -> None:
+    learner, _, prepared = setup("lstm")
+    parameter = dict(learner.net.named_parameters())["lstm.weight_ih_l0"]
+    parameter.data = parameter.data.clone()
+    with pytest.raises(RuntimeError, match=r"optimiser changes: lstm\.weight_ih_l0"):
+        update(learner, prepared, 3e-3, order())
+
+
 def test_a_rollout_that_the_sequence_path_does_not_reproduce_raises() -> None:
     learner, rollout, _ = setup("lstm")
     rollout.log_probs[2, 1] += 1e-3

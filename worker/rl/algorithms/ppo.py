@@ -30,7 +30,7 @@ from worker.rl.config import LearnerConfig, entropy_coefficient, floor_scale, le
 from worker.rl.cuda import Replayed, anchor_limit, autocast
 from worker.rl.heads import Floors, Heads, evaluate
 from worker.rl.learner import Learner, adam_step
-from worker.rl.nets import PolicyNet, StackedMLP, State
+from worker.rl.nets import PolicyNet, StackedMLP, State, strayed
 from worker.rl.rollout import PolicyError, Rollout
 
 
@@ -429,8 +429,13 @@ def update(learner: Learner, prepared: Prepared, lr: float, order: np.random.Gen
         prepared: from ``prepare``.
         lr: learning rate of the round.
         order: generator of stream ``minibatch_order``.
+
+    Raises:
+        RuntimeError: the network has parameters that the optimiser does not reach.
     """
     cfg, tally = learner.cfg.ppo, Tally()
+    if lost := strayed(learner.net, learner.flat):
+        raise RuntimeError(f"parameters outside the vector that the optimiser changes: {', '.join(lost)}")
     for epoch in range(cfg.epochs):
         if tally.stopped:
             break
