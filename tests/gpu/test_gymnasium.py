@@ -79,3 +79,8 @@ def test_the_card_trains_what_the_processor_trains() -> None:
     there = [r.runs[0].metrics["train/return_mean"] for r in train(plan)]
     here = [r.runs[0].metrics["train/return_mean"] for r in BlockTrainer(plan, torch.device("cpu")).rounds(0)]
     assert there[0] == here[0]
+
+
+def test_weights_of_the_entropy_of_heads_are_captured_too() -> None:
+    one, other = (train(block(GYM, GYM_ARMS, ppo={"entropy_head_weights": {"action": w}})) for w in (1.0, 0.0))
+    assert digests(one, "run-A") != digests(other, "run-A")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from lockstep.keys import derive, generator, replicate_seed
+from lockstep.keys import derive, generator, generators, replicate_seed
 
 
 def test_replicate_seeds_match_the_vectors() -> None:
@@ -24,6 +24,15 @@ def test_unknown_purpose_is_refused_and_prefixes_are_known() -> None:
     with pytest.raises(ValueError, match="unknown purpose 'hots_init'"):
         derive(1, "hots_init")
     assert derive(1, "eval/env_reset", episode=0) != derive(1, "env_reset", episode=0)
+
+
+def test_one_generator_for_many_keys_draws_what_one_each_draws() -> None:
+    keys = [{"env": env, "episode": 3} for env in range(4)]
+    for draw, key in zip(generators(7, "action_noise", keys), keys, strict=True):
+        own = generator(7, "action_noise", **key)
+        # an odd number of halves of a word stays behind, and must not reach the next key
+        assert draw.random(5, dtype=np.float32).tolist() == own.random(5, dtype=np.float32).tolist()
+        assert draw.standard_normal(3).tolist() == own.standard_normal(3).tolist()
 
 
 def test_generators_of_equal_keys_agree_and_of_others_do_not() -> None:

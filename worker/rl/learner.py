@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.keys import generator
+from lockstep.keys import generator, generators
 from worker.envs.base import HeadSpec
 from worker.rl.config import LearnerConfig
 from worker.rl.cuda import Replayed, fingerprint
@@ -43,18 +43,20 @@ class Streams:
 
     def generator(self, purpose: str, **key: int | str) -> np.random.Generator:
         """Return the generator of a purpose of this run."""
-        arm = {} if self.arm is None else {"arm": self.arm}
-        return generator(self.seed, purpose, **key, **arm)
+        return generator(self.seed, purpose, **key, **self._arm)
+
+    @property
+    def _arm(self) -> dict[str, int]:
+        return {} if self.arm is None else {"arm": self.arm}
 
     def action_noise(
         self, round_index: int, shape: tuple[int, int, int], normal_columns: np.ndarray | None = None
     ) -> Tensor:
         """Return the noise [T, E, C] of a round that ``choose`` takes: one number per environment, step and column."""
         steps, envs, columns = shape
-        rows = [
-            noise_of(self.generator("action_noise", env=e, episode=round_index), (steps, columns), normal_columns)
-            for e in range(envs)
-        ]
+        keys = ({"env": e, "episode": round_index, **self._arm} for e in range(envs))
+        draws = generators(self.seed, "action_noise", keys)
+        rows = [noise_of(draw, (steps, columns), normal_columns) for draw in draws]
         return torch.from_numpy(np.stack(rows, axis=1))
 
 

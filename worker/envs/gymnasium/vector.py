@@ -261,6 +261,10 @@ class VectorEnvs(Stepped):
         with playing(f"environment {self._name!r}: infos['final_obs']"):
             kept = self._obs[run].clone(), self._pixels[run].clone()
             last = info["final_obs"]
+            if self._is_plain and isinstance(last, Tensor):
+                rows = self._like(ended)
+                self._obs[run][rows] = last[rows].reshape(int(ended.sum()), -1).to(torch.float32)
+                ended = np.zeros_like(ended)
             for index in np.flatnonzero(ended):
                 value = last[index]
                 # gymnasium collects them as objects

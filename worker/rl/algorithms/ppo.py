@@ -132,14 +132,16 @@ class LossRule:
         cfg, heads: static settings and layout.
         entropy_coef: c_H of the round.
         floors: probability floors in force, as in the rollout.
-        adv_floor: least divisor of the advantages, reward units.
+        adv_floor: least divisor of the advantages, reward units; like the coefficient a number [] in a captured graph.
+        head_weights: [H] of ``ppo.entropy_head_weights``, None where it is empty.
     """
 
     cfg: LearnerConfig
     heads: Heads
-    entropy_coef: float
+    entropy_coef: float | Tensor
     floors: Floors | None
-    adv_floor: float
+    adv_floor: float | Tensor
+    head_weights: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -147,7 +149,7 @@ class StackedRule:
     """The loss of several runs at once: what is the same for all, and what is each run's own, [R] float32.
 
     Attributes:
-        cfg, heads, floors: as in ``LossRule``; no floors are in force.
+        cfg, heads, head_weights, floors: as in ``LossRule``; no floors are in force.
         entropy_coef, adv_floor: as in ``LossRule``, of each run.
         value_coef: weight of the value loss of each run.
     """
@@ -157,6 +159,7 @@ class StackedRule:
     entropy_coef: Tensor
     adv_floor: Tensor
     value_coef: Tensor
+    head_weights: Tensor | None
     floors: None = None
 
 
@@ -169,7 +172,7 @@ def normalise_advantages(advantage: Tensor, weight: Tensor, floor: float | Tenso
 
     A floor [R] stands for several runs, each with moments of its own; advantages and weights are [R, B] then.
     """
-    stacked = isinstance(floor, Tensor)
+    stacked = isinstance(floor, Tensor) and floor.ndim > 0
     share = _shares(weight, stacked=stacked)
     centred = advantage - _spread(_total(advantage * share, stacked=stacked))
     std = _total(centred * centred * share, stacked=stacked).sqrt()
@@ -266,8 +269,8 @@ def _entropy_loss(entropy: Tensor, batch: Batch, rule: LossRule | StackedRule, *
     share = batch.open_steps / batch.open_steps.sum(steps, keepdim=stacked).clamp(min=1)
     if rule.cfg.ppo.entropy_normalised:
         share = share * batch.entropy_scale
-    if wanted := rule.cfg.ppo.entropy_head_weights:
-        share = share * share.new_tensor([wanted.get(name, 1.0) for name in rule.heads.names])
+    if rule.head_weights is not None:
+        share = share * rule.head_weights
     return _total(entropy * -share, stacked=stacked)
 
 
@@ -358,7 +361,10 @@ def prepare(learner: Learner, rollout: Rollout, entropy_coef: float, floors: Flo
         entropy_scale=1.0 / learner.heads.entropy_unit(rows),
         pixels=pixels,
     )
-    rule = LossRule(cfg, learner.heads, entropy_coef, floors, floor)
+    wanted = cfg.ppo.entropy_head_weights
+    by_head = [wanted.get(name, 1.0) for name in learner.heads.names]
+    weights = torch.tensor(by_head, device=learner.device) if wanted else None
+    rule = LossRule(cfg, learner.heads, entropy_coef, floors, floor, weights)
     replay = Replay(batch, rollout.initial_state, resets)
     return Prepared(replay, rule, returns, values, terms.entropy, gap, (mean, std, sigma))
 
@@ -416,7 +422,7 @@ class Tally:
             "grad_norm": float(np.mean(norms)) if norms else math.nan,
             "grad_norm_clipped_frac": float(np.mean([n > cfg.grad_clip for n in norms])) if norms else math.nan,
             "lr": lr,
-            "entropy_coef": rule.entropy_coef,
+            "entropy_coef": float(rule.entropy_coef),
         }
         return metrics
 
@@ -482,19 +488,18 @@ def _next_values(learner: Learner, rollout: Rollout, raw_values: Tensor) -> Tens
     """Return V of the true next observation [T, E] in reward units."""
     needed = rollout.truncated & rollout.valid
     needed[-1] |= ~rollout.terminated[-1]
-    steps, envs = (index.tolist() for index in needed.nonzero(as_tuple=True))
     result = torch.cat([raw_values[1:], raw_values[-1:]])
+    steps = needed.any(1).nonzero().flatten().tolist()
     if steps:
-        pairs = list(zip(steps, envs, strict=True))
-        views = [rollout.final(t) for t, _ in pairs]
-        features = torch.stack([view.features[e] for view, (_, e) in zip(views, pairs, strict=True)])
-        ids = torch.stack([view.ids[e] for view, (_, e) in zip(views, pairs, strict=True)])
-        bytes_of = [view.pixels[e] for view, (_, e) in zip(views, pairs, strict=True) if view.pixels is not None]
-        pixels = torch.stack(bytes_of) if bytes_of else None
+        ends = [(rollout.final(t), needed[t]) for t in steps]
+        features = torch.cat([view.features[which] for view, which in ends])
+        ids = torch.cat([view.ids[which] for view, which in ends])
+        bytes_of = [view.pixels[which] for view, which in ends if view.pixels is not None]
+        pixels = torch.cat(bytes_of) if bytes_of else None
         # the carried state: after step t, before any reset
         layers = range(len(rollout.initial_state))
-        state = tuple(torch.stack([rollout.states[t][k][:, e] for t, e in pairs], dim=1) for k in layers)
-        result[steps, envs] = learner.net.step_values(features, ids, state, pixels).float()
+        state = tuple(torch.cat([rollout.states[t][k][:, needed[t]] for t in steps], dim=1) for k in layers)
+        result[needed] = learner.net.step_values(features, ids, state, pixels).float()
     return _denormalise(learner, result)
 
 
@@ -541,10 +546,10 @@ def _denormalise(learner: Learner, values: Tensor) -> Tensor:
 def loss_and_grad(learner: Learner, replay: Replay, rule: LossRule, loss_of: Loss) -> tuple[Tensor, Tensor]:
     """Fill the flat gradient; return the loss statistics and [loss, gradient norm, KL].
 
-    On CUDA a recurrent minibatch without resets inside is one graph replay.
+    On CUDA a minibatch without resets inside is one graph replay.
     """
     flat = learner.flat
-    if flat.data.is_cuda and learner.net.recurrent and not replay.resets and rule.cfg.ppo.adv_norm == "rollout":
+    if flat.data.is_cuda and not replay.resets:
         return _replayed(learner, replay, rule, loss_of)
     flat.grad.zero_()
     with autocast(flat.data.device, learner.cfg.precision):
@@ -556,15 +561,15 @@ def loss_and_grad(learner: Learner, replay: Replay, rule: LossRule, loss_of: Los
 def _replayed(learner: Learner, replay: Replay, rule: LossRule, loss_of: Loss) -> tuple[Tensor, Tensor]:
     """``loss_and_grad`` as a graph; what changes between rounds comes in as tensors."""
     names = replay.batch.names
-    coefficient = torch.full((), rule.entropy_coef, device=learner.device)
+    numbers = [torch.full((), float(value), device=learner.device) for value in (rule.entropy_coef, rule.adv_floor)]
     floors = [] if rule.floors is None else [rule.floors.value, rule.floors.allowed]
-    inputs = [*(getattr(replay.batch, name) for name in names), *replay.state, coefficient, *floors]
+    inputs = [*(getattr(replay.batch, name) for name in names), *replay.state, *numbers, *floors]
 
     def run(parts: list[Tensor]) -> list[Tensor]:
         state = tuple(parts[len(names) : len(names) + len(replay.state)])
-        rest = parts[len(names) + len(state) :]
+        coefficient, least, *rest = parts[len(names) + len(state) :]
         batch = replace(replay.batch, **dict(zip(names, parts, strict=False)))
-        own = replace(rule, entropy_coef=rest[0], floors=Floors(*rest[1:]) if floors else None)  # type: ignore[arg-type]
+        own = replace(rule, entropy_coef=coefficient, adv_floor=least, floors=Floors(*rest) if rest else None)
         with autocast(learner.device, learner.cfg.precision):
             loss, stats = loss_of(learner.net, replace(replay, batch=batch, state=state), own)
         grads = torch.autograd.grad(loss, list(learner.net.parameters()), allow_unused=True, materialize_grads=True)

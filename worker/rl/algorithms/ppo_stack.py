@@ -91,6 +91,7 @@ class _Working:
             entropy_coef=torch.tensor([rule.entropy_coef for rule in rules]),
             adv_floor=torch.tensor([rule.adv_floor for rule in rules]),
             value_coef=torch.tensor([run.cfg.value_coef for run in runs]),
+            head_weights=rules[0].head_weights,
         )
 
     def loss_and_grad(self, batch: Batch) -> tuple[Tensor, list[list[float]]]:
