@@ -138,3 +138,7 @@ def problem_document(error: AppError, request_id: str) -> dict[str, Any]:
             {"pointer": p.pointer, "code": p.code, "message": p.message, "remedy": p.remedy} for p in error.errors
         ]
     return document
+
+
+class StartupError(RuntimeError):
+    """A database, folder or setting cannot be used as configured; the message says why and what to do."""

@@ -20,12 +20,14 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import AppError, ForbiddenError, TooLargeError
 from app.problems import render
-from app.settings import Settings, is_loopback
+from app.settings import Settings
 from app.store.engine import StartupError
+from lockstep.address import is_loopback
 
 _CSP = "default-src 'self'; frame-ancestors 'none'; object-src 'none'; base-uri 'self'; form-action 'self'"
 _MAX_COMPRESSED = 1024 * 1024
 _READS = ("GET", "HEAD", "OPTIONS")
+_PROBES = ("/healthz", "/readyz")
 
 
 def install(app: FastAPI, settings: Settings) -> None:
@@ -58,6 +60,8 @@ class Envelope:
                 _add_headers(message, request_id)
             await send(message)
 
+        if scope.get("method") == "HEAD" and not scope["path"].endswith("/stream"):  # a stream has no end to wait for
+            scope, with_headers = {**scope, "method": "GET"}, partial(_send_head, with_headers)
         await self.app(scope, receive, with_headers)
 
 
@@ -67,6 +71,11 @@ async def _send_sentence(send: Send, message: Message) -> None:
     if message["type"] == "lifespan.startup.failed" and isinstance(error, StartupError):
         message = {**message, "message": str(error)}
     await send(message)
+
+
+async def _send_head(send: Send, message: Message) -> None:
+    """Let what answers a GET answer HEAD: the same headers and no body."""
+    await send({**message, "body": b""} if message["type"] == "http.response.body" else message)
 
 
 def _add_headers(message: MutableMapping[str, Any], request_id: str) -> None:
@@ -81,7 +90,7 @@ def _add_headers(message: MutableMapping[str, Any], request_id: str) -> None:
 
 
 class HostGuard:
-    """Refuses a Host that is not on the list (DNS rebinding)."""
+    """Refuses a Host that is not on the list (DNS rebinding); probes call by any address and tell nothing."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app
@@ -90,7 +99,8 @@ class HostGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve it, or refuse its Host."""
-        if scope["type"] == "lifespan" or self._is_allowed(Headers(scope=scope).get("host", "")):
+        passes = scope["type"] == "lifespan" or scope["path"] in _PROBES
+        if passes or self._is_allowed(Headers(scope=scope).get("host", "")):
             await self.app(scope, receive, send)
             return
         if scope["type"] == "websocket":

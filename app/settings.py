@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-import ipaddress
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
+
+from lockstep.address import clean_path, is_loopback
 
 _LIST = Annotated[tuple[str, ...], NoDecode]
 
@@ -65,6 +66,21 @@ class Settings(BaseSettings):
                 split[name] = tuple(part.strip() for part in split[name].split(",") if part.strip())
         return split
 
+    @field_validator("port", mode="before")
+    @classmethod
+    def _number(cls, given: Any) -> Any:
+        if isinstance(given, str) and given.startswith("tcp://"):
+            raise ValueError(
+                f"it is {given!r}, which Kubernetes sets where a Service is called lockstep; "
+                "write enableServiceLinks: false into the pod, or set the number"
+            )
+        return given
+
+    @field_validator("data_dir", mode="after")
+    @classmethod
+    def _home(cls, given: Path) -> Path:
+        return clean_path(given)
+
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
         if self.lease_ttl_seconds < 4 * self.heartbeat_seconds:
@@ -106,13 +122,3 @@ class Settings(BaseSettings):
         """Return whether pages of an Origin may write to the site at ``host``: its own, or one on the list."""
         scheme, _, authority = origin.partition("://")
         return origin in self.allowed_origins or (scheme in ("http", "https") and authority == host)
-
-
-def is_loopback(host: str) -> bool:
-    """Return whether an address can be reached from this machine only."""
-    if host == "localhost":
-        return True
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return False

@@ -34,8 +34,9 @@ TARGET = Path(__file__).parents[1] / "docs" / "results" / "refusals.md"
 HEAD = """# Fifty mistakes and what each is told
 
 Made in one process, without a server, by `python -m benchmarks.refusals`; a test makes them again and compares. Each is
-told in one sentence a fault, with the exit code of the command line where it has one (1: refused, 2: wrongly called or
-configured, 3: what it needs is away). [Thirty mistakes](mistakes.md) that a worker finds have a table of their own.
+told in one sentence a fault, with the exit code of the command line where it has one (1: refused, 2: wrongly called, 3:
+what it needs is away or its settings cannot be used). [Thirty mistakes](mistakes.md) that a worker finds have a table
+of their own, as have [forty faults](starting.md) at the start.
 """
 BASE = load_text(template(env_id="CartPole-v1"))
 #: Nothing listens there.

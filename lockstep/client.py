@@ -19,7 +19,7 @@ from typing import Any
 
 import httpx
 
-from lockstep.address import clean_token, clean_url
+from lockstep.address import clean_token, clean_url, hidden, proxy_of
 from lockstep.answers import Curve as Curve
 from lockstep.answers import Experiment as Experiment
 from lockstep.answers import MissingPackage as MissingPackage
@@ -78,7 +78,7 @@ class _Api(Runs):
         clock: monotonic seconds.
 
     Raises:
-        BadAddress: URL or token cannot be used.
+        BadAddress: URL, token or the proxy on the way cannot be used.
     """
 
     def __init__(
@@ -92,7 +92,9 @@ class _Api(Runs):
     ) -> None:
         self.url = clean_url(url or os.environ.get("LOCKSTEP_URL") or DEFAULT_URL, "url" if url else "LOCKSTEP_URL")
         secret = clean_token(token or os.environ.get("LOCKSTEP_TOKEN"), "token" if token else "LOCKSTEP_TOKEN")
-        self._patience = steady(patience, clock, self.url)
+        proxy = proxy_of(self.url)
+        self._proxy = None if proxy is None else proxy.url
+        self._patience = steady(patience, clock, hidden(self.url))
         self._clock = clock
         self._settings: dict[str, Any] = {
             "base_url": f"{self.url}/api/v1/",
@@ -363,7 +365,7 @@ class Client(_Api, Sync):
         transport: how bytes travel; default: over the network.
 
     Raises:
-        BadAddress: URL or token cannot be used.
+        BadAddress: URL, token or the proxy on the way cannot be used.
     """
 
     def __init__(
@@ -379,7 +381,9 @@ class Client(_Api, Sync):
     ) -> None:
         super().__init__(url, token, timeout=timeout, patience=patience, clock=clock)
         self._sleep = sleep
-        self._http = httpx.Client(transport=transport, **self._settings)
+        if transport is None and self._proxy is None:
+            transport = httpx.HTTPTransport()  # else httpx looks for a proxy of its own, on the way to this machine too
+        self._http = httpx.Client(transport=transport, proxy=self._proxy, **self._settings)
 
     def __enter__(self) -> Client:
         return self
@@ -414,7 +418,7 @@ class AsyncClient(_Api, Async):
         transport: how bytes travel; default: over the network.
 
     Raises:
-        BadAddress: URL or token cannot be used.
+        BadAddress: URL, token or the proxy on the way cannot be used.
     """
 
     def __init__(
@@ -430,7 +434,9 @@ class AsyncClient(_Api, Async):
     ) -> None:
         super().__init__(url, token, timeout=timeout, patience=patience, clock=clock)
         self._sleep = sleep
-        self._http = httpx.AsyncClient(transport=transport, **self._settings)
+        if transport is None and self._proxy is None:
+            transport = httpx.AsyncHTTPTransport()  # as above
+        self._http = httpx.AsyncClient(transport=transport, proxy=self._proxy, **self._settings)
 
     async def __aenter__(self) -> AsyncClient:
         return self

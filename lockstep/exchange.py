@@ -52,6 +52,11 @@ class ApiError(Exception):
         """Whether the server is away or busy, so that the same call may succeed later."""
         return self.status in AWAY
 
+    @property
+    def is_foreign(self) -> bool:
+        """Whether something else than a Lockstep server has answered: a proxy, a page, another program."""
+        return "code" not in self.document
+
 
 @dataclass(frozen=True)
 class Request:

@@ -16,6 +16,10 @@ _SECRET_VALUES = re.compile(
 )
 
 
+#: What may be chosen as the least severe thing that is logged.
+LEVELS = ("debug", "info", "warning", "error")
+
+
 def redact(value: Any) -> Any:
     """Return a value with anything that looks like a secret replaced."""
     if isinstance(value, str):

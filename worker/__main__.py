@@ -14,11 +14,13 @@ import tempfile
 import threading
 from pathlib import Path
 
-from lockstep.address import BadAddress, BadToken, clean_token, clean_url
-from lockstep.logs import configure
-from worker.agent import CONFIGURATION, DEVICE_IN_USE, TOKEN_REFUSED, Agent
+from lockstep.address import BadAddress, BadToken, clean_path, clean_token, clean_url, hidden, proxy_of
+from lockstep.logs import LEVELS, configure
+from worker.agent import CONFIGURATION, DEVICE_IN_USE, Agent
 from worker.devices import DeviceInUse, NoDevice, bind, host_name
 from worker.options import Options
+
+_PROBE_BYTES = 65_536
 
 
 def main() -> int:
@@ -26,76 +28,126 @@ def main() -> int:
     commands = {"data": "worker.data_cli", "env": "worker.env_cli"}
     if len(sys.argv) > 1 and sys.argv[1] in commands:
         os.execv(sys.executable, [sys.executable, "-m", commands[sys.argv[1]], *sys.argv[2:]])  # noqa: S606 - own modules
-    return serve(parse(sys.argv[1:]))
+    return run(sys.argv[1:])
 
 
-def parse(arguments: list[str]) -> argparse.Namespace:
-    """Parse the options of a supervisor; environment variables give the defaults."""
-    env = os.environ
-    parser = argparse.ArgumentParser(prog="lockstep worker", description="Train blocks on one device.")
-    parser.add_argument("--api", default=env.get("LOCKSTEP_URL", "http://127.0.0.1:7480"), help="control plane")
-    parser.add_argument("--token", default=env.get("LOCKSTEP_TOKEN"), help="worker token")
-    parser.add_argument("--token-file", type=Path, help="file with the worker token")
-    parser.add_argument("--device", default="auto", help="auto, cpu, or the uid of a GPU, MIG slice or CPU slot")
-    parser.add_argument("--name", help="display name")
-    parser.add_argument("--host", default=env.get("LOCKSTEP_HOST_NAME"), help="name of this host")
-    parser.add_argument("--threads", type=int, default=1, help="torch threads of a CPU slot")
-    parser.add_argument("--data-dir", type=Path, default=_path(env.get("LOCKSTEP_DATASETS")))
-    default_spool = Path(tempfile.gettempdir()) / f"lockstep-worker-{os.getuid()}"
-    parser.add_argument("--work-dir", type=Path, default=_path(env.get("LOCKSTEP_SPOOL_DIR")) or default_spool)
-    parser.add_argument("--spool-bytes", type=int, default=int(env.get("LOCKSTEP_SPOOL_MAX_BYTES", 2**28)))
-    parser.add_argument("--trainer-cmd", help="another trainer that speaks the frame protocol")
-    parser.add_argument("--once", action="store_true", help="retire when there is nothing to do")
-    return parser.parse_args(arguments)
-
-
-def _path(text: str | None) -> Path | None:
-    return Path(text) if text else None
-
-
-def token_of(options: argparse.Namespace) -> str | None:
-    """Return the worker token as given or as a file has it, None without one."""
-    if options.token_file is None:
-        return clean_token(options.token, "--token or LOCKSTEP_TOKEN")
+def run(arguments: list[str]) -> int:
+    """Run a supervisor with these options; return the exit code."""
     try:
-        token = clean_token(options.token_file.read_text(), f"--token-file {options.token_file}")
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadAddress(f"--token-file {options.token_file}: it cannot be read ({error})") from error
-    if token is None:
-        raise BadToken(f"--token-file {options.token_file}: the file is empty; write the worker token into it")
-    return token
-
-
-def serve(options: argparse.Namespace) -> int:
-    """Bind the device and serve until drained; return the exit code."""
-    configure(os.environ.get("LOCKSTEP_LOG_LEVEL", "info"))
-    try:
-        url, token = clean_url(options.api, "--api"), token_of(options)
-        bound = bind(options.device, host=options.host or host_name(), threads=options.threads)
+        return serve(parse(arguments))
     except DeviceInUse as error:
         sys.stderr.write(f"error: {error}\n")
         return DEVICE_IN_USE
     except (NoDevice, BadAddress) as error:
         sys.stderr.write(f"error: {error}\n")
-        return TOKEN_REFUSED if isinstance(error, BadToken) else CONFIGURATION
-    agent = Agent(
-        Options(
-            url=url,
-            token=token,
-            name=options.name,
-            threads=options.threads,
-            data_dir=options.data_dir,
-            work_dir=options.work_dir,
-            spool_bytes=options.spool_bytes,
-            trainer=shlex.split(options.trainer_cmd) if options.trainer_cmd else None,
-            once=options.once,
-        ),
-        bound,
+        return CONFIGURATION
+
+
+def parse(arguments: list[str]) -> argparse.Namespace:
+    """Parse the options of a supervisor; environment variables give the defaults.
+
+    Raises:
+        BadAddress: a path or a size cannot be used.
+    """
+    env = os.environ
+    parser = argparse.ArgumentParser(prog="lockstep worker", description="Train blocks on one device.")
+    parser.add_argument("--api", default=env.get("LOCKSTEP_URL", "http://127.0.0.1:7480"), help="control plane")
+    parser.add_argument("--token", default=env.get("LOCKSTEP_TOKEN"), help="worker token")
+    parser.add_argument("--token-file", help="file with the worker token")
+    parser.add_argument("--device", default="auto", help="auto, cpu, or the uid of a GPU, MIG slice or CPU slot")
+    parser.add_argument("--name", help="display name")
+    parser.add_argument("--host", default=env.get("LOCKSTEP_HOST_NAME"), help="name of this host")
+    parser.add_argument("--threads", type=int, default=1, help="torch threads of a CPU slot")
+    parser.add_argument("--data-dir", default=env.get("LOCKSTEP_DATASETS"))
+    default_spool = Path(tempfile.gettempdir()) / f"lockstep-worker-{os.getuid()}"
+    parser.add_argument("--work-dir", default=env.get("LOCKSTEP_SPOOL_DIR") or default_spool)
+    parser.add_argument("--spool-bytes", default=env.get("LOCKSTEP_SPOOL_MAX_BYTES", 2**28))
+    parser.add_argument("--trainer-cmd", help="another trainer that speaks the frame protocol")
+    parser.add_argument("--once", action="store_true", help="retire when there is nothing to do")
+    given = parser.parse_args(arguments)
+    given.data_dir = clean_path(given.data_dir, "--data-dir or LOCKSTEP_DATASETS") if given.data_dir else None
+    given.work_dir = clean_path(given.work_dir, "--work-dir or LOCKSTEP_SPOOL_DIR")
+    given.token_file = clean_path(given.token_file, "--token-file") if given.token_file else None
+    spool = str(given.spool_bytes)
+    if not spool.isdecimal():
+        raise BadAddress(f"--spool-bytes or LOCKSTEP_SPOOL_MAX_BYTES: give a whole number of bytes, not {spool!r}")
+    given.spool_bytes = int(spool)
+    return given
+
+
+def token_of(options: argparse.Namespace) -> str | None:
+    """Return the worker token as given or as a file has it, None without one.
+
+    Raises:
+        BadAddress: the file cannot be read, or a header could not carry what stands in it.
+    """
+    if options.token_file is None:
+        return clean_token(options.token, "--token or LOCKSTEP_TOKEN")
+    field = f"--token-file {options.token_file}"
+    try:
+        token = clean_token(options.token_file.read_text(encoding="utf-8"), field)
+    except OSError as error:
+        raise BadAddress(f"{field}: it cannot be read ({error.strerror}); correct the path or its rights") from error
+    except UnicodeDecodeError as error:
+        raise BadToken(f"{field}: the file holds no text; write the worker token into it") from error
+    if token is None:
+        raise BadToken(f"{field}: the file is empty; write the worker token into it")
+    return token
+
+
+def options_of(given: argparse.Namespace) -> Options:
+    """Return what the operator chose, checked and with its folder made.
+
+    Raises:
+        BadAddress: an option or a variable of the environment cannot be used; names it and the remedy.
+    """
+    url = clean_url(given.api, "--api or LOCKSTEP_URL")
+    proxy_of(url)
+    return Options(
+        url=url,
+        token=token_of(given),
+        name=given.name,
+        threads=given.threads,
+        data_dir=given.data_dir,
+        work_dir=_writable(given.work_dir),
+        spool_bytes=given.spool_bytes,
+        trainer=shlex.split(given.trainer_cmd) if given.trainer_cmd else None,
+        once=given.once,
     )
+
+
+def _writable(folder: Path) -> Path:
+    """Return a folder that is there and takes files: rights and room are known only when something was written."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            probe.write(bytes(_PROBE_BYTES))
+            probe.flush()
+    except OSError as error:
+        told = f"nothing can be written to the folder {folder} ({error.strerror})"
+        raise BadAddress(f"{told}; correct its rights, make room, or choose another with --work-dir") from error
+    return folder
+
+
+def serve(given: argparse.Namespace) -> int:
+    """Bind the device and serve until drained; return the exit code.
+
+    Raises:
+        BadAddress: a setting cannot be used.
+        DeviceInUse: another process holds the device.
+        NoDevice: there is none of that name.
+    """
+    level = os.environ.get("LOCKSTEP_LOG_LEVEL", "info").lower()
+    if level not in LEVELS:
+        raise BadAddress(f"LOCKSTEP_LOG_LEVEL: use one of {', '.join(LEVELS)}, not {level!r}")
+    configure(level)
+    options = options_of(given)
+    bound = bind(given.device, host=given.host or host_name(), threads=given.threads)
+    agent = Agent(options, bound)
     for number in (signal.SIGTERM, signal.SIGINT):
         # in a thread of its own: a handler that interrupts a wait would need the lock which that wait holds
         signal.signal(number, lambda *_: threading.Thread(target=agent.stop).start())
-    sys.stdout.write(f"worker on {bound.device.uid} ({bound.device.device_class}) for {url}\n")
+    sys.stdout.write(f"worker on {bound.device.uid} ({bound.device.device_class}) for {hidden(options.url)}\n")
     sys.stdout.flush()
     return agent.run()
 

@@ -26,7 +26,8 @@ from worker.options import Options
 from worker.starter import CannotStart, Starter
 from worker.supervisor import Process, become_subreaper
 
-RETIRED, CONFIGURATION, DEVICE_IN_USE, TOKEN_REFUSED = 0, 2, 3, 4
+#: Exit codes. 3: something it needs cannot be used as it is, the device among it; 4: the server refuses the token.
+RETIRED, CONFIGURATION, DEVICE_IN_USE, TOKEN_REFUSED = 0, 3, 3, 4
 
 _PROBE_SECONDS = 300.0
 #: How often a device is asked for that an older process of this worker held lately.
@@ -119,9 +120,12 @@ class Agent:
             raise Refused(0, "probe", str(error)) from error
         self._raise_if_stopped("it was still finding out what it can train")  # the probe may have met the same signal
         if code != 0:
-            told = errors.read_text(errors="replace").strip()[-1000:] or f"it took longer than {_PROBE_SECONDS:.0f} s"
+            told = (
+                errors.read_text(errors="replace", encoding="utf-8").strip()[-1000:]
+                or f"it took longer than {_PROBE_SECONDS:.0f} s"
+            )
             raise Refused(0, "probe", f"the trainer cannot be loaded: {told}")
-        found: dict[str, dict[str, object]] = json.loads(answer.read_text())
+        found: dict[str, dict[str, object]] = json.loads(answer.read_text(encoding="utf-8"))
         return found
 
     def _end_of(self, probe: Process) -> int:
@@ -253,7 +257,8 @@ class Agent:
         )
         try:
             reply = self._heart.heartbeat(self._worker_id, beat)
-        except TRANSIENT:
+        except TRANSIENT as error:
+            self.control.tell(error)
             if runner is not None:
                 runner.unheard()
             return

@@ -197,7 +197,7 @@ class AssignmentRunner:
             (target / name).write_bytes(content)
             files[name] = reference.sha256
         manifest = {"schema_version": 1, "next_round": self._lease.resume_round, "files": files}
-        (target / "manifest.json").write_text(json.dumps(manifest, sort_keys=True))
+        (target / "manifest.json").write_text(json.dumps(manifest, sort_keys=True), encoding="utf-8")
 
     def _start_child(self) -> Child:
         """Start a process and hand it the assignment; its log and the stop ladder begin."""

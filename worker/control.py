@@ -15,6 +15,7 @@ import httpx
 from pydantic import BaseModel
 
 from lockstep import protocol as p
+from lockstep.address import by_way, hidden, proxy_of
 
 ReplyT = TypeVar("ReplyT", bound=BaseModel)
 ResultT = TypeVar("ResultT")
@@ -67,14 +68,22 @@ class Control:
         url: base URL of the server.
         token: worker token, or None where authentication is off.
         jitter: source of randomness for back-off; injected in tests.
+
+    Raises:
+        BadAddress: the proxy that the environment names cannot be used.
     """
 
     def __init__(self, url: str, token: str | None, *, jitter: random.Random | None = None) -> None:
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         limits = httpx.Limits(max_connections=8)
-        timeout = httpx.Timeout(10.0, read=40.0)
+        proxy = proxy_of(url)
         self._http = httpx.Client(
-            base_url=f"{url.rstrip('/')}/api/v1/", headers=headers, timeout=timeout, limits=limits
+            base_url=f"{url.rstrip('/')}/api/v1/",
+            headers=headers,
+            timeout=httpx.Timeout(10.0, read=40.0),
+            limits=limits,
+            proxy=None if proxy is None else proxy.url,
+            transport=httpx.HTTPTransport(limits=limits) if proxy is None else None,  # else httpx looks for one
         )
         self._url, self._told = url, -_TELL_SECONDS
         self._jitter = jitter or random.Random()
@@ -89,7 +98,8 @@ class Control:
         if now - self._told >= _TELL_SECONDS:
             self._told = now
             reason = str(error) if isinstance(error, Elsewhere) else f"{type(error).__name__} {error}".strip()
-            sys.stderr.write(f"no answer from {self._url} ({reason}); trying again until it answers\n")
+            told = f"no answer from {hidden(self._url)} ({reason}){by_way(self._url)}"
+            sys.stderr.write(f"{told}; trying again until it answers\n")
             sys.stderr.flush()
 
     def greet(self) -> None:

@@ -22,6 +22,7 @@ from typing import Any
 
 import pynvml
 
+from lockstep.address import clean_path
 from lockstep.protocol import Device, Health
 
 _MARGIN_BYTES = 200 * 2**20
@@ -37,6 +38,34 @@ class NoDevice(Exception):  # noqa: N818 - a state of affairs
     """There is no such device here; says what there is."""
 
 
+def _lock_folder() -> Path:
+    """Return the folder of the locks; whoever makes it, workers of every user write there.
+
+    Raises:
+        NoDevice: it cannot be made.
+    """
+    default = Path(tempfile.gettempdir()) / "lockstep-locks"
+    folder = clean_path(os.environ.get("LOCKSTEP_LOCK_DIR") or default, "LOCKSTEP_LOCK_DIR")
+    try:
+        if not folder.is_dir():
+            folder.mkdir(parents=True, exist_ok=True)
+            folder.chmod(0o1777)  # mkdir's own mode is cut by the umask
+    except OSError as error:
+        told = f"the folder of locks {folder} cannot be made ({error.strerror})"
+        raise NoDevice(f"{told}; set LOCKSTEP_LOCK_DIR, one for all workers of this host") from error
+    return folder
+
+
+def _open_for_all(path: Path) -> int:
+    """Open a lock file that another user may have made, or make one that every user may open."""
+    flags = os.O_RDWR | os.O_CLOEXEC | os.O_NOFOLLOW
+    with contextlib.suppress(FileNotFoundError):
+        return os.open(path, flags)  # with O_CREAT the kernel may refuse another user's file in a folder for all
+    descriptor = os.open(path, flags | os.O_CREAT, 0o666)
+    os.fchmod(descriptor, 0o666)
+    return descriptor
+
+
 @dataclass
 class HostLock:
     """Exclusive lock on a device for the life of this process."""
@@ -50,11 +79,15 @@ class HostLock:
 
         Raises:
             DeviceInUse: when another process holds it.
+            NoDevice: the lock cannot be made.
         """
-        root = directory or Path(os.environ.get("LOCKSTEP_LOCK_DIR", Path(tempfile.gettempdir()) / "lockstep-locks"))
-        root.mkdir(parents=True, exist_ok=True)
+        root = directory or _lock_folder()
         path = root / (uid.replace("/", "_").replace(":", "_") + ".lock")
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o666)
+        try:
+            descriptor = _open_for_all(path)
+        except OSError as error:
+            told = f"the lock {path} of device {uid} cannot be made ({error.strerror})"
+            raise NoDevice(f"{told}; correct its rights, or set LOCKSTEP_LOCK_DIR, one for all workers") from error
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:
@@ -85,7 +118,7 @@ def bind(wanted: str, *, host: str, threads: int) -> Bound:
 
     Raises:
         DeviceInUse: the named device is held by another process.
-        NoDevice: no such device.
+        NoDevice: no such device, or its lock cannot be made.
     """
     if wanted in ("auto", "gpu"):
         for gpu in discover_gpus():

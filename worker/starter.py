@@ -112,7 +112,7 @@ class ForkServer:
             reply = self._ask(request, descriptors)
         if reply is None:
             self.end()
-            told = self._log.read_text(errors="replace").strip()[-1000:]
+            told = self._log.read_text(errors="replace", encoding="utf-8").strip()[-1000:]
             raise CannotStart(f"the trainer cannot be loaded: {told or f'no answer in {_ANSWER_SECONDS:.0f} s'}")
         if "error" in reply:
             raise CannotStart(f"no training process could be started: {reply['error']}")

@@ -205,7 +205,7 @@ def descendants(root: int, *, without: Collection[int] = ()) -> list[int]:
     parents: dict[int, int] = {}
     for entry in Path("/proc").glob("[0-9]*"):
         with contextlib.suppress(OSError, IndexError, ValueError):
-            fields = (entry / "stat").read_text().rpartition(")")[2].split()
+            fields = (entry / "stat").read_text(encoding="utf-8").rpartition(")")[2].split()
             if fields[0] != "Z":
                 parents[int(entry.name)] = int(fields[1])
     found: list[int] = []

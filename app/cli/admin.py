@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import socket
 import sys
@@ -40,19 +41,19 @@ token = typer.Typer(no_args_is_help=True, help="Access tokens.")
 app.add_typer(database, name="db")
 app.add_typer(token, name="token")
 _OPERATOR = Actor("command line", access.LOCAL)
-#: Exit code where the database or the address cannot be used.
+#: Exit code where settings, database, folder or address cannot be used.
 UNUSABLE = 3
 
 
 def load_settings(**overrides: Any) -> Settings:
-    """Return the settings; a wrong one ends the process with code 2 and a sentence."""
+    """Return the settings; a wrong one ends the process with code 3 and a sentence."""
     try:
         return Settings(**{name: value for name, value in overrides.items() if value is not None})
     except ValidationError as error:
         for item in error.errors():
             name = "LOCKSTEP_" + "_".join(str(part) for part in item["loc"]).upper() if item["loc"] else "settings"
             typer.echo("{}; {}".format(*sentence(name, [item])), err=True)
-        raise typer.Exit(2) from error
+        raise typer.Exit(UNUSABLE) from error
 
 
 @app.command()
@@ -70,7 +71,8 @@ def serve(
     host, actual = listener.getsockname()[:2]
     if settings.host_warning is not None:
         typer.echo(f"warning: {settings.host_warning}", err=True)
-    typer.echo(f"Lockstep listens on http://{host}:{actual}{settings.base_path}/")
+    shown = f"[{host}]" if ":" in host else host
+    typer.echo(f"Lockstep listens on http://{shown}:{actual}{settings.base_path}/")
     sys.stdout.flush()
     config = uvicorn.Config(
         create_app(settings),
@@ -85,7 +87,7 @@ def serve(
     )
     server = uvicorn.Server(config)
     server.run(sockets=[listener])
-    raise typer.Exit(0 if server.started else 3)
+    raise typer.Exit(0 if server.started else UNUSABLE)
 
 
 def _preflight(settings: Settings) -> None:
@@ -100,7 +102,7 @@ def listen(settings: Settings) -> socket.socket:
     """Return a socket bound as the settings say.
 
     Raises:
-        OSError: the address is taken; the message names a way out.
+        OSError: the address is taken, or is none of this machine; the message names a way out.
     """
     family = socket.AF_INET6 if ":" in settings.bind else socket.AF_INET
     # asyncio sends without delay (TCP_NODELAY) only where the protocol is named; else each body waits 40 ms for an ACK
@@ -110,10 +112,10 @@ def listen(settings: Settings) -> socket.socket:
         listener.bind((settings.bind, settings.port))
     except OSError as error:
         listener.close()
-        raise OSError(
-            f"cannot listen on {settings.bind}:{settings.port} ({error.strerror}); choose another with --port, "
-            "or --port 0 for a free one"
-        ) from error
+        told = f"cannot listen on {settings.bind}:{settings.port} ({error.strerror})"
+        if isinstance(error, socket.gaierror) or error.errno == errno.EADDRNOTAVAIL:
+            raise OSError(f"{told}; name an address of this machine with --bind or LOCKSTEP_BIND") from error
+        raise OSError(f"{told}; choose another with --port, or --port 0 for a free one") from error
     return listener
 
 

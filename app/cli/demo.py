@@ -60,7 +60,7 @@ def run_demo(spec: Path, *, num_workers: int) -> None:
 def _show_result(client: Client, experiment_id: str, data_dir: Path, page: str) -> None:
     report = client.report(experiment_id)
     path = data_dir / f"report-{experiment_id}.html"
-    path.write_text(client.report(experiment_id, "html"))
+    path.write_text(client.report(experiment_id, "html"), encoding="utf-8")
     typer.echo("")
     typer.echo(f"Verdict: {report['verdict']['code']}: {report['verdict']['sentence']}")
     typer.echo(f"Report:  {path}")
@@ -89,7 +89,10 @@ def _process(arguments: list[str], log: Path) -> Iterator[subprocess.Popen[bytes
             yield process
         except (httpx.TransportError, OSError):
             if process.poll() is not None:
-                typer.echo(f"{arguments[0]} ended with code {process.returncode}: {log.read_text()[-2000:]}", err=True)
+                typer.echo(
+                    f"{arguments[0]} ended with code {process.returncode}: {log.read_text(encoding='utf-8')[-2000:]}",
+                    err=True,
+                )
             raise
         finally:
             _end(process)
@@ -109,11 +112,11 @@ def _url_of(server: subprocess.Popen[bytes], log: Path) -> str:
     """Wait for the line with the address, then for the server to answer."""
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline and server.poll() is None:
-        for line in log.read_text().splitlines():
+        for line in log.read_text(encoding="utf-8").splitlines():
             if line.startswith("Lockstep listens on "):
                 url = line.removeprefix("Lockstep listens on ").rstrip("/")
                 with contextlib.suppress(httpx.TransportError):
                     httpx.get(f"{url}/healthz", timeout=5.0).raise_for_status()
                     return url
         time.sleep(0.1)
-    raise typer.BadParameter(f"the server did not start: {log.read_text()[-2000:]}")
+    raise typer.BadParameter(f"the server did not start: {log.read_text(encoding='utf-8')[-2000:]}")

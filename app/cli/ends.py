@@ -1,10 +1,13 @@
 """How a command ends when it cannot do what was asked: one sentence, and a code that scripts can tell apart.
 
-1: the server, the specification or the experiment says no. 2: wrongly called or configured. 3: what it needs is away.
+1: the server, the specification or the experiment says no. 2: wrongly called. 3: what it needs is away, or its settings
+cannot be used.
 """
 
 from __future__ import annotations
 
+import errno
+import io
 import os
 import sys
 from collections.abc import Callable
@@ -12,15 +15,20 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from lockstep.address import BadAddress
+from lockstep.address import BadAddress, by_way, hidden
 from lockstep.spec.problems import InvalidSpecError
 
 if TYPE_CHECKING:
     from lockstep.client import Client
 
+_NO_ROOM = (errno.ENOSPC, errno.EROFS, errno.EDQUOT)
+
 
 def run(app: typer.Typer, arguments: list[str], *, name: str = "lockstep") -> None:
     """Run a command; refusals, a missing server and files that cannot be used end the process with a sentence."""
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="backslashreplace")  # a name in a script that the terminal cannot show
     try:
         app(args=arguments, prog_name=name)
     except BrokenPipeError:  # who reads has enough, as `head` has
@@ -42,21 +50,30 @@ def ended_by(error: Exception) -> tuple[str, int] | None:
     from lockstep.exchange import reason_of
 
     if isinstance(error, ApiError):
-        return (f"no answer from {_server()}: {error}", 3) if error.is_away else (f"refused: {error}", 1)
+        if error.is_away or error.is_foreign:
+            return f"no answer from {_server()}: {error}{_way()}", 3
+        return f"refused: {error}", 1
     if isinstance(error, InvalidSpecError):
         return "\n".join(f"refused: {item}" for item in error.problems), 1
-    if isinstance(error, BadAddress | MissingPackage):
+    if isinstance(error, BadAddress):
+        return f"error: {error}", 3
+    if isinstance(error, MissingPackage):
         return f"error: {error}", 2
     if isinstance(error, httpx.TransportError):
-        why = f"no answer from {_server()} ({reason_of(error)})"
+        why = f"no answer from {_server()} ({reason_of(error)}){_way()}"
         return f"{why}; start one with `lockstep serve`, or name it: LOCKSTEP_URL", 3
     if isinstance(error, OSError):
-        return f"error: {error.filename or 'a file'}: {error.strerror or error}", 2
+        told = f"error: {error.filename or 'a file'}: {error.strerror or error}"
+        return (f"{told}; make room there, or name another place", 3) if error.errno in _NO_ROOM else (told, 2)
     return None
 
 
 def _server() -> str:
-    return reach().url
+    return hidden(reach().url)
+
+
+def _way() -> str:
+    return by_way(reach().url)
 
 
 def reach(*, patience: float = 0.0, timeout: float = 60.0) -> Client:

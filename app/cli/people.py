@@ -18,8 +18,9 @@ from app.cli.ends import fail, run
 
 #: Ends the help text.
 EPILOG = (
-    "Exit codes: 0 done; 1 the server, the specification or the experiment says no; 2 wrongly called or configured; "
-    "3 what it needs is away. LOCKSTEP_URL and LOCKSTEP_TOKEN name the server and the token."
+    "Exit codes: 0 done; 1 the server, the specification or the experiment says no; 2 wrongly called; "
+    "3 what it needs is away, or its settings cannot be used. "
+    "LOCKSTEP_URL and LOCKSTEP_TOKEN name the server and the token."
 )
 app = typer.Typer(no_args_is_help=True, help="Lockstep A/B experiments for RL.", epilog=EPILOG)
 app.add_typer(experiments.app)

@@ -151,14 +151,12 @@ def healthz() -> Any:
 
 @health.get("/readyz", response_model=d.Document, responses={503: {"description": "Not ready", "model": d.Document}})
 def readyz(ctx: ContextDep) -> Response:
-    """Say whether database and sweep are well."""
+    """Say whether database, schema, folder of files and sweep are well."""
     try:
         document = operations.readiness(ctx)
     except SQLAlchemyError as error:
         return JSONResponse({"database": type(error).__name__}, status_code=503)
-    age = document["sweep_age_seconds"]
-    late = age is None or age > 10 * ctx.settings.sweep_seconds
-    return JSONResponse(document, status_code=503 if late else 200)
+    return JSONResponse(document, status_code=200 if operations.is_ready(document) else 503)
 
 
 @health.get("/metrics", response_class=PlainTextResponse)

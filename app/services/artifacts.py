@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from app.errors import BusyError, TooLargeError
-from app.store.engine import StartupError
+from app.store import folders
 
 #: What the system says where nothing is, or a symbolic link or another thing that holds no object.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
@@ -36,19 +36,22 @@ class FileStore:
             the system's folder for such files may be memory.
 
     Raises:
-        StartupError: the folders cannot be made.
+        StartupError: the folders cannot be made or written.
     """
 
     def __init__(self, root: Path) -> None:
         self.root = root.resolve()
         self.incoming = self.root / "incoming"
-        try:
-            self.incoming.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            text = (
-                f"the folder {self.incoming} cannot be made ({error.strerror}); correct its rights or LOCKSTEP_DATA_DIR"
-            )
-            raise StartupError(text) from error
+        folders.make_folder(self.incoming, "LOCKSTEP_DATA_DIR")
+        self.check()
+
+    def check(self) -> None:
+        """Find out whether files can be stored now.
+
+        Raises:
+            StartupError: no right or no room; names the folder and the remedy.
+        """
+        folders.check_writable(self.incoming, "LOCKSTEP_DATA_DIR")
 
     def put(self, chunks: Iterable[bytes], *, max_bytes: int) -> Stored:
         """Write chunks, fsync and rename into place; an object that exists is left as it is.

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import secrets
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
+from app.errors import StartupError
 from app.services.context import Context
-from app.store import blocks, scheduling
+from app.store import blocks, migrate, scheduling
 from lockstep.status import BlockStatus
 
 
@@ -54,13 +56,35 @@ def renew_epoch(ctx: Context) -> None:
         scheduling.set_meta(session, "server_epoch", secrets.token_hex(8))
 
 
+#: A sweep older than so many of its periods is late.
+_LATE_SWEEPS = 10
+
+
 def readiness(ctx: Context) -> dict[str, Any]:
     """Return what /readyz shows; raises when the database does not answer."""
     with ctx.store.read() as session:
         now = ctx.store.now(session)
         swept = scheduling.get_meta(session, "swept_epoch")
     age = now - float(swept) if swept else None
-    return {"database": "ok", "sweep_age_seconds": round(age, 1) if age is not None else None}
+    schema, head = migrate.current_revision(ctx.store), migrate.head_revision()
+    files = "ok"
+    try:
+        ctx.files.check()
+    except StartupError as error:
+        files = str(error)
+    is_late = age is None or age > _LATE_SWEEPS * ctx.settings.sweep_seconds
+    return {
+        "database": "ok",
+        "schema": "ok" if schema == head else f"at revision {schema}, not {head}: `lockstep db upgrade`",
+        "files": files,
+        "sweep": "late" if is_late else "ok",
+        "sweep_age_seconds": round(age, 1) if age is not None else None,
+    }
+
+
+def is_ready(document: Mapping[str, Any]) -> bool:
+    """Return whether requests should be sent to a server that shows this."""
+    return all(document[part] == "ok" for part in ("database", "schema", "files", "sweep"))
 
 
 def render_metrics(ctx: Context, readers: int) -> bytes:

@@ -27,6 +27,8 @@ from sqlalchemy.exc import InvalidatePoolError
 from sqlalchemy.orm import Session
 
 from app.errors import BusyError
+from app.errors import StartupError as StartupError
+from app.store.folders import hand_over
 
 _WRITE = "lockstep_write"
 #: Key of ``session.info``: what a writing transaction does before it commits, by its place in the order of locks.
@@ -44,10 +46,6 @@ _WRITER_WAIT_SECONDS = 5.0
 _PING_AFTER_SECONDS = 1.0
 _CONNECT_SECONDS = 5
 _SHARED_FILE_SYSTEMS = ("nfs", "cifs", "smb", "9p", "virtiofs", "fuse.sshfs", "vboxsf")
-
-
-class StartupError(RuntimeError):
-    """The database cannot be used as configured; the message says why and what to do."""
 
 
 class FairLock:
@@ -214,7 +212,7 @@ def check_local_disk(path: Path) -> None:
 
 def _file_system(path: Path) -> str:
     try:
-        mounts = Path("/proc/mounts").read_text().splitlines()
+        mounts = Path("/proc/mounts").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return ""
     best, kind = "", ""
@@ -297,6 +295,7 @@ def _create_file(path: Path) -> None:
     connection = sqlite_module().connect(path)
     connection.execute("PRAGMA journal_mode=WAL")
     connection.close()
+    hand_over(path)
 
 
 def _on_connect(connection: Any, _record: Any) -> None:
@@ -333,6 +332,7 @@ class FileLock:
 
         self.path.parent.mkdir(parents=True, exist_ok=True)
         descriptor = os.open(self.path, os.O_RDWR | os.O_CREAT, 0o644)
+        hand_over(self.path)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

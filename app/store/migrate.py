@@ -12,6 +12,7 @@ from alembic.runtime.migration import MigrationContext
 from alembic.script import ScriptDirectory
 
 from app.store.engine import StartupError, Store, sqlite_file, sqlite_module
+from app.store.folders import hand_over
 
 _SCRIPTS = Path(__file__).resolve().parents[2] / "migrations"
 
@@ -84,4 +85,5 @@ def _backup(store: Store) -> Path | None:
     # SQLite's own backup: a copy of the file could miss what another connection writes meanwhile
     with closing(sqlite_module().connect(path)) as source, closing(sqlite_module().connect(copy)) as target:
         source.backup(target)
+    hand_over(copy)
     return copy

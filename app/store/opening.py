@@ -7,7 +7,6 @@ its password hidden, and the remedy. No command opens a ``Store`` of its own.
 from __future__ import annotations
 
 import os
-import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -16,8 +15,9 @@ from sqlalchemy import URL, make_url
 from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
-from app.store import migrate
+from app.store import folders, migrate
 from app.store.engine import FileLock, StartupError, Store, sqlite_file, sqlite_module, sqlite_warning
+from lockstep.address import BadAddress, clean_path, hidden
 from lockstep.logs import get_logger
 
 _log = get_logger("server")
@@ -31,14 +31,22 @@ _DRIVERS = {
     "postgresql+psycopg": "postgresql+psycopg",
 }
 _ENCODE = "write special characters of the password percent-encoded, @ as %40 and / as %2F"
+_UNKNOWN_HOST = ("name or service not known", "name resolution", "no address associated", "translate host name")
 #: What a driver says, in lower case, and what that means for whoever set the URL.
 _SAID = (
     ("connection refused", "nothing listens at {place}; start PostgreSQL there, or correct host and port"),
     ("no such file or directory", "nothing listens at {place}; start PostgreSQL there, or name a host"),
-    ("name or service not known", "the host {host} is not known; correct it"),
-    ("name resolution", "the host {host} is not known now; correct it, or mend the name service"),
-    ("no address associated", "the host {host} has no address; correct it"),
-    ("translate host name", "the host {host} is not known; correct it"),
+    *((words, "the host {host} is not known; correct it, or mend the name service") for words in _UNKNOWN_HOST),
+    ("invalid sslmode", "sslmode is one of disable, allow, prefer, require, verify-ca and verify-full; correct it"),
+    ("does not support ssl", "the server at {place} speaks no TLS; turn it on there, or set sslmode=prefer or disable"),
+    (
+        "root certificate",
+        "the certificate of an authority is missing; name its file as sslrootcert, or set sslmode=require",
+    ),
+    ("certificate", "the certificate of {place} is refused; correct sslrootcert or the host, or set sslmode=require"),
+    ("invalid connection option", "it has a parameter that PostgreSQL does not know; take it out"),
+    ("too many clients", "the server takes no more connections; end some, or raise its max_connections"),
+    ("starting up", "the server is starting; try again"),
     ("timeout", "no answer from {place} in time; check host, port and what lies between"),
     ("unreachable", "{place} cannot be reached; check host, port and what lies between"),
     ("authentication failed", f"user {{user}} or the password is refused; correct them ({_ENCODE})"),
@@ -53,6 +61,7 @@ _SAID = (
     ("not a database", "the file is no SQLite database; move it away, or name another file"),
     ("malformed", "the file is damaged; put a copy of it back (`lockstep db upgrade` keeps them beside it)"),
     ("disk is full", "the disk is full; make room"),
+    ("disk i/o error", "its disk cannot be written or read; look for room, quota and hardware"),
 )
 
 
@@ -62,9 +71,7 @@ class UnusableDatabase(StartupError):  # noqa: N818 - says what is wrong
 
 def shown(url: str) -> str:
     """Return a database URL as it may be shown, readable or not: without its password."""
-    hidden = re.sub(r"(://[^:/@?]*):.*@", r"\1:***@", url.strip(), flags=re.DOTALL)
-    hidden = re.sub(r"(?i)([?&][^=&]*(?:password|secret|key)[^=&]*=)[^&]*", r"\1***", hidden)
-    return " ".join(hidden.split()) or "''"
+    return hidden(url) or "''"
 
 
 @contextmanager
@@ -186,9 +193,20 @@ def _parse(text: str) -> URL:
         raise StartupError(f"{url.drivername!r} is not served; use {_EXAMPLES} in {_SETTING}")
     url = url.set(drivername=_DRIVERS[url.drivername])
     if url.get_backend_name() == "sqlite":
-        _check_sqlite(url)
-    elif "@" in (url.database or "") or not 0 < (url.port or 1) < 65_536:
+        return _at_home(url)
+    if "@" in f"{url.host or ''}{url.database or ''}" or not 0 < (url.port or 1) < 65_536:
         raise StartupError(f"its host and port cannot be read; correct {_SETTING} ({_ENCODE})")
+    return url
+
+
+def _at_home(url: URL) -> URL:
+    """Return the URL of a SQLite file with the home folder in place of a ``~``."""
+    _check_sqlite(url)
+    if (url.database or "").startswith("~"):
+        try:
+            return url.set(database=str(clean_path(url.database or "")))
+        except BadAddress as error:
+            raise StartupError(f"{error} ({_SETTING})") from error
     return url
 
 
@@ -203,25 +221,20 @@ def _check_file(file: Path, *, make_folder: bool) -> None:
     """Refuse a path that cannot hold the database, before SQLite says less about it."""
     folder = file.parent
     if make_folder:
-        try:
-            folder.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            raise StartupError(
-                f"the folder {folder} cannot be made ({error.strerror}); set LOCKSTEP_DATA_DIR"
-            ) from error
+        folders.make_folder(folder, "LOCKSTEP_DATA_DIR")
     if not folder.is_dir():
         raise StartupError(f"there is no folder {folder}; make it (`mkdir -p`), or correct {_SETTING}")
     if file.is_dir():
         raise StartupError(f"{file} is a folder; name a file in it in {_SETTING}")
-    if not os.access(folder, os.W_OK | os.X_OK):
-        raise StartupError(f"the folder {folder} is not writable for this process; correct its rights or {_SETTING}")
+    folders.check_writable(folder, "LOCKSTEP_DATA_DIR" if make_folder else _SETTING)
     if file.exists():
         _check_content(file)
 
 
 def _check_content(file: Path) -> None:
-    if not os.access(file, os.R_OK | os.W_OK):
-        raise StartupError(f"{file} is not readable and writable for this process; correct its rights")
+    for part in (file, *(file.with_name(file.name + end) for end in ("-wal", "-shm", ".lock"))):
+        if part.exists() and not os.access(part, os.R_OK | os.W_OK):
+            raise StartupError(f"{part} {folders.unwritable(part)}")
     with file.open("rb") as opened:
         start = opened.read(16)
     if start and start != b"SQLite format 3\0":

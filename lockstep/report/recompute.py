@@ -28,8 +28,8 @@ Answer = tuple[float, float, Ends, Ends]
 def main(arguments: Sequence[str]) -> int:
     """Print each comparison as reported and as recomputed; return 1 when they differ."""
     folder = Path(arguments[0]) if arguments else Path()
-    report = json.loads((folder / "report.json").read_text())
-    with (folder / "scores.csv").open(newline="") as lines:
+    report = json.loads((folder / "report.json").read_text(encoding="utf-8"))
+    with (folder / "scores.csv").open(newline="", encoding="utf-8") as lines:
         bad, text = verify(report, list(csv.DictReader(lines)))
     sys.stdout.write("".join(line + "\n" for line in text))
     return 1 if bad else 0

@@ -15,7 +15,7 @@ from app.services import access
 from tests.conftest import LiveServer, wait_until
 from tests.factories import LOCAL
 from tests.field.conftest import StartLight
-from worker.agent import TOKEN_REFUSED
+from worker.agent import CONFIGURATION, TOKEN_REFUSED
 
 pytestmark = [pytest.mark.server, pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)]
 
@@ -59,18 +59,18 @@ def test_token_with_a_line_break_is_taken_and_a_refused_heartbeat_is_logged(
 
 
 @pytest.mark.parametrize(
-    ("token", "said"),
+    ("token", "code", "said"),
     [
-        ("no-such-token\n", "refused: "),
-        ("two\nlines\n", "the token has a blank, a line break"),
-        ("\n", "the file is empty"),
+        ("no-such-token\n", TOKEN_REFUSED, "refused: "),
+        ("two\nlines\n", CONFIGURATION, "the token has a blank, a line break"),
+        ("\n", CONFIGURATION, "the file is empty"),
     ],
 )
-def test_token_that_is_no_use_ends_the_worker_with_code_4_and_one_sentence(
-    guarded: LiveServer, tmp_path: Path, token: str, said: str
+def test_token_that_is_no_use_ends_the_worker_with_its_code_and_one_sentence(
+    guarded: LiveServer, tmp_path: Path, token: str, code: int, said: str
 ) -> None:
     result = ended(guarded, tmp_path, token)
-    assert result.returncode == TOKEN_REFUSED
+    assert result.returncode == code
     assert said in result.stderr
     assert result.stderr.count("\n") == 1
     assert not any(word in result.stderr + result.stdout for word in ("no-such-token", "two", "lines"))

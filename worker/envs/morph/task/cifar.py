@@ -113,7 +113,9 @@ def _extract(archive: Path, data_dir: Path) -> Path:
     if missing:
         raise ValueError(f"{archive} lacks {', '.join(missing)}")
     manifest = data_dir / MANIFEST
-    manifest.write_text(json.dumps({"source": URL, "sha256": hashes}, indent=2, sort_keys=True) + "\n")
+    manifest.write_text(
+        json.dumps({"source": URL, "sha256": hashes}, indent=2, sort_keys=True) + "\n", encoding="utf-8"
+    )
     return manifest
 
 
@@ -123,7 +125,7 @@ def _manifest(data_dir: Path) -> dict[str, str]:
     if not path.is_file():
         return {}
     try:
-        hashes: dict[str, str] = json.loads(path.read_text())["sha256"]
+        hashes: dict[str, str] = json.loads(path.read_text(encoding="utf-8"))["sha256"]
         return {name: hashes[name] for name in MEMBERS}
     except (ValueError, KeyError, TypeError) as error:
         raise FileNotFoundError(f"{path} is damaged ({error!r}); {_remedy(data_dir)}") from error
