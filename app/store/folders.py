@@ -21,8 +21,8 @@ def make_folder(folder: Path, setting: str) -> None:
     Raises:
         StartupError: names the setting.
     """
-    missing = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
+        missing = [path for path in (folder, *folder.parents) if not path.exists()]
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
         told = f"the folder {folder} cannot be made ({error.strerror})"

@@ -97,6 +97,9 @@ def _named(url: str) -> Iterator[None]:
         raise
     except StartupError as error:
         raise UnusableDatabase(f"cannot use the database {shown(url)}: {error}") from error
+    except OSError as error:  # a folder on the way that may not be entered
+        told = f"{error.filename} cannot be reached ({error.strerror}); correct the rights on the way"
+        raise UnusableDatabase(f"cannot use the database {shown(url)}: {told}, or {_SETTING}") from error
 
 
 def why_away(error: BaseException) -> str | None:

@@ -6,8 +6,8 @@ Processes of the real command, each in a mount namespace of its own where a disk
 from __future__ import annotations
 
 import ast
+import ctypes
 import os
-import shlex
 import subprocess
 import sys
 from collections.abc import Callable
@@ -17,6 +17,8 @@ import httpx
 import pytest
 import yaml
 
+import worker.__main__ as worker_command
+from app.cli import admin
 from app.store import opening
 from tests.conftest import LiveServer
 from tests.factories import tiny_spec
@@ -24,34 +26,21 @@ from worker.control import Control
 from worker.devices import HostLock
 
 ROOT = Path(__file__).parents[2]
-LOCKSTEP = f"{sys.executable} -m app.cli.admin"
+_CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
 OTHER = 12_345  # a user that owns nothing here
 
 
-def sentence(script: str, **environment: str) -> str:
-    """Run a shell script whose last command is to end with code 3, and return the one sentence that it says."""
-    ended = subprocess.run(
-        ["sh", "-c", script], capture_output=True, text=True, timeout=60, check=False, cwd=ROOT,
-        env={**os.environ, **environment},
-    )  # fmt: skip
-    assert ended.returncode == 3, ended.stderr
-    [said] = [line for line in ended.stderr.splitlines() if line]
-    return said
-
-
-def as_user(number: int, act: Callable[[], object]) -> str:
-    """Act as another user in a process of its own; return what it says where it cannot."""
+def in_a_process(act: Callable[[], object]) -> str:
+    """Act in a fork of this process; return what it printed as errors, and the exception that it ended with."""
     reading, writing = os.pipe()
     child = os.fork()
     if child == 0:
-        os.setgid(number)
-        os.setuid(number)
+        os.dup2(writing, 2)
+        sys.stderr = os.fdopen(2, "w", encoding="utf-8", buffering=1)
         try:
             act()
-            said = ""
-        except Exception as error:  # whatever it is, the test shows it
-            said = f"{type(error).__name__}: {error}"
-        os.write(writing, said.encode())
+        except BaseException as error:  # whatever it is, the test shows it
+            sys.stderr.write(f"{type(error).__name__}: {error}\n")
         os._exit(0)
     os.close(writing)
     with os.fdopen(reading, encoding="utf-8") as pipe:
@@ -60,44 +49,76 @@ def as_user(number: int, act: Callable[[], object]) -> str:
     return said
 
 
-def on_a_disk(folder: Path, options: str, command: str) -> str:
-    """Return a script that runs a command beside a small disk of its own that is mounted on a folder."""
-    script = f"mount -t tmpfs -o {options} none {folder} && {command}"
-    return f"unshare -rm sh -c {shlex.quote(script)}"
+def as_user(number: int, act: Callable[[], object]) -> str:
+    """Act as another user; return what it says where it cannot."""
+
+    def change() -> object:
+        os.setgid(number)
+        os.setuid(number)
+        return act()
+
+    return in_a_process(change)
+
+
+def on_a_disk(folder: Path, options: str, act: Callable[[], object]) -> str:
+    """Act beside a small disk that is mounted on a folder for this alone; return what it says where it cannot."""
+    user = os.geteuid()
+
+    def mount() -> object:
+        flags = _CLONE_NEWNS | (_CLONE_NEWUSER if user else 0)
+        assert ctypes.CDLL(None, use_errno=True).unshare(flags) == 0, os.strerror(ctypes.get_errno())
+        if user:
+            Path("/proc/self/uid_map").write_text(f"0 {user} 1", encoding="ascii")
+        subprocess.run(["mount", "--make-rprivate", "/"], check=True)
+        subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", str(folder)], check=True)
+        return act()
+
+    return in_a_process(mount)
+
+
+def command(words: list[str], folder: Path) -> None:
+    """Run a command of the server whose data lie in a folder."""
+    os.environ["LOCKSTEP_DATA_DIR"] = str(folder)
+    admin.app(words)
 
 
 @pytest.mark.parametrize(
-    ("options", "command", "said"),
-    [("size=32k", "serve --port 0", "No space left on device"), ("ro", "token list", "mounted read-only")],
+    ("options", "words", "said"),
+    [
+        ("size=32k", ["serve", "--port", "0"], "No space left on device); make room on its disk"),
+        ("ro", ["token", "list"], "lies on a file system that is mounted read-only; mount it for writing"),
+    ],
     ids=["full", "ro"],
 )
-def test_a_full_and_a_read_only_disk_are_told(tmp_path: Path, options: str, command: str, said: str) -> None:
-    told = sentence(on_a_disk(tmp_path, options, f"{LOCKSTEP} {command}"), LOCKSTEP_DATA_DIR=str(tmp_path))
-    assert said in told
-    assert "LOCKSTEP_DATA_DIR" in told
+def test_a_full_and_a_read_only_disk_are_told(tmp_path: Path, options: str, words: list[str], said: str) -> None:
+    told = on_a_disk(tmp_path, options, lambda: command(words, tmp_path)).splitlines()
+    assert said in told[0]
+    assert "LOCKSTEP_DATA_DIR" in told[0]
+    assert told[1:] == ["SystemExit: 3"]
 
 
 def test_a_full_disk_of_the_worker_is_told(tmp_path: Path) -> None:
-    command = f"{sys.executable} -m worker --device cpu"
-    told = sentence(on_a_disk(tmp_path, "size=32k", command), LOCKSTEP_SPOOL_DIR=str(tmp_path))
-    assert "No space left on device); correct its rights, make room, or choose another with --work-dir" in told
+    words = ["--device", "cpu", "--work-dir", str(tmp_path)]
+    told = on_a_disk(tmp_path, "size=32k", lambda: sys.exit(worker_command.run(words))).splitlines()
+    assert "No space left on device); correct its rights, make room, or choose another with --work-dir" in told[0]
+    assert told[1:] == ["SystemExit: 3"]
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser may act as another user")
 def test_files_of_another_user_are_told_and_the_superuser_makes_none(tmp_path: Path) -> None:
-    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
-        folder.chmod(0o755)
     data = tmp_path / "data"
     data.mkdir()
     os.chown(data, OTHER, OTHER)
-    made = subprocess.run(
-        [*LOCKSTEP.split(), "token", "create", "--name", "x"],
-        env={**os.environ, "LOCKSTEP_DATA_DIR": str(data)}, capture_output=True, check=False, cwd=ROOT,
-    )  # fmt: skip
-    assert made.returncode == 0, made.stderr
+    assert in_a_process(lambda: command(["token", "create", "--name", "x"], data)) == "SystemExit: 0\n"
     owners = {path.name: path.stat().st_uid for path in data.rglob("*")}
     assert owners["lockstep.db"] == owners["files"] == owners["incoming"] == OTHER
     assert set(owners.values()) == {OTHER}
+    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
+        folder.chmod(0o700)
+    told = as_user(OTHER, lambda: opening.connect(f"sqlite:///{data / 'lockstep.db'}"))
+    assert "cannot be reached (Permission denied); correct the rights on the way" in told
+    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
+        folder.chmod(0o755)
     os.chown(data / "lockstep.db", 0, 0)
     (data / "lockstep.db").chmod(0o600)
     told = as_user(OTHER, lambda: opening.connect(f"sqlite:///{data / 'lockstep.db'}"))
