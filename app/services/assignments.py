@@ -79,7 +79,7 @@ def _mark_ready(session: Session, now: float, row: AssignmentRow, block: BlockRo
         for run_id in leases.run_ids(session, row.id):
             experiments.change_run(session, run_id, record=record)
     leases.move(session, now, row.id, AssignmentState.ACTIVE, ready=True, ready_at=utc(now))
-    leases.move_worker(session, now, row.worker_id, WorkerStatus.BUSY, f"trains block {block.id}")
+    leases.move_worker(session, now, row.worker_id, WorkerStatus.BUSY, f"trains replicate {block.replicate}")
     event = NewEvent(
         type="warmup_completed",
         text=f"the child on {row.device_uid} is ready at round {request.resume_round}",
@@ -353,7 +353,13 @@ def _oom_before(block: BlockRow) -> bool:
 
 def _clean_worker(session: Session, now: float, ending: _Ending) -> None:
     row, request = ending.assignment, ending.request
-    leases.move_worker(session, now, row.worker_id, WorkerStatus.CLEANING, f"assignment of block {row.block_id} ended")
+    leases.move_worker(
+        session,
+        now,
+        row.worker_id,
+        WorkerStatus.CLEANING,
+        f"replicate {ending.block.replicate} has left it: {request.outcome}",
+    )
     fast = now - row.offered_at.timestamp() < FAST_FAILURE_SECONDS
     if request.outcome != "error" or request.cause not in PERHAPS_OF_THE_DEVICE or not fast:
         return

@@ -20,14 +20,19 @@ from app.store.rows import (
     ArtifactRow,
     BlockRow,
     BlockState,
+    FailureOnWorker,
     Headline,
     HoldingWorker,
     ListedExperiment,
     RunOfArm,
+    WorkerEventRow,
     WorkerRow,
 )
 from lockstep.spec.metrics import find_metric, primary_of, shown_of
 from lockstep.status import TERMINAL_BLOCK, BlockStatus, Desired, WorkerStatus
+
+#: Events of each worker in the list of workers.
+_SHOWN_EVENTS = 3
 
 
 @dataclass(frozen=True)
@@ -341,8 +346,14 @@ def list_workers(ctx: Context, *, include_retired: bool = False) -> list[dict[st
     """Return workers with device, health and the block each one holds."""
     with ctx.store.read() as session:
         now = ctx.store.now(session)
-        rows = workers.listing(session)
-    return [worker_document(row, now) for row in rows if include_retired or row.status != WorkerStatus.RETIRED]
+        rows = [row for row in workers.listing(session) if include_retired or row.status != WorkerStatus.RETIRED]
+        ids = [row.id for row in rows]
+        timeline = workers.newest_events(session, ids, _SHOWN_EVENTS)
+        failures = {row.worker_id: row for row in workers.last_failures(session, ids)}
+    newest: dict[str, list[WorkerEventRow]] = {}
+    for event in timeline:
+        newest.setdefault(event.worker_id, []).append(event)
+    return [worker_document(row, now, newest.get(row.id, []), failures.get(row.id)) for row in rows]
 
 
 def show_worker(ctx: Context, worker_id: str) -> dict[str, Any]:
@@ -353,12 +364,8 @@ def show_worker(ctx: Context, worker_id: str) -> dict[str, Any]:
         if not rows:
             raise NotFoundError(f"no worker {worker_id}", code="unknown_worker")
         timeline = events.worker_events(session, worker_id)
-    return {
-        **worker_document(rows[0], now),
-        "events": [
-            {"at": row.at.isoformat(), "status": row.status, "actor": row.actor, "text": row.text} for row in timeline
-        ],
-    }
+        failures = workers.last_failures(session, [worker_id])
+    return worker_document(rows[0], now, timeline, failures[0] if failures else None)
 
 
 def defects_of(row: WorkerRow) -> list[dict[str, str]]:
@@ -372,15 +379,29 @@ def defects_of(row: WorkerRow) -> list[dict[str, str]]:
     ]
 
 
-def worker_document(row: HoldingWorker, now: float) -> dict[str, Any]:
-    """Return a worker as the API shows it; ages are computed by the server."""
+def worker_document(
+    row: HoldingWorker, now: float, timeline: Sequence[WorkerEventRow], failure: FailureOnWorker | None
+) -> dict[str, Any]:
+    """Return a worker as the API shows it, with its newest events first; ages are computed by the server."""
     holding = None
     if row.block_id is not None:
         holding = {
             "experiment_id": row.experiment_id,
+            "experiment_name": row.experiment_name,
             "block_id": row.block_id,
             "replicate": row.replicate,
             "progress": row.progress,
+            "rounds": row.rounds,
+            "since": row.offered_at.isoformat() if row.offered_at is not None else None,
+        }
+    last_error = None
+    if failure is not None:
+        last_error = {
+            "at": failure.ended_at.isoformat(),
+            "cause": failure.cause,
+            "text": failure.detail,
+            "experiment_id": failure.experiment_id,
+            "replicate": failure.replicate,
         }
     return {
         "id": row.id,
@@ -388,6 +409,7 @@ def worker_document(row: HoldingWorker, now: float) -> dict[str, Any]:
         "host": row.host,
         "status": row.status,
         "status_text": row.status_text,
+        "since": (timeline[0].at if timeline else row.registered_at).isoformat(),
         "drain": row.drain,
         "device_uid": row.device_uid,
         "device_class": row.device_class,
@@ -400,4 +422,9 @@ def worker_document(row: HoldingWorker, now: float) -> dict[str, Any]:
         "seen_seconds_ago": round(max(0.0, now - row.seen_epoch), 1),
         "registered_at": row.registered_at.isoformat(),
         "holds": holding,
+        "last_error": last_error,
+        "events": [
+            {"at": event.at.isoformat(), "status": event.status, "actor": event.actor, "text": event.text}
+            for event in timeline
+        ],
     }

@@ -229,8 +229,23 @@ class HoldingWorker(WorkerRow):
     assignment_id: str | None
     block_id: str | None
     progress: Mapping[str, Any] | None
+    offered_at: datetime | None
     experiment_id: str | None
+    experiment_name: str | None
+    rounds: int | None
     replicate: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class FailureOnWorker:
+    """The last failure of what a worker trained."""
+
+    worker_id: str
+    ended_at: datetime
+    cause: str | None
+    detail: str | None
+    experiment_id: str
+    replicate: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -314,6 +329,7 @@ class EventRow:
 class WorkerEventRow:
     """A change of a worker."""
 
+    worker_id: str
     at: datetime
     status: str
     actor: str

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any
 
-from sqlalchemy import and_, bindparam, insert, select, update
+from sqlalchemy import and_, bindparam, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from app.store import tables as t
 from app.store.engine import utc
 from app.store.prepared import update_one
-from app.store.rows import HoldingWorker, WorkerRow, columns, every, one
+from app.store.rows import FailureOnWorker, HoldingWorker, WorkerEventRow, WorkerRow, columns, every, one
 from lockstep.status import WorkerStatus
 
 
@@ -108,7 +108,10 @@ def listing(session: Session) -> list[HoldingWorker]:
             t.assignment.c.id.label("assignment_id"),
             t.assignment.c.block_id,
             t.assignment.c.progress,
+            t.assignment.c.offered_at,
             t.block.c.experiment_id,
+            t.experiment.c.name.label("experiment_name"),
+            t.experiment.c.rounds,
             t.block.c.replicate,
         )
         .select_from(t.worker)
@@ -117,9 +120,38 @@ def listing(session: Session) -> list[HoldingWorker]:
             and_(t.assignment.c.worker_id == t.worker.c.id, t.IS_LIVE),
         )
         .outerjoin(t.block, t.block.c.id == t.assignment.c.block_id)
+        .outerjoin(t.experiment, t.experiment.c.id == t.block.c.experiment_id)
         .order_by(t.worker.c.registered_at.desc(), t.worker.c.id)
     )
     return every(HoldingWorker, session.execute(query))
+
+
+def newest_events(session: Session, worker_ids: Collection[str], each: int) -> list[WorkerEventRow]:
+    """Return the newest events of some workers, so many of each, newest first."""
+    place = func.row_number().over(partition_by=t.worker_event.c.worker_id, order_by=t.worker_event.c.id.desc())
+    ranked = (
+        select(t.worker_event, place.label("place"))
+        .where(t.worker_event.c.worker_id.in_(worker_ids))
+        .subquery("ranked")
+    )
+    query = select(*columns(WorkerEventRow, ranked)).where(ranked.c.place <= each).order_by(ranked.c.id.desc())
+    return every(WorkerEventRow, session.execute(query))
+
+
+def last_failures(session: Session, worker_ids: Collection[str]) -> list[FailureOnWorker]:
+    """Return the last assignment of each of some workers that ended with an error, if there is one."""
+    assignment = t.assignment
+    place = func.row_number().over(
+        partition_by=assignment.c.worker_id, order_by=(assignment.c.ended_at.desc(), assignment.c.id.desc())
+    )
+    ranked = (
+        select(assignment, t.block.c.experiment_id, t.block.c.replicate, place.label("place"))
+        .join(t.block, t.block.c.id == assignment.c.block_id)
+        .where(assignment.c.worker_id.in_(worker_ids), assignment.c.outcome == "error")
+        .subquery("ranked")
+    )
+    query = select(*columns(FailureOnWorker, ranked)).where(ranked.c.place == 1, ranked.c.ended_at.is_not(None))
+    return every(FailureOnWorker, session.execute(query))
 
 
 def registered_names(session: Session) -> tuple[dict[str, Any], dict[str, Any], dict[str, list[str]]]:

@@ -8,6 +8,7 @@ from typing import Any
 
 from app.services import assignments, ingest, steering
 from app.services.finishing import finish_due
+from app.services.workers import heartbeat
 from lockstep import protocol as p
 from lockstep.status import Desired
 from tests.conftest import LiveServer, wait_until
@@ -159,6 +160,26 @@ def named(server: LiveServer) -> str:
     return finished(
         server, experiment={"name": f"{LONG} {ARABIC} {HEBREW}", "replicates": 6, "tags": [ARABIC, "blue"]}, arms=arms
     )
+
+
+def fleet(server: LiveServer) -> dict[str, SimulatedWorker]:
+    """Return workers with a GPU each: one idle, one that trains after a failure, one whose memory is not free again."""
+    workers = {}
+    for name in ("idle", "trains", "ill"):
+        worker = SimulatedWorker(
+            server.ctx, name, kind="gpu", device_class="gpu", uid=f"GPU-{name}", versions={"torch": "2.13.0"}
+        )
+        workers[name] = worker.register()
+    for name in ("idle", "trains"):
+        beat(workers[name], "idle", p.Health(memory_used_bytes=3 * 2**30, utilisation=12.0, temperature_c=41.0))
+    beat(workers["ill"], "idle", p.Health(ok=False, detail="900 MiB in use after the block, 3 MiB before any"))
+    return workers
+
+
+def beat(worker: SimulatedWorker, state: Any, health: p.Health) -> None:
+    """Send the heartbeat of a worker that holds nothing."""
+    request = p.HeartbeatRequest(incarnation=worker.incarnation, state=state, health=health)
+    heartbeat(worker.ctx, worker.worker_id, request)
 
 
 #: In the order in which they may stand on one server: what waits comes when no worker is left to take it.

@@ -104,6 +104,12 @@ export function duration(seconds) {
   return hours < 48 ? `${hours} h ${minutes % 60} min` : `${Math.floor(hours / 24)} d ${hours % 24} h`;
 }
 
+export function bytes(count) {
+  const [size, unit] = [["GiB", 2 ** 30], ["MiB", 2 ** 20], ["KiB", 1024]].map(([unit, size]) => [count / size, unit])
+    .find(([value]) => value >= 1) || [count, "bytes"];
+  return `${number(size)} ${unit}`;
+}
+
 export function ago(text) {
   const seconds = (Date.now() - new Date(text)) / 1000;
   const told = seconds < 10 ? "just now" : `${duration(seconds)} ago`;

@@ -31,10 +31,10 @@ export function sorted(items, keys, sort) {
 // New rows in the place of old ones; who stood in a row with the keyboard stands there again.
 export function replaceRows(body, rows) {
   const at = document.activeElement && body.contains(document.activeElement) ? document.activeElement : null;
-  const old = at && at.closest("tr");
+  const old = at && at.closest("[data-id]");
   const place = old && [old, ...old.querySelectorAll("a, input, button")].indexOf(at);
   body.replaceChildren(...rows);
   if (!old || !old.dataset.id) return;
-  const now = body.querySelector(`tr[data-id="${CSS.escape(old.dataset.id)}"]`);
+  const now = body.querySelector(`[data-id="${CSS.escape(old.dataset.id)}"]`);
   if (now) [now, ...now.querySelectorAll("a, input, button")][place]?.focus();
 }
