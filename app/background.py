@@ -2,23 +2,26 @@
 
 Three threads: building a report may take seconds, as may a receiver, and the sweep must keep its rhythm meanwhile.
 All they do is idempotent and guarded in the database, so that any number of API processes may run them and a crash
-at any line loses nothing.
+at any line loses nothing. The sweep, which looks at everything, is one process's at a time (app.services.leading).
 """
 
 from __future__ import annotations
 
+import secrets
 import threading
 import time
 from collections.abc import Callable
 
 from app.delivery import Courier
-from app.services import finishing, scheduling, sweeping
+from app.services import finishing, leading, scheduling, sweeping
 from app.services.context import Context
 from app.services.operations import METRICS
 from app.store.opening import why_away
 from lockstep.logs import get_logger
 
 _log = get_logger("background")
+#: A duty that takes longer is left: its transaction is undone with its connection, and another process does it again.
+_JOIN_SECONDS = 0.5
 
 
 class BackgroundTasks:
@@ -28,6 +31,7 @@ class BackgroundTasks:
         self._ctx = ctx
         self._swept = self._ticked = float("-inf")
         self._courier = Courier(ctx)
+        self._me = secrets.token_hex(8)
         self._loops = [
             _Loop(ctx, "queue", self._sweep_and_tick),
             _Loop(ctx, "reports", self._finish),
@@ -40,17 +44,22 @@ class BackgroundTasks:
             loop.start()
 
     def stop(self) -> None:
-        """End the threads and wait for them."""
+        """End the threads, wait a little for them, and give the sweep to another process."""
         self._courier.ask_to_stop()
         for loop in self._loops:
             loop.ask_to_stop()
         for loop in self._loops:
             loop.join()
+        try:
+            leading.resign(self._ctx, self._me)
+        except Exception as error:  # the next leader waits until this one's term is over
+            _log.warning("the sweep was not handed over", reason=why_away(error) or repr(error))
 
     def _sweep_and_tick(self) -> None:
         now = time.monotonic()
         if now - self._swept >= self._ctx.settings.sweep_seconds:
-            METRICS.lease_expiries.inc(sweeping.sweep(self._ctx))
+            if leading.is_leader(self._ctx, self._me):
+                METRICS.lease_expiries.inc(sweeping.sweep(self._ctx))
             self._swept = now
         if now - self._ticked >= self._ctx.settings.tick_seconds:
             scheduling.tick(self._ctx)
@@ -82,7 +91,7 @@ class _Loop:
         self._rung.set()
 
     def join(self) -> None:
-        self._thread.join(timeout=30)
+        self._thread.join(timeout=_JOIN_SECONDS)
 
     def _run(self) -> None:
         while not self._stop.is_set():

@@ -18,7 +18,8 @@ from app.services.operations import ensure_epoch
 from app.services.throttling import Throttle
 from app.settings import Settings
 from app.store import opening
-from app.store.engine import Store
+from app.store.engine import Limits, Store
+from app.store.notices import Notices
 from app.store.points import MetricNames
 from lockstep.logs import configure, get_logger
 
@@ -81,13 +82,20 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.hub.start()
     tasks = BackgroundTasks(ctx)
     tasks.start()
+    notices = None if store.is_sqlite else Notices(store, settings.listen_url or settings.url, ctx.bell.wake)
+    if notices is not None:
+        ctx.bell.herald(notices.written)
+        notices.start()
     _log.info("started", database=opening.shown(settings.url))
     try:
         yield
     finally:
+        ctx.bell.close()
         await app.state.hub.stop()
         app.state.export_writers.shutdown(wait=False, cancel_futures=True)
         tasks.stop()
+        if notices is not None:
+            notices.stop()
         store.close()
         if lock is not None:
             lock.release()
@@ -99,4 +107,5 @@ def open_store(settings: Settings) -> Store:
     Raises:
         UnusableDatabase: one sentence for people.
     """
-    return opening.open_store(settings.url, make_folder=not settings.database_url)
+    limits = Limits(settings.prepared_statements, settings.statement_timeout_seconds)
+    return opening.open_store(settings.url, make_folder=not settings.database_url, limits=limits)

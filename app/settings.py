@@ -25,6 +25,11 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="LOCKSTEP_", frozen=True, extra="ignore")
 
     database_url: str = Field("", description="SQLAlchemy URL; default: SQLite in data_dir")
+    listen_url: str = Field(
+        "", description="PostgreSQL URL by which to hear of other API processes, past a pooler; default: database_url"
+    )
+    prepared_statements: bool = Field(True, description="Off behind a pooler of transactions, such as PgBouncer")
+    statement_timeout_seconds: float = Field(60.0, gt=0, description="A statement of PostgreSQL that takes longer ends")
     data_dir: Path = Path(".lockstep")
     bind: str = "127.0.0.1"
     port: int = Field(7480, ge=0, le=65_535, description="0 = a free port, printed")

@@ -3,7 +3,7 @@
 from alembic import context
 from sqlalchemy import make_url
 
-from app.store.engine import make_engine
+from app.store.engine import begun, make_engine
 from app.store.tables import metadata
 
 
@@ -13,8 +13,9 @@ def _compare_type(_context, _inspected, _metadata_column, _inspected_type, _meta
 
 def run() -> None:
     url = context.config.get_main_option("sqlalchemy.url")
-    engine = make_engine(url, is_sqlite=make_url(url).get_backend_name() == "sqlite")
-    with engine.begin() as connection:
+    is_sqlite = make_url(url).get_backend_name() == "sqlite"
+    engine = make_engine(url, is_sqlite=is_sqlite)
+    with begun(engine, is_sqlite=is_sqlite) as connection:
         context.configure(
             connection=connection,
             target_metadata=metadata,

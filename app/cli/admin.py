@@ -12,19 +12,18 @@ from pathlib import Path
 from typing import Annotated, Any
 
 import typer
-import uvicorn
 from pydantic import ValidationError
 
 from app.cli.demo import run_demo
 from app.cli.ends import fail, run, within
 from app.errors import AppError
 from app.main import create_app, open_store
-from app.routes.live import MAX_HEAD_BYTES
 from app.services import access
 from app.services.artifacts import FileStore
 from app.services.context import Actor, Bell, Context
 from app.services.operations import ensure_epoch, renew_epoch
 from app.services.reading import defects_of
+from app.serving import Server
 from app.settings import Settings
 from app.store import migrate, opening, workers
 from app.store.engine import StartupError, Store, sqlite_module, sqlite_warning
@@ -74,18 +73,7 @@ def serve(
     shown = f"[{host}]" if ":" in host else host
     typer.echo(f"Lockstep listens on http://{shown}:{actual}{settings.base_path}/")
     sys.stdout.flush()
-    config = uvicorn.Config(
-        create_app(settings),
-        log_level="warning",
-        timeout_graceful_shutdown=6,  # a client that stalls uses all of it; the process has ten seconds
-        forwarded_allow_ips=",".join(settings.trusted_proxies) or "127.0.0.1",
-        ws_max_size=64 * 1024,
-        # a thousand viewers of one experiment get the same bytes: deflated for each, they waited half a second
-        ws_per_message_deflate=False,
-        ws_ping_interval=None,  # app.routes.live has its own, which a page can answer and a client can see
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-    )
-    server = uvicorn.Server(config)
+    server = Server(create_app(settings), settings)
     server.run(sockets=[listener])
     raise typer.Exit(0 if server.started else UNUSABLE)
 

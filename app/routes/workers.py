@@ -64,7 +64,8 @@ async def claim_block(
         if claimed.assignment is not None:
             return Response(claimed.assignment.model_dump_json(), media_type="application/json")
         left = deadline - time.monotonic()
-        if left <= 0 or await request.is_disconnected():  # nobody waits any more: no server need wait for it to stop
+        is_over = left <= 0 or ctx.bell.is_closed or await request.is_disconnected()
+        if is_over:  # nobody waits any more, or nobody should: no server need wait for it to stop
             return Response(status_code=204)
         await ctx.bell.wait(min(left, ctx.settings.tick_seconds))
         await asyncio.sleep(0.02)  # let a burst of commits settle into one tick
@@ -137,7 +138,7 @@ async def wait_at_barrier(
     while True:
         reply = await run_in_threadpool(assignments.barrier, ctx, block_id, attempt, index)
         left = deadline - time.monotonic()
-        if reply.state != "waiting" or left <= 0:
+        if reply.state != "waiting" or left <= 0 or ctx.bell.is_closed:
             status = {"complete": 200, "waiting": 202, "aborted": 409}[reply.state]
             return JSONResponse(reply.model_dump(), status_code=status)
         await ctx.bell.wait(min(left, 1.0))

@@ -22,10 +22,30 @@ class Bell:
         self._lock = threading.Lock()
         self._waiters: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
         self._threads: set[threading.Event] = set()
+        self._heralds: set[threading.Event] = set()
+        self._is_closed = False
         self._listeners: set[tuple[asyncio.AbstractEventLoop, asyncio.Event]] = set()
 
+    @property
+    def is_closed(self) -> bool:
+        """Whether the server stops, so that nobody should wait any more."""
+        return self._is_closed
+
+    def close(self) -> None:
+        """Wake everybody for the last time: who asks from now on does not wait."""
+        self._is_closed = True
+        self.wake()
+
     def ring(self) -> None:
-        """Wake everybody; callable from any thread."""
+        """Wake everybody after a commit of this process, and have the other ones told; callable from any thread."""
+        with self._lock:
+            heralds = list(self._heralds)
+        for herald in heralds:
+            herald.set()
+        self.wake()
+
+    def wake(self) -> None:
+        """Wake everybody in this process; callable from any thread."""
         with self._lock:
             waiters, self._waiters = self._waiters | self._listeners, set()
             threads = list(self._threads)
@@ -37,6 +57,8 @@ class Bell:
 
     async def wait(self, seconds: float) -> None:
         """Wait for the next ring, at most ``seconds``."""
+        if self._is_closed:
+            return
         event = asyncio.Event()
         entry = (asyncio.get_running_loop(), event)
         with self._lock:
@@ -63,9 +85,14 @@ class Bell:
                 self._listeners.discard(entry)
 
     def subscribe(self, event: threading.Event) -> None:
-        """Set ``event`` at every ring."""
+        """Set ``event`` whenever everybody is woken."""
         with self._lock:
             self._threads.add(event)
+
+    def herald(self, event: threading.Event) -> None:
+        """Set ``event`` at every ring of this process, for who tells the other ones."""
+        with self._lock:
+            self._heralds.add(event)
 
 
 @dataclass(frozen=True)

@@ -47,7 +47,7 @@ def ensure_epoch(ctx: Context) -> None:
     """Give a new database its epoch."""
     with ctx.store.write() as session:
         if scheduling.get_meta(session, "server_epoch") is None:
-            scheduling.set_meta(session, "server_epoch", secrets.token_hex(8))
+            scheduling.add_meta(session, "server_epoch", secrets.token_hex(8))  # another process may do so, too
 
 
 def renew_epoch(ctx: Context) -> None:

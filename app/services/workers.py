@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from typing import Literal
 
 from sqlalchemy.exc import IntegrityError
@@ -62,10 +62,11 @@ def register(ctx: Context, request: RegisterRequest) -> RegisterReply:
     )
 
 
-def _in_use(device_uid: str, holder: str = "another worker") -> ConflictError:
+def _in_use(device_uid: str, holder: str = "another worker", *, again_in: int | None = None) -> ConflictError:
     return ConflictError(
         f"device {device_uid} is in use by {holder}; stop that worker first, or choose another device",
         code="device_in_use",
+        headers={"Retry-After": str(again_in)} if again_in is not None else {},
     )
 
 
@@ -75,12 +76,14 @@ def _enter(ctx: Context, session: Session, request: RegisterRequest, tasks: Mapp
     if known is not None:
         return str(known.id)
     quarantined = False
-    holder = workers.live_on_device(session, request.device.uid)
+    known = workers.live_on_device(session, request.device.uid)
+    held = leases.lock_held_by(session, known.id) if known is not None else set()
+    holder = workers.live_on_device(session, request.device.uid, lock=True)
     if holder is not None:
         if holder.name != request.name or holder.host != request.host:
             raise _in_use(request.device.uid, f"worker {holder.name} on {holder.host}")
         _refuse_while_heard(ctx, now, holder)
-        _supersede(ctx, session, now, holder)
+        _supersede(ctx, session, now, holder, held)
         quarantined = holder.status == WorkerStatus.QUARANTINED
     for lost in workers.lost_on_device(session, request.device.uid):
         leases.move_worker(session, now, lost.id, WorkerStatus.RETIRED, "superseded by a new incarnation")
@@ -127,12 +130,17 @@ def _columns(request: RegisterRequest) -> dict[str, object]:
     }
 
 
-def _supersede(ctx: Context, session: Session, now: float, holder: WorkerRow) -> None:
-    """The older process is silent, and the host lock of the device was free: its lease ends now."""
+def _supersede(ctx: Context, session: Session, now: float, holder: WorkerRow, locked: Set[str]) -> None:
+    """The older process is silent, and the host lock of the device was free: its leases end now.
+
+    They were locked before its row; where it was given one since, the newcomer asks again.
+    """
     text = "superseded by a new start of the same worker"
-    for row in leases.live(session):
-        if row.worker_id == holder.id:
-            lose_assignment(ctx, session, now, row, text)
+    mine = [row for row in leases.live(session) if row.worker_id == holder.id]
+    if not locked >= {row.id for row in mine}:
+        raise _in_use(holder.device_uid, f"worker {holder.name} on {holder.host}", again_in=1)
+    for row in mine:
+        lose_assignment(ctx, session, now, row, text)
     leases.move_worker(session, now, holder.id, WorkerStatus.LOST, text)
     if not leases.move_worker(session, now, holder.id, WorkerStatus.RETIRED, text):
         raise _in_use(holder.device_uid, f"worker {holder.name}, which is {holder.status}")

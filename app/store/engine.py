@@ -15,6 +15,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
@@ -31,6 +32,7 @@ from app.errors import StartupError as StartupError
 from app.store.folders import hand_over
 
 _WRITE = "lockstep_write"
+_MIGRATION_LOCK = 7_480_001
 #: Key of ``session.info``: what a writing transaction does before it commits, by its place in the order of locks.
 AT_THE_END = "at_the_end"
 #: The order of locks among what is done at the end.
@@ -109,6 +111,7 @@ class Store:
     Args:
         url: SQLAlchemy URL.
         new_id: makes identifiers, ``prefix_`` plus random text; injected in tests.
+        limits: how PostgreSQL is spoken to.
         clock: what time it is, given what the database clock says; injected in tests, whose time stands or jumps.
     """
 
@@ -117,11 +120,12 @@ class Store:
         url: str,
         *,
         new_id: Callable[[str], str] | None = None,
+        limits: Limits | None = None,
         clock: Callable[[float], float] = float,
     ) -> None:
         self.url = make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        self.engine = make_engine(url, is_sqlite=self.is_sqlite)
+        self.engine = make_engine(url, is_sqlite=self.is_sqlite, limits=limits)
         self.new_id = new_id or (lambda prefix: f"{prefix}_{secrets.token_hex(10)}")
         self._clock = clock
         self._kept: dict[str, Any] = {}
@@ -239,13 +243,39 @@ def sqlite_file(url: URL) -> Path | None:
     return None if named in ("", ":memory:") else Path(named).resolve()
 
 
-def make_engine(url: str, *, is_sqlite: bool) -> Engine:
+@dataclass(frozen=True)
+class Limits:
+    """How PostgreSQL is spoken to.
+
+    Attributes:
+        prepares: whether statements are prepared by name; a pooler of transactions loses them.
+        statement_seconds: after so long a statement ends; a third of it for waiting for a lock.
+    """
+
+    prepares: bool = True
+    statement_seconds: float = 60.0
+
+
+def _connect_options(url: URL, limits: Limits | None) -> dict[str, Any]:
+    """Return what the driver is given beside the URL, which wins."""
+    # without a limit of its own libpq waits for the kernel's, two minutes and more
+    options: dict[str, Any] = {"connect_timeout": _CONNECT_SECONDS}
+    if limits is not None and not limits.prepares:
+        options["prepare_threshold"] = None
+    elif limits is not None:  # a pooler refuses options of a session: set them for the role there
+        milliseconds = round(1000 * limits.statement_seconds)
+        told = {"statement_timeout": milliseconds, "lock_timeout": milliseconds // 3}
+        told["idle_in_transaction_session_timeout"] = milliseconds
+        options["options"] = " ".join(f"-c {name}={value}" for name, value in told.items())
+    return {name: value for name, value in options.items() if name not in url.query}
+
+
+def make_engine(url: str, *, is_sqlite: bool, limits: Limits | None = None) -> Engine:
     """Return an engine with the rules of its database; one SQLite library per process, or locks break."""
     parsed = make_url(url)
     if not is_sqlite:
-        # without a limit of its own libpq waits for the kernel's, two minutes and more
-        limit = {} if "connect_timeout" in parsed.query else {"connect_timeout": _CONNECT_SECONDS}
-        engine = create_engine(url, connect_args=limit, pool_size=10, max_overflow=20, pool_timeout=30)
+        options = _connect_options(parsed, limits)
+        engine = create_engine(url, connect_args=options, pool_size=10, max_overflow=20, pool_timeout=30)
         # many rows in one INSERT: the driver's executemany has a statement and a synchronisation for each
         engine.dialect.use_insertmanyvalues_wo_returning = True
         event.listen(engine, "checkin", _note_idle)
@@ -265,6 +295,19 @@ def make_engine(url: str, *, is_sqlite: bool) -> Engine:
     event.listen(engine, "connect", _on_connect)
     event.listen(engine, "begin", _on_begin)
     return engine
+
+
+@contextmanager
+def begun(engine: Engine, *, is_sqlite: bool) -> Iterator[Connection]:
+    """A transaction that no other one of its kind runs beside: who comes second waits, and finds what the first did."""
+    with engine.connect().execution_options(**{_WRITE: True}) as connection:
+        if is_sqlite:
+            connection.exec_driver_sql("PRAGMA busy_timeout=600000")
+            connection.rollback()
+        with connection.begin():
+            if not is_sqlite:
+                connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})
+            yield connection
 
 
 def _note_idle(_connection: Any, record: Any) -> None:

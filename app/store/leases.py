@@ -176,6 +176,18 @@ def is_overdue(session: Session, assignment_id: str, before: float) -> bool:
     return session.execute(query.with_for_update()).one_or_none() is not None
 
 
+def lock_held_by(session: Session, worker_id: str) -> set[str]:
+    """Lock what a worker holds, to the end of the transaction; return the ids of its live assignments.
+
+    Blocks (in id order), then assignments; who needs the worker's row locks it after them. So does everybody.
+    """
+    held = (t.IS_LIVE, t.assignment.c.worker_id == worker_id)
+    blocks = select(t.assignment.c.block_id).where(*held)
+    session.execute(select(t.block.c.id).where(t.block.c.id.in_(blocks)).order_by(t.block.c.id).with_for_update()).all()
+    query = select(t.assignment.c.id).where(*held).order_by(t.assignment.c.id).with_for_update()
+    return set(session.execute(query).scalars())
+
+
 def shift_clocks(session: Session, now: float, gap: float, ttl: float) -> None:
     """Move every term by time that must not count: the control plane was away, or its clock jumped.
 

@@ -16,7 +16,7 @@ from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, SQLA
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from app.store import folders, migrate
-from app.store.engine import FileLock, StartupError, Store, sqlite_file, sqlite_module, sqlite_warning
+from app.store.engine import FileLock, Limits, StartupError, Store, sqlite_file, sqlite_module, sqlite_warning
 from lockstep.address import BadAddress, clean_path, hidden
 from lockstep.logs import get_logger
 
@@ -109,17 +109,18 @@ def why_away(error: BaseException) -> str | None:
     return " ".join(str(getattr(error, "orig", None) or error).split())[:300]
 
 
-def open_store(url: str, *, make_folder: bool = False) -> Store:
+def open_store(url: str, *, make_folder: bool = False, limits: Limits | None = None) -> Store:
     """Open a database with the schema of this code: SQLite is migrated by itself, PostgreSQL must have been.
 
     Args:
         url: SQLAlchemy URL as set.
         make_folder: make the folder of a SQLite file; for the one that nobody named.
+        limits: how PostgreSQL is spoken to.
 
     Raises:
         UnusableDatabase: with the sentence.
     """
-    store = connect(url, make_folder=make_folder)
+    store = connect(url, make_folder=make_folder, limits=limits)
     try:
         with _named(url):
             _bring_up(store)
@@ -143,7 +144,7 @@ def _bring_up(store: Store) -> None:
         )
 
 
-def connect(database: str, *, make_folder: bool = False) -> Store:
+def connect(database: str, *, make_folder: bool = False, limits: Limits | None = None) -> Store:
     """Open a database that answers, its schema old or new but for one that this code does not know.
 
     Raises:
@@ -154,7 +155,7 @@ def connect(database: str, *, make_folder: bool = False) -> Store:
         file = sqlite_file(url)
         if file is not None:
             _check_file(file, make_folder=make_folder)
-        store = Store(url.render_as_string(hide_password=False))
+        store = Store(url.render_as_string(hide_password=False), limits=limits)
         try:
             migrate.check(store)
         except BaseException:

@@ -50,17 +50,27 @@ def queue_paused(session: Session) -> bool:
 
 def set_meta(session: Session, key: str, value: str) -> None:
     """Write one value of the key-value table."""
-    changed = session.execute(update(t.meta).where(t.meta.c.key == key).values(value=value).returning(t.meta.c.key))
-    if changed.one_or_none() is None:
-        session.execute(insert(t.meta).values(key=key, value=value))
+    session.execute(_SET_META, {"of_key": key, "to": value})
 
 
-def get_meta(session: Session, key: str) -> str | None:
-    """Read one value of the key-value table."""
-    return session.execute(_META, {"of_key": key}).scalar_one_or_none()
+def add_meta(session: Session, key: str, value: str) -> None:
+    """Write one value of the key-value table unless there is one."""
+    session.execute(_ADD_META, {"of_key": key, "to": value})
+
+
+_ADD_META = text("INSERT INTO meta (key, value) VALUES (:of_key, :to) ON CONFLICT (key) DO NOTHING")
+_SET_META = text(
+    "INSERT INTO meta (key, value) VALUES (:of_key, :to) ON CONFLICT (key) DO UPDATE SET value = excluded.value"
+)
+
+
+def get_meta(session: Session, key: str, *, lock: bool = False) -> str | None:
+    """Read one value of the key-value table, and lock it to the end of the transaction where that is asked for."""
+    return session.execute(_META_LOCKED if lock else _META, {"of_key": key}).scalar_one_or_none()
 
 
 _META = select(t.meta.c.value).where(t.meta.c.key == bindparam("of_key"))
+_META_LOCKED = _META.with_for_update()
 
 
 def owner_shares(session: Session, now: float, in_use: Mapping[str, int]) -> dict[str, float]:

@@ -41,13 +41,13 @@ def note_beat(session: Session, now: float, worker_id: str, health: Mapping[str,
     return str(beaten)
 
 
-def live_on_device(session: Session, device_uid: str) -> WorkerRow | None:
-    """Return the worker that is live (not lost, not retired) on a device."""
+def live_on_device(session: Session, device_uid: str, *, lock: bool = False) -> WorkerRow | None:
+    """Return the worker that is live (not lost, not retired) on a device; a lock comes after those of its leases."""
     query = select(*_WORKER).where(
         t.worker.c.device_uid == device_uid,
         t.worker.c.status.not_in((WorkerStatus.LOST, WorkerStatus.RETIRED)),
     )
-    return one(WorkerRow, session.execute(query.with_for_update()))
+    return one(WorkerRow, session.execute(query.with_for_update() if lock else query))
 
 
 def same_incarnation(session: Session, device_uid: str, incarnation: str) -> WorkerRow | None:

@@ -22,31 +22,13 @@ from app.cli import admin
 from app.store import opening
 from tests.conftest import LiveServer
 from tests.factories import tiny_spec
+from tests.forks import in_a_process
 from worker.control import Control
 from worker.devices import HostLock
 
 ROOT = Path(__file__).parents[2]
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
 OTHER = 12_345  # a user that owns nothing here
-
-
-def in_a_process(act: Callable[[], object]) -> str:
-    """Act in a fork of this process; return what it printed as errors, and the exception that it ended with."""
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.dup2(writing, 2)
-        sys.stderr = os.fdopen(2, "w", encoding="utf-8", buffering=1)
-        try:
-            act()
-        except BaseException as error:  # whatever it is, the test shows it
-            sys.stderr.write(f"{type(error).__name__}: {error}\n")
-        os._exit(0)
-    os.close(writing)
-    with os.fdopen(reading, encoding="utf-8") as pipe:
-        said = pipe.read()
-    os.waitpid(child, 0)
-    return said
 
 
 def as_user(number: int, act: Callable[[], object]) -> str:

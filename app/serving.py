@@ -1,0 +1,58 @@
+"""The server process: what listens, and how it ends.
+
+Asked to stop, it takes no more connections, answers who waits for work or for a barrier, tells live readers to come
+back, and lets what is being answered finish. What hangs is left behind: the process ends by its own clock.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import threading
+
+import uvicorn
+from fastapi import FastAPI
+
+from app.routes.live import MAX_HEAD_BYTES
+from app.settings import Settings
+
+#: How long answers that are on their way may take once the server is to stop; a client that stalls uses all of it.
+_GRACE_SECONDS = 6
+#: After so long the process ends whatever hangs: nothing in it is needed, for the store is the truth.
+_END_SECONDS = 9.0
+
+
+class Server(uvicorn.Server):
+    """Uvicorn that lets nobody wait once it is to stop."""
+
+    def __init__(self, app: FastAPI, settings: Settings) -> None:
+        self._app = app
+        super().__init__(
+            uvicorn.Config(
+                app,
+                log_level="warning",
+                timeout_graceful_shutdown=_GRACE_SECONDS,
+                forwarded_allow_ips=",".join(settings.trusted_proxies) or "127.0.0.1",
+                ws_max_size=64 * 1024,
+                # a thousand viewers of one experiment get the same bytes: deflated for each, they waited half a second
+                ws_per_message_deflate=False,
+                ws_ping_interval=None,  # app.routes.live has its own, which a page can answer and a client can see
+                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+            )
+        )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Send everybody away who waits, then end as uvicorn does."""
+        end = threading.Timer(_END_SECONDS, _end)
+        end.daemon = True
+        end.start()
+        self._app.state.ctx.bell.close()
+        await self._app.state.hub.stop()
+        await super().shutdown(sockets)
+
+
+def _end() -> None:
+    sys.stderr.write(f"the server did not end within {_END_SECONDS:g} s; it is ended where it hangs\n")
+    sys.stderr.flush()
+    os._exit(0)
