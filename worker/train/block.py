@@ -1,7 +1,7 @@
 """The lockstep loop: all runs of an assignment step together, then update in a random arm order.
 
-Every env step is issued for every arm (A0 B0 A1 B1 ..); one round of all arms ends before the next begins. Runs with
-networks of one shape are acted for and updated together where that changes no number (``worker.train.stacking``).
+Every env step is issued for every arm (A0 B0 A1 B1 ..); one round of all arms ends before the next begins
+(``worker.train.rounds``, where several blocks are trained side by side too).
 Where a device trains the hosts, the environments of every arm form two cohorts of their own, and all others train
 while the loop judges and acts for one. The loop is a generator of round records: barriers, leases, relaying and
 checkpoints in time live with its caller. Nothing reduces over runs, and what one run does never reaches another.
@@ -30,7 +30,6 @@ from worker.rl.config import LearnerConfig
 from worker.rl.heads import Heads
 from worker.rl.learner import Learner, Streams, build_learner
 from worker.train.calibrate import calibrate
-from worker.train.cohort_runs import CohortRuns
 from worker.train.environments import (
     family_of,
     make_control,
@@ -51,8 +50,8 @@ from worker.train.metrics import (
 )
 from worker.train.plan import ArmOutOfMemory, BlockPlan, ConfigRefused, RoundRecord, RunPlan, RunRound, owned
 from worker.train.policies import restore, save_policy, snapshot
+from worker.train.rounds import Done, Rounds
 from worker.train.runs import ControlledRun, Run, TrainedRun
-from worker.train.stacking import ActingStack, acting_stacks, update_all
 
 __all__ = [
     "ArmOutOfMemory",
@@ -82,6 +81,7 @@ class BlockTrainer:
         device: where policies live and environments compute.
         data_dir: where data sets lie.
         progress: called with (round, step) after every env step.
+        entered: called when work of this block begins; other blocks may be trained in between.
         stacked: whether runs are acted for and updated together where they can be; no number depends on it.
 
     Raises:
@@ -95,24 +95,26 @@ class BlockTrainer:
         *,
         data_dir: Path | None = None,
         progress: Callable[[int, int], None] | None = None,
+        entered: Callable[[], None] = lambda: None,
         stacked: bool = True,
     ) -> None:
-        self._stacked, self._stacks = stacked, list[ActingStack]()
+        self._rounds = Rounds(stacked=stacked)
         self.plan, self.device, self.data_dir = plan, device, data_dir
         self._progress = progress or (lambda _round, _step: None)
+        self.enter = entered
         self._at = 0, 0
         config = plan.runs[0].config
         self.num_envs = int(config["env"]["n_envs"])
         self.family = family_of(plan)
         self.envs: LockstepEnvs = make_environments(
-            plan, device, phase="train", num_envs=self.num_envs, data_dir=data_dir, overlaps=True, alive=self._alive
+            plan, device, phase="train", num_envs=self.num_envs, data_dir=data_dir, overlaps=True, alive=self.alive
         )
         self._issued = [plan.runs[index] for index in ordered_runs(plan)]
         with contextlib.ExitStack() as unfinished:
             unfinished.callback(self.envs.close)
             self.runs: list[Run] = [self._build_run(run, i) for i, run in enumerate(self._issued)]
             unfinished.pop_all()
-        self.evaluator = Evaluator(plan, device, data_dir, self._alive)
+        self.evaluator = Evaluator(plan, device, data_dir, self.alive)
         #: Replaceable, to show that the order of updates changes nothing.
         self.update_order: Callable[[int], Sequence[int]] = lambda r: update_order(
             plan.replicate_seed, r, plan.num_arms
@@ -123,11 +125,12 @@ class BlockTrainer:
         self.evaluator.close()
         self.envs.close()
 
-    def _alive(self) -> None:
+    def alive(self) -> None:
         """Say that the work goes on where it was."""
         self._progress(*self._at)
 
-    def _reached(self, round_index: int, step: int) -> None:
+    def reached(self, round_index: int, step: int) -> None:
+        """Say that a step of a round has been taken."""
         self._at = round_index, step
         self._progress(round_index, step)
 
@@ -151,7 +154,7 @@ class BlockTrainer:
                 num_envs=self.num_envs,
                 seed=derive(self.plan.replicate_seed, "warmup"),
                 data_dir=self.data_dir,
-                alive=self._alive,
+                alive=self.alive,
             )
             with contextlib.closing(scratch):
                 steps = self._touch(scratch, rehearse=rehearse)
@@ -160,14 +163,14 @@ class BlockTrainer:
             "steps": float(steps),
             "compiled": False,
             "rehearsed": rehearse,
-            "stacks": [[run.plan.arm for run in group] for group in self._groups()],
+            "stacks": [[run.plan.arm for run in group] for group in self._rounds.groups([self])],
         }
 
     def _touch(self, envs: LockstepEnvs, *, rehearse: bool) -> int:
         """Look and step once in every environment; return the number of steps."""
         if rehearse:
             envs.rehearse()
-        self._alive()
+        self.alive()
         views = envs.begin_round(0)
         heads = Heads.build(list(envs.heads), self.device)
         idle = heads.canonical.expand(self.num_envs, -1)
@@ -185,12 +188,19 @@ class BlockTrainer:
 
     def rounds(self, start: int) -> Iterator[RoundRecord]:
         """Yield the record of every round from ``start`` on; all runs have finished it when it comes."""
-        if start == 0:
-            self._calibrate()
+        self.prepare(start)
         for round_index in range(start, self.plan.rounds):
             if all(run.diverged is not None for run in self.runs):
                 return
-            yield self._round(round_index)
+            [outcome] = self._rounds.train([(self, round_index)])
+            if isinstance(outcome, Exception):
+                raise outcome
+            yield outcome
+
+    def prepare(self, start: int) -> None:
+        """Calibrate what frozen statistics need before round 0; ``start`` is the first round that is trained."""
+        if start == 0:
+            self._calibrate()
 
     def save_checkpoint(self, root: Path, next_round: int) -> CheckpointInfo:
         """Write all runs held here, at the border before ``next_round``."""
@@ -258,77 +268,42 @@ class BlockTrainer:
         if frozen:
             episodes = frozen[0].cfg.obs_norm.calibration_episodes
             normalisers = [x.obs_norm for x in frozen if x.obs_norm is not None]
-            calibrate(self.plan, normalisers, episodes, self.device, self.data_dir, self._alive)
+            calibrate(self.plan, normalisers, episodes, self.device, self.data_dir, self.alive)
 
-    def _round(self, round_index: int) -> RoundRecord:
-        began = time.perf_counter()
-        live = [run.diverged is None for run in self.runs]
+    def begin_round(self, round_index: int) -> None:
+        """Begin a round in every live run."""
         fresh = self.envs.resets_each_round or round_index == 0
         for run, (observation, masks) in zip(self.runs, self.envs.begin_round(round_index), strict=True):
             if run.diverged is None:
                 with owned(run.plan, "start of a round"):
                     run.begin(round_index, observation, masks, fresh=fresh)
-        self._roll(round_index)
-        rolled = time.perf_counter()
-        order = list(self.update_order(round_index))
-        by_arm = {run.plan.arm_index: run for run in self.runs if run.diverged is None}
-        updates = {}
-        for run, metrics in update_all([by_arm[arm] for arm in order if arm in by_arm], stacked=self._stacked):
-            updates[run.plan.arm_index] = metrics
-            self._alive()
-        updated = time.perf_counter()
-        evaluations: dict[str, Evaluation] = {}
-        if self.evaluator.is_due(round_index):
-            evaluations = self.evaluator.evaluate(self.runs, round_index)
-        ended = time.perf_counter()
-        clock = self._clock(round_index, rolled - began, ended - began)
+
+    def arms_in_order(self, round_index: int) -> list[int]:
+        """Return the arm indices in the order of their updates."""
+        return list(self.update_order(round_index))
+
+    def evaluate(self, round_index: int) -> dict[str, Evaluation]:
+        """Return the evaluation of every live run by run id; none where it is not due."""
+        return self.evaluator.evaluate(self.runs, round_index) if self.evaluator.is_due(round_index) else {}
+
+    def record(self, done: Done) -> RoundRecord:
+        """Return the record of a finished round."""
+        rollout, update, evaluation = done.seconds
+        clock = self._clock(done.round, rollout, sum(done.seconds))
         records = {
-            run.plan.run_id: self._record(i, updates.get(run.plan.arm_index, {}), evaluations, clock)
+            run.plan.run_id: self._record(i, done.updates.get(run.plan.arm_index, {}), done.evaluations, clock)
             for i, run in enumerate(self.runs)
-            if live[i]
+            if done.live[i]
         }
         return RoundRecord(
-            round=round_index,
+            round=done.round,
             runs=[records[run.run_id] for run in self.plan.runs if run.run_id in records],
-            update_order=order,
-            seconds=ended - began,
-            rollout_seconds=rolled - began,
-            update_seconds=updated - rolled,
-            eval_seconds=ended - updated,
+            update_order=done.order,
+            seconds=sum(done.seconds),
+            rollout_seconds=rollout,
+            update_seconds=update,
+            eval_seconds=evaluation,
         )
-
-    def _roll(self, round_index: int) -> None:
-        """Step every cohort through the round; its next step is issued before others are waited for, or it is paid."""
-        begun = [run for run in self.runs if run.diverged is None]
-        steps, stacks = self.envs.steps_per_round, self._stacks_of_round()
-        cohorts = [CohortRuns(c.envs, [self.runs[i] for i in c.runs], c.part, stacks) for c in self.envs.cohorts]
-        for stack in stacks:
-            stack.begin()
-        for cohort in cohorts:
-            cohort.issue(0)
-        for t in range(steps):
-            for cohort in cohorts:
-                cohort.collect(t)
-                if t + 1 < steps:
-                    cohort.issue(t + 1)
-                cohort.pay(t)
-            self._reached(round_index, t)
-        for stack in stacks:
-            stack.end()
-        for run in begun:
-            with owned(run.plan, "rollout"):
-                run.end()
-
-    def _groups(self) -> list[list[TrainedRun]]:
-        """Return the live runs that are acted for together; none where environments step out of phase."""
-        return acting_stacks(self.runs) if self._stacked and len(self.envs.cohorts) == 1 else []
-
-    def _stacks_of_round(self) -> list[ActingStack]:
-        """Return what acts for several live runs at once; it is kept while the same runs live."""
-        groups = self._groups()
-        if [stack.runs for stack in self._stacks] != groups:
-            self._stacks = [ActingStack(group) for group in groups]
-        return self._stacks
 
     def _clock(self, round_index: int, rollout_seconds: float, seconds: float) -> dict[str, float]:
         steps = self.num_envs * self.envs.steps_per_round

@@ -1,25 +1,101 @@
-"""A cohort of environments in the lockstep loop, with the runs whose environments it holds."""
+"""Cohorts of environments in the lockstep loop, with the runs whose environments they hold.
+
+What one block alone does is done under its guard, so that a failure of it reaches no other block of the process.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from torch import Tensor
 
-from worker.envs.base import LockstepEnvs
+from worker.envs.base import LockstepEnvs, Seen
 from worker.train.plan import owned
 from worker.train.runs import Run
 from worker.train.stacking import ActingStack
 
+FoundT = TypeVar("FoundT")
+
+
+class Guard:
+    """Context of what one block alone does in a round; its failure is kept for whoever trains it.
+
+    Args:
+        entered: called when the work of this block begins.
+
+    Attributes:
+        fault: what ended the block's round; nothing more is done for it then.
+    """
+
+    def __init__(self, entered: Callable[[], None]) -> None:
+        self._entered = entered
+        self.fault: Exception | None = None
+
+    def __enter__(self) -> None:
+        self._entered()
+
+    def __exit__(self, _kind: type[BaseException] | None, error: BaseException | None, _trace: object) -> bool:
+        if not isinstance(error, Exception):
+            return False
+        self.fault = self.fault or error
+        return True
+
 
 @dataclass(frozen=True)
 class CohortRuns:
-    """A cohort in the loop, with its runs and which part of each it holds; some are acted for in stacks."""
+    """A cohort of one block in the loop, with its runs and which part of each it holds."""
 
     envs: LockstepEnvs
     runs: Sequence[Run]
     part: int
+    guard: Guard
+
+    def issue(self, t: int, chosen: dict[int, Tensor | None]) -> None:
+        """Start step ``t`` with the actions chosen; act for every run that has none yet."""
+        if self.guard.fault is None:
+            with self.guard:
+                for run in self.runs:
+                    if id(run) not in chosen:
+                        with owned(run.plan, "acting"):
+                            chosen[id(run)] = run.act(t, self.part)
+                self.envs.issue([chosen[id(run)] for run in self.runs])
+
+    def collect(self) -> dict[int, Seen | None]:
+        """Wait for the step and return what each run saw; nothing where the block has failed."""
+        return self._of_runs(self.envs.collect)
+
+    def see(self, t: int, found: dict[int, Seen | None]) -> None:
+        """Store what step ``t`` led to for the runs in ``found``."""
+        for run in self.runs:
+            if self.guard.fault is None and (seen := found.get(id(run))) is not None:
+                with self.guard, owned(run.plan, "rollout"):
+                    run.see(t, seen, self.part)
+
+    def paid(self) -> dict[int, Tensor | None]:
+        """Return what the step paid each run; nothing where the block has failed."""
+        return self._of_runs(self.envs.pay)
+
+    def pay(self, t: int, found: dict[int, Tensor | None]) -> None:
+        """Store what step ``t`` paid the runs in ``found``."""
+        for run in self.runs:
+            if self.guard.fault is None and (reward := found.get(id(run))) is not None:
+                with self.guard, owned(run.plan, "rollout"):
+                    run.pay(t, reward, self.part)
+
+    def _of_runs(self, ask: Callable[[], Sequence[FoundT]]) -> dict[int, FoundT]:
+        if self.guard.fault is None:
+            with self.guard:
+                return {id(run): found for run, found in zip(self.runs, ask(), strict=True)}
+        return {}
+
+
+@dataclass(frozen=True)
+class Wave:
+    """Cohorts that take each step together, some of their runs acted for in stacks."""
+
+    cohorts: Sequence[CohortRuns]
     stacks: Sequence[ActingStack] = ()
 
     def issue(self, t: int) -> None:
@@ -27,28 +103,25 @@ class CohortRuns:
         chosen: dict[int, Tensor | None] = {}
         for stack in self.stacks:
             chosen |= zip(map(id, stack.runs), stack.act(t), strict=True)
-        for run in self.runs:
-            if id(run) not in chosen:
-                with owned(run.plan, "acting"):
-                    chosen[id(run)] = run.act(t, self.part)
-        self.envs.issue([chosen[id(run)] for run in self.runs])
+        for cohort in self.cohorts:
+            cohort.issue(t, chosen)
 
     def collect(self, t: int) -> None:
         """Wait for step ``t`` and store what it led to."""
-        found = {id(run): seen for run, seen in zip(self.runs, self.envs.collect(), strict=True)}
+        found: dict[int, Seen | None] = {}
+        for cohort in self.cohorts:
+            found |= cohort.collect()
         for stack in self.stacks:
-            stack.see(t, [found.pop(id(run)) for run in stack.runs])
-        for run in self.runs:
-            if (seen := found.get(id(run))) is not None:
-                with owned(run.plan, "rollout"):
-                    run.see(t, seen, self.part)
+            stack.see(t, [found.pop(id(run), None) for run in stack.runs])
+        for cohort in self.cohorts:
+            cohort.see(t, found)
 
     def pay(self, t: int) -> None:
         """Store what step ``t`` paid."""
-        found = {id(run): reward for run, reward in zip(self.runs, self.envs.pay(), strict=True)}
+        found: dict[int, Tensor | None] = {}
+        for cohort in self.cohorts:
+            found |= cohort.paid()
         for stack in self.stacks:
-            stack.pay(t, [found.pop(id(run)) for run in stack.runs])
-        for run in self.runs:
-            if (reward := found.get(id(run))) is not None:
-                with owned(run.plan, "rollout"):
-                    run.pay(t, reward, self.part)
+            stack.pay(t, [found.pop(id(run), None) for run in stack.runs])
+        for cohort in self.cohorts:
+            cohort.pay(t, found)

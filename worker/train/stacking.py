@@ -1,4 +1,4 @@
-"""Runs of a block, worked on together where that changes no number: acting and updates.
+"""Runs of a block or of several, worked on together where that changes no number: acting and updates.
 
 Runs are stacked when their networks have one shape and everything that a batched call shares is equal; every other
 run, and one that finds no companion, goes the plain way. Which runs are stacked is told at the start of a block.
@@ -7,7 +7,8 @@ run, and one that finds no companion, goes the plain way. Which runs are stacked
 from __future__ import annotations
 
 import time
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from torch import Tensor
@@ -70,17 +71,24 @@ def _acting_key(run: TrainedRun) -> Hashable | None:
     return acting_key(run.learner)
 
 
-def update_all(runs: Sequence[Run], *, stacked: bool) -> Iterator[tuple[Run, dict[str, float]]]:
-    """Update runs in their order, those of one stack together; yield each with its metrics once it is done."""
+def update_all(
+    runs: Sequence[Run], *, stacked: bool, guard: Callable[[Run], AbstractContextManager[object]]
+) -> Iterator[tuple[Run, dict[str, float]]]:
+    """Update runs in their order, those of one stack together; yield each with its metrics once it is done.
+
+    Args:
+        runs: live runs, of one block or several.
+        stacked: whether runs are updated together where they can be.
+        guard: context of what a run does alone; where it keeps an error, the run is not yielded.
+    """
     keyed = ((_update_key(run) if stacked else None, run) for run in runs)
     for key, group in _by_key(keyed):
         if key is None or len(group) == 1:
             for run in group:
-                with owned(run.plan, "update"):
-                    metrics = run.update()
-                yield run, metrics
+                with guard(run), owned(run.plan, "update"):
+                    yield run, run.update()
         else:
-            yield from _update_together([run for run in group if isinstance(run, TrainedRun)])
+            yield from _update_together([run for run in group if isinstance(run, TrainedRun)], guard)
 
 
 def _update_key(run: Run) -> Hashable | None:
@@ -90,25 +98,26 @@ def _update_key(run: Run) -> Hashable | None:
     return None if key is None else (run.algorithm.name, key)
 
 
-def _update_together(runs: Sequence[TrainedRun]) -> Iterator[tuple[Run, dict[str, float]]]:
+def _update_together(
+    runs: Sequence[TrainedRun], guard: Callable[[Run], AbstractContextManager[object]]
+) -> Iterator[tuple[Run, dict[str, float]]]:
     due: dict[int, Due] = {}
     began = time.perf_counter()
     for index, run in enumerate(runs):
-        with owned(run.plan, "update"):
+        with guard(run), owned(run.plan, "update"):
             prepared = run.due()
-        if prepared is None:
-            yield run, {}
-        else:
-            due[index] = prepared
+            if prepared is None:
+                yield run, {}
+            else:
+                due[index] = prepared
     stacking = runs[0].algorithm.stacking
     if stacking is None or not due:
         return
     found = stacking.update(list(due.values()))
     share = (time.perf_counter() - began) / len(due)
     for index, metrics in zip(due, found, strict=True):
-        with owned(runs[index].plan, "update"):
-            told = runs[index].updated(metrics, time.perf_counter() - share)
-        yield runs[index], told
+        with guard(runs[index]), owned(runs[index].plan, "update"):
+            yield runs[index], runs[index].updated(metrics, time.perf_counter() - share)
 
 
 def _by_key(keyed: Iterable[tuple[Hashable | None, RunT]]) -> list[tuple[Hashable | None, list[RunT]]]:

@@ -1,0 +1,132 @@
+"""Blocks that are trained step by step together have the numbers that each has alone, bit for bit."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from tests.worker.train.cases import GYM, GYM_ARMS, GYM_BOX, GYM_LSTM, Arms, block, digests, trainer
+from worker.train.block import BlockTrainer, RoundRecord
+from worker.train.rounds import Rounds
+from worker.train.runs import TrainedRun
+
+#: Large enough for products that are batched; the update works on eight runs at once, so seven blocks are two portions.
+WIDE: dict[str, Any] = {
+    "net": {"hidden": 64, "lstm_hidden": 16},
+    "env": {"n_envs": 3, "rollout_steps": 16},
+    "ppo": {"minibatches": 2, "epochs": 2},
+    "budget": {"rounds": 3},
+}
+LABELS = ("run-A", "run-B")
+
+
+def replicate(base: Mapping[str, Any], number: int, arms: Arms = GYM_ARMS) -> BlockTrainer:
+    """Return the block of a replicate, not begun."""
+    return trainer(block(base, arms, replicate=number, seed=1000 + number, **WIDE))
+
+
+def together(
+    blocks: Mapping[int, BlockTrainer], starts: Mapping[int, int] | None = None, rounds: int = 3
+) -> dict[int, list[RoundRecord | Exception]]:
+    """Train blocks to their end, each from its own round, and return what each round came to."""
+    at = dict(starts or dict.fromkeys(blocks, 0))
+    found: dict[int, list[RoundRecord | Exception]] = {number: [] for number in blocks}
+    pack = Rounds(stacked=True)
+    for number, held in blocks.items():
+        held.prepare(at[number])
+    while due := [number for number in blocks if at[number] < rounds]:
+        for number, outcome in zip(due, pack.train([(blocks[n], at[n]) for n in due]), strict=True):
+            found[number].append(outcome)
+            at[number] = rounds if isinstance(outcome, Exception) else at[number] + 1
+    return found
+
+
+def told(records: list[RoundRecord | Exception]) -> list[list[str]]:
+    kept = [record for record in records if isinstance(record, RoundRecord)]
+    return [digests(kept, label) for label in LABELS]
+
+
+def alone(base: Mapping[str, Any], number: int) -> list[list[str]]:
+    name = str(base["preset"]), number
+    if name not in _alone:
+        _alone[name] = told(list(replicate(base, number).rounds(0)))
+    return _alone[name]
+
+
+#: Trained once for all tests.
+_alone: dict[tuple[str, int], list[list[str]]] = {}
+
+
+@pytest.mark.parametrize(
+    ("base", "size"),
+    [(GYM, 2), (GYM, 7), (GYM_BOX, 2), (GYM_BOX, 7), (GYM_LSTM, 2)],
+    ids=["choices-2", "choices-7", "real-2", "real-7", "lstm-2"],
+)
+def test_a_packed_block_equals_the_block_alone(base: dict[str, Any], size: int) -> None:
+    packed = together({number: replicate(base, number) for number in range(size)})
+    for number in (0, size - 1):
+        assert told(packed[number]) == alone(base, number)
+
+
+def test_runs_of_all_blocks_form_one_stack_and_those_of_an_lstm_none() -> None:
+    blocks = [replicate(GYM, number) for number in range(3)]
+    [group] = Rounds(stacked=True).groups(blocks)
+    assert len(group) == 6
+    assert Rounds(stacked=True).groups([replicate(GYM_LSTM, 0), replicate(GYM_LSTM, 1)]) == []
+
+
+def test_nan_in_one_run_reaches_no_other_run_of_its_pack() -> None:
+    blocks = {number: replicate(GYM, number) for number in range(3)}
+    [broken] = [run for run in blocks[1].runs if run.plan.arm == "B"]
+    assert isinstance(broken, TrainedRun)
+    broken.learner.flat.data[:] = torch.nan
+    packed = together(blocks)
+    assert broken.diverged == "non-finite policy: step 0: non-finite action distribution"
+    assert told(packed[1])[0] == alone(GYM, 1)[0]
+    assert [told(packed[number]) for number in (0, 2)] == [alone(GYM, number) for number in (0, 2)]
+
+
+def test_equal_arms_of_a_pack_are_bit_equal_and_replicates_are_not() -> None:
+    same: Arms = [{"label": "A"}, {"label": "B"}]
+    packed = [told(records) for records in together({n: replicate(GYM, n, same) for n in range(2)}).values()]
+    assert all(a == b for a, b in packed)
+    assert packed[0] != packed[1]
+
+
+def test_blocks_resume_in_the_middle_beside_others(tmp_path: Path) -> None:
+    whole = {number: alone(GYM, number) for number in range(3)}
+    begun = {number: replicate(GYM, number) for number in (0, 1)}
+    together(begun, rounds=1)
+    for number, held in begun.items():
+        held.save_checkpoint(tmp_path / str(number), 1)
+    resumed = {number: replicate(GYM, number) for number in (2, 1)}
+    start = resumed[1].load_checkpoint(tmp_path / "1")
+    packed = together(resumed, {2: 0, 1: start})
+    assert told(packed[1]) == [found[1:] for found in whole[1]]
+    assert told(packed[2]) == whole[2]
+    last = replicate(GYM, 0)
+    assert told(list(last.rounds(last.load_checkpoint(tmp_path / "0")))) == [found[1:] for found in whole[0]]
+
+
+def test_a_block_that_fails_inside_a_round_leaves_its_pack_and_the_others_go_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    blocks = {number: replicate(GYM, number) for number in range(3)}
+    steps, collect = 0, blocks[1].envs.collect
+
+    def breaks() -> Any:
+        nonlocal steps
+        steps += 1
+        if steps == 20:
+            raise RuntimeError("the simulator has crashed")
+        return collect()
+
+    monkeypatch.setattr(blocks[1].envs, "collect", breaks)
+    packed = together(blocks)
+    assert str(packed[1][-1]) == "the simulator has crashed"
+    assert told(packed[1]) == [found[:1] for found in alone(GYM, 1)]
+    assert [told(packed[number]) for number in (0, 2)] == [alone(GYM, number) for number in (0, 2)]
