@@ -15,7 +15,8 @@ from lockstep.text import Line, Name
 
 #: 2: an assignment tells each arm's differences. 3: and the discount of each reward of cross-evaluation.
 #: 4: progress tells which code of the user's a training process is in. 5: a registration brings registries of tasks.
-PROTOCOL_VERSION = 5
+#: 6: a worker tells how many blocks it can hold at once, and may be given several.
+PROTOCOL_VERSION = 6
 LEASE_HEADER = "Lockstep-Lease"
 MAX_POINTS = 5_000
 MAX_METRIC_NAMES = 200
@@ -85,6 +86,9 @@ class RegisterRequest(Wire):
     host: Name
     incarnation: Name
     device: Device
+    max_blocks: Annotated[int, Field(ge=1, le=32)] = Field(
+        1, description="blocks of one experiment that it can train at once"
+    )
     protocol: int = PROTOCOL_VERSION
     versions: dict[str, str] = Field(default_factory=dict)
     datasets: dict[str, str] = Field(default_factory=dict, description="data set -> fingerprint")
@@ -135,7 +139,12 @@ class RewardRef(Wire):
 
 
 class Assignment(Wire):
-    """What a worker trains of a block, with its lease."""
+    """What a worker trains of a block, with its lease.
+
+    Attributes:
+        beside: further blocks of the experiment that the worker is to train in the same process, each with a lease of
+            its own.
+    """
 
     assignment_id: str
     lease: str
@@ -158,6 +167,7 @@ class Assignment(Wire):
     checkpoint_keep: int
     grace_seconds: float
     barrier_timeout_seconds: float
+    beside: list[Assignment] = Field(default_factory=list)
 
 
 class Refusal(Wire):

@@ -23,6 +23,7 @@ from worker.assignment import AssignmentRunner
 from worker.control import TRANSIENT, Control, LeaseLost, Refused, WorkerGone
 from worker.devices import Bound, GpuMonitor, host_name
 from worker.options import Options
+from worker.pack import PackRunner
 from worker.starter import CannotStart, Starter
 from worker.supervisor import Process, become_subreaper
 
@@ -30,6 +31,8 @@ from worker.supervisor import Process, become_subreaper
 RETIRED, CONFIGURATION, DEVICE_IN_USE, TOKEN_REFUSED = 0, 3, 3, 4
 
 _PROBE_SECONDS = 300.0
+#: Blocks that one process trains side by side, at most.
+_MOST_BLOCKS = 32
 #: How often a device is asked for that an older process of this worker held lately.
 _ASKS = 3
 _log = get_logger("worker")
@@ -54,7 +57,7 @@ class Agent:
         self._asked: p.RegisterRequest | None = None
         self._terms: p.RegisterReply | None = None
         self._state = "starting"
-        self._runner: AssignmentRunner | None = None
+        self._held: list[AssignmentRunner] = []
         self._drain = threading.Event()
         self._stopping = threading.Event()
         self._health = p.Health()
@@ -98,9 +101,9 @@ class Agent:
         """SIGTERM: drain now; the running assignment stops at its next round border (cause preempted)."""
         self._stopping.set()
         self._beat_now.set()  # without an assignment this beat is the goodbye, also while a claim waits
-        runner = self._runner
-        if runner is not None:
-            runner.ask_to_stop("preempted")
+        for runner in self._held:
+            if not runner.is_over:
+                runner.ask_to_stop("preempted")
 
     def _greet(self) -> None:
         """Ask once whether the server takes this worker, before the slow probe; registration goes on asking."""
@@ -148,6 +151,7 @@ class Agent:
                 "host": self._host,
                 "incarnation": self._incarnation,
                 "device": self.bound.device.model_dump(),
+                "max_blocks": self._max_blocks(),
                 **capabilities,
             }
         )
@@ -157,6 +161,11 @@ class Agent:
         self._worker_id, self._terms = reply.worker_id, reply
         _log.info("registered", worker=reply.worker_id, name=request.name, device=self.bound.device.uid)
         self._beat_now.set()
+
+    def _max_blocks(self) -> int:
+        """Return how many blocks a process may train: several where their runs can be stacked, one thread of a CPU."""
+        is_plain = self.options.trainer is None and self.bound.device.kind == "cpu" and self.options.threads == 1
+        return _MOST_BLOCKS if is_plain else 1
 
     def _enter(self, request: p.RegisterRequest) -> p.RegisterReply:
         """Register; where an older process of this worker was heard lately, wait until it would have been heard again.
@@ -200,26 +209,36 @@ class Agent:
         return True
 
     def _train(self, assignment: p.Assignment) -> None:
-        directory = self._work / assignment.assignment_id
-        _log.info(
-            "claimed",
-            experiment=assignment.experiment_id,
-            block=assignment.block_id,
-            attempt=assignment.attempt,
-            resume_round=assignment.resume_round,
-        )
-        runner = AssignmentRunner(self.control, assignment, self.bound, directory, self._starter, self.options)
-        self._state, self._runner = "working", runner
-        if self._terms is not None:
-            runner.set_terms(self._terms)
+        held = [assignment, *assignment.beside]
+        for one in held:
+            _log.info(
+                "claimed",
+                experiment=one.experiment_id,
+                block=one.block_id,
+                attempt=one.attempt,
+                resume_round=one.resume_round,
+            )
+        given = (self.control, assignment, self.bound)
+        if assignment.beside:
+            pack = PackRunner(*given, self._work, self._starter, self.options)
+            runners, run = pack.runners, pack.run
+        else:
+            runner = AssignmentRunner(*given, self._work / assignment.assignment_id, self._starter, self.options)
+            runners, run = [runner], runner.run
+        self._state, self._held = "working", runners
+        for runner in runners:
+            if self._terms is not None:
+                runner.set_terms(self._terms)
         self._beat_now.set()
         if self._stopping.is_set():
-            runner.ask_to_stop("preempted")
+            for runner in runners:
+                runner.ask_to_stop("preempted")
         try:
-            runner.run()
+            run()
         finally:
-            self._state, self._runner = "cleaning", None
-            shutil.rmtree(directory, ignore_errors=True)
+            self._state, self._held = "cleaning", []
+            for one in held:
+                shutil.rmtree(self._work / one.assignment_id, ignore_errors=True)
             self._check_device()
 
     def _check_device(self) -> None:
@@ -237,40 +256,40 @@ class Agent:
             interval = self._terms.heartbeat_seconds if self._terms is not None else 1.0
             self._beat_now.wait(interval)
             self._beat_now.clear()
-            goodbye = self._stopping.is_set() and self._runner is None
+            goodbye = self._stopping.is_set() and not self._held
             try:
                 self._beat()
             except Exception as error:  # the heart must not stop: the next beat tries again
                 sys.stderr.write(f"a heartbeat failed: {error!r}\n")
 
     def _beat(self) -> None:
-        runner = self._runner
+        held = [runner for runner in self._held if not runner.is_over]
         sent = time.monotonic()
         beat = p.HeartbeatRequest.model_validate(
             {
                 "incarnation": self._incarnation,
-                "state": "leaving" if self._stopping.is_set() and runner is None else self._state,
-                "progress": [runner.progress()] if runner is not None else [],
+                "state": "leaving" if self._stopping.is_set() and not self._held else self._state,
+                "progress": [runner.progress() for runner in held],
                 "health": (self.monitor.health() if self._health.ok else self._health).model_dump(),
-                "spool_bytes": runner.spool_bytes if runner is not None else 0,
+                "spool_bytes": sum(runner.spool_bytes for runner in held),
             }
         )
         try:
             reply = self._heart.heartbeat(self._worker_id, beat)
         except TRANSIENT as error:
             self.control.tell(error)
-            if runner is not None:
+            for runner in held:
                 runner.unheard()
             return
         except (WorkerGone, LeaseLost, Refused) as error:
             if not self._stopping.is_set():  # after its goodbye a worker is not known any more
                 _log.warning("heartbeat_refused", reason=str(error))
-            if runner is not None:
+            for runner in held:
                 runner.lose(f"the server refused a heartbeat: {error}")
             return
         if reply.drain:
             self._drain.set()
-        if runner is not None:
+        for runner in held:
             runner.heard(reply.leases, sent)
 
     def _retire(self) -> None:

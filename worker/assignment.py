@@ -6,15 +6,14 @@ reason, loss of the lease, end. Tokens never reach a line.
 
 from __future__ import annotations
 
-import contextlib
 import hashlib
 import json
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, ParamSpec, TypeVar
+from typing import IO, Any, ParamSpec, Protocol, TypeVar
 
 from lockstep import protocol as p
 from lockstep.logs import get_logger
@@ -25,7 +24,6 @@ from worker.logs import LogReader
 from worker.options import Options
 from worker.spool import Spool
 from worker.starter import CannotStart, Starter
-from worker.supervisor import Child
 
 ArgumentsP = ParamSpec("ArgumentsP")
 ResultT = TypeVar("ResultT")
@@ -33,6 +31,75 @@ _POLL_SECONDS = 0.2
 _RELEASE_SECONDS = 120.0
 _log = get_logger("worker")
 _STOP_CAUSES = {"cancel": "user", "pause": "user", "drain": "preempted", "abort": "preempted"}
+
+
+class Trainer(Protocol):
+    """What trains an assignment: a process of its own, or a seat in one that trains several."""
+
+    @property
+    def output(self) -> IO[bytes] | None:
+        """Standard output and error; None where another reads it."""
+        ...
+
+    def frames(self) -> Iterator[dict[str, Any]]:
+        """Yield its frames to the last."""
+        ...
+
+    def send(self, frame: Mapping[str, Any]) -> None:
+        """Send a command."""
+        ...
+
+    def ask_to_stop(self, seconds: float) -> None:
+        """Ask for a stop at the next round border."""
+        ...
+
+    def ask_where(self) -> None:
+        """Ask where it stands before it is killed."""
+        ...
+
+    def freeze(self) -> None:
+        """Halt it where it stands."""
+        ...
+
+    def thaw(self) -> None:
+        """Let it go on."""
+        ...
+
+    def is_alive(self) -> bool:
+        """Return whether it trains the assignment."""
+        ...
+
+    def is_elsewhere(self) -> bool:
+        """Return whether it is busy with what the user of another assignment wrote."""
+        ...
+
+    def kill(self) -> None:
+        """End the training of the assignment at once."""
+        ...
+
+    def join(self) -> None:
+        """Wait for its end after the last frame."""
+        ...
+
+    def end(self, *, politely: bool) -> None:
+        """End what is left."""
+        ...
+
+    def exit_text(self) -> str:
+        """Return how it ended, for people."""
+        ...
+
+
+def in_its_own_process(starter: Starter) -> Callable[[dict[str, Any]], Trainer]:
+    """Return what starts a process for one assignment and hands it its first command."""
+
+    def start(command: dict[str, Any]) -> Trainer:
+        child = starter.start()
+        _log.info("started", pid=child.process.pid)
+        child.send({"type": "assignment", **command})
+        return child
+
+    return start
 
 
 class AssignmentRunner:
@@ -43,8 +110,9 @@ class AssignmentRunner:
         assignment: what to train, with the lease.
         bound: device of this supervisor.
         directory: spool and checkpoints of this assignment.
-        starter: starts the training process.
+        starter: starts training processes, and knows what has been rehearsed.
         options: the operator's choices.
+        start: hands the first command to what trains; default: a process of its own.
     """
 
     def __init__(
@@ -55,14 +123,16 @@ class AssignmentRunner:
         directory: Path,
         starter: Starter,
         options: Options,
+        start: Callable[[dict[str, Any]], Trainer] | None = None,
     ) -> None:
         self._control, self._lease, self._bound = control, assignment, bound
+        self._start = start or in_its_own_process(starter)
         self._directory, self._starter, self._options = directory, starter, options
         self._spool = Spool(directory / "spool.jsonl", options.spool_bytes)
         self._inside = directory / "inside"  # the child says here when it is in code of the user's
         section = assignment.runs[0].config.get("env", {})
         self._environment = str(section.get("id") or section.get("task"))
-        self._child: Child | None = None
+        self._child: Trainer | None = None
         self._round, self._step = assignment.resume_round, 0
         self._last_frame = self._began = time.monotonic()
         self._lost = threading.Event()
@@ -75,6 +145,7 @@ class AssignmentRunner:
         self._failure: dict[str, Any] | None = None
         self._finished = False
         self._stopped = False
+        self.is_over = False  # released, or lost: nothing is reported of it any more
         self._logs = LogReader(self._spool)
         self._reading = threading.Thread()  # of the child's output, once there is a child
         self._log = _log.bind(block=assignment.block_id, attempt=assignment.attempt)
@@ -105,9 +176,30 @@ class AssignmentRunner:
             "lease": self._lease.lease,
             "round": self._round,
             "step": self._step,
-            "frame_age_seconds": round(time.monotonic() - self._last_frame, 2),
-            "inside": inside.read(self._inside, self._environment),
+            "frame_age_seconds": 0.0 if self._is_elsewhere() else round(time.monotonic() - self._last_frame, 2),
+            "inside": self.inside(),
         }
+
+    def inside(self) -> str:
+        """Return which code of the user's its training is in, in words; empty when it is in none."""
+        return inside.read(self._inside, self._environment)
+
+    def _is_elsewhere(self) -> bool:
+        """Return whether what is silent is another assignment of the same process: this one waits for its turn."""
+        return self._child is not None and self._child.is_elsewhere()
+
+    def touch(self) -> None:
+        """Note that the process which trains this assignment has given a sign of life."""
+        self._last_frame = time.monotonic()
+
+    def log(self, line: str) -> None:
+        """Take a line that the process has printed."""
+        self._logs.take(line)
+
+    def evict(self, why: str) -> None:
+        """Note that the process ended for another assignment's sake: neither this job nor the device is at fault."""
+        if self._failure is None and not self._finished:
+            self._failure = {"cause": "preempted", "outcome": "stopped", "detail": why}
 
     def heard(self, states: Sequence[p.LeaseState], sent: float) -> None:
         """Act on the server's word: renew, stop, or give up."""
@@ -115,7 +207,8 @@ class AssignmentRunner:
             if state.assignment_id != self._lease.assignment_id:
                 continue
             if not state.valid:
-                self.lose("the lease does not hold any more")
+                if not self._all_sent.is_set():  # else the server has ended it with the last round
+                    self.lose("the lease does not hold any more")
                 return
             self._acknowledged = sent
             self._thaw()
@@ -178,6 +271,7 @@ class AssignmentRunner:
             self._end_child()
             self._release()
             self._spool.close()
+            self.is_over = True
 
     def _fetch_checkpoint(self) -> None:
         """Lay out the committed files of the resume round as the child wrote them."""
@@ -199,36 +293,35 @@ class AssignmentRunner:
         manifest = {"schema_version": 1, "next_round": self._lease.resume_round, "files": files}
         (target / "manifest.json").write_text(json.dumps(manifest, sort_keys=True), encoding="utf-8")
 
-    def _start_child(self) -> Child:
-        """Start a process and hand it the assignment; its log and the stop ladder begin."""
-        self._child = child = self._starter.start()
-        self._log.info("started", pid=child.process.pid, arms=[run.arm for run in self._lease.runs])
-        child.send(
-            {
-                "type": "assignment",
-                "assignment": self._lease.model_dump(),
-                "options": {
-                    "threads": self._options.threads,
-                    "data_dir": str(self._options.data_dir) if self._options.data_dir else None,
-                    "checkpoint_dir": str(self._directory / "checkpoints"),
-                    "device_uid": self._bound.device.uid,
-                    "inside": str(self._inside),
-                    "rehearse": self._lease.experiment_id not in self._starter.rehearsed,
-                },
-            }
-        )
-        self._reading = threading.Thread(target=self._logs.read, args=(child.output,), name="logs", daemon=True)
-        self._reading.start()
+    def _start_child(self) -> Trainer:
+        """Hand the assignment to what trains it; its log and the stop ladder begin."""
+        command = {
+            "assignment": self._lease.model_dump(exclude={"beside"}),
+            "options": {
+                "threads": self._options.threads,
+                "data_dir": str(self._options.data_dir) if self._options.data_dir else None,
+                "checkpoint_dir": str(self._directory / "checkpoints"),
+                "device_uid": self._bound.device.uid,
+                "inside": str(self._inside),
+                "rehearse": self._lease.experiment_id not in self._starter.rehearsed,
+            },
+        }
+        self._child = child = self._start(command)
+        self._log.info("training", arms=[run.arm for run in self._lease.runs])
+        if child.output is not None:
+            self._reading = threading.Thread(target=self._logs.read, args=(child.output,), name="logs", daemon=True)
+            self._reading.start()
         threading.Thread(target=self._watch, args=(child,), name="ladder", daemon=True).start()
         return child
 
-    def _relay(self, child: Child) -> None:
+    def _relay(self, child: Trainer) -> None:
         threading.Thread(target=self._send_all, args=(child,), name="sender", daemon=True).start()
         for frame in child.frames():
             self._last_frame = time.monotonic()
             self._on_frame(frame)
-        child.process.wait()
-        self._reading.join(timeout=5)
+        child.join()
+        if self._reading.ident is not None:
+            self._reading.join(timeout=5)
         self._spool.append("end", {})
         while not (self._all_sent.is_set() or self._lost.is_set()):
             self._all_sent.wait(_POLL_SECONDS)
@@ -249,7 +342,7 @@ class AssignmentRunner:
         elif kind == "done":
             self._finished, self._stopped = True, bool(frame["stopped"])
 
-    def _watch(self, child: Child) -> None:
+    def _watch(self, child: Trainer) -> None:
         """The stop ladder: past the grace the whole tree is killed. The fence needs no answer of a heartbeat."""
         while child.is_alive():
             self.unheard()
@@ -262,7 +355,7 @@ class AssignmentRunner:
                 return
             time.sleep(_POLL_SECONDS)
 
-    def _send_all(self, child: Child) -> None:
+    def _send_all(self, child: Trainer) -> None:
         """Send the spool in order; ends with the record ``end``, or when the lease is lost."""
         record: dict[str, Any] | None = None
         try:
@@ -292,7 +385,7 @@ class AssignmentRunner:
         self._log.error("refused", reason=str(error))
         self._failure = {"cause": "worker_lost", "outcome": "stopped", "detail": str(error)}
 
-    def _send_one(self, child: Child, record: dict[str, Any]) -> int:
+    def _send_one(self, child: Trainer, record: dict[str, Any]) -> int:
         """Send one record (log lines and points in batches); return how many records it was."""
         kind = record["kind"]
         if kind == "log":
@@ -320,7 +413,7 @@ class AssignmentRunner:
         self._patient(self._control.post_json, self._lease, "logs", body)
         return len(records)
 
-    def _ready(self, child: Child, frame: dict[str, Any]) -> None:
+    def _ready(self, child: Trainer, frame: dict[str, Any]) -> None:
         """Report ready until the start barrier opens; then the first round may go."""
         request = p.ReadyRequest.model_validate(frame)
         while not self._lost.is_set() and child.is_alive() and self._stop_cause is None:
@@ -330,7 +423,7 @@ class AssignmentRunner:
                 return
             time.sleep(_POLL_SECONDS)
 
-    def _hand_in(self, child: Child, frame: dict[str, Any]) -> None:
+    def _hand_in(self, child: Trainer, frame: dict[str, Any]) -> None:
         """Hand in a round, wait at the barrier, and let the next one go unless a checkpoint follows."""
         index = int(frame["round"])
         body = {key: frame[key] for key in ("runs", "update_order", "seconds")}
@@ -351,7 +444,7 @@ class AssignmentRunner:
                 self.ask_to_stop("preempted")
                 return
 
-    def _hand_over(self, child: Child, frame: dict[str, Any]) -> None:
+    def _hand_over(self, child: Trainer, frame: dict[str, Any]) -> None:
         """Upload a checkpoint and commit it for all runs of the assignment in one call."""
         directory, next_round = Path(frame["directory"]), int(frame["next_round"])
         arms = {run.arm: run.run_id for run in self._lease.runs}
@@ -379,13 +472,8 @@ class AssignmentRunner:
         return self._control.patiently(partial(call, *given, **named), until=self._lost.is_set)
 
     def _end_child(self) -> None:
-        child = self._child
-        if child is not None:
-            if child.is_alive() and not self._lost.is_set():
-                child.ask_to_stop(1.0)
-                with contextlib.suppress(Exception):
-                    child.process.wait(timeout=1.0)
-            child.close()
+        if self._child is not None:
+            self._child.end(politely=not self._lost.is_set())
 
     def _release(self) -> None:
         """Tell how the assignment ended; a lost lease has nothing to release."""

@@ -1,9 +1,11 @@
-"""The training process: one assignment, frames on one pipe, commands on another. No token, no HTTP.
+"""The training process: one assignment or several, frames on one pipe, commands on another. No token, no HTTP.
 
-First command: the assignment. Then it reports ``ready`` (or ``refused``), and for each ``go`` trains
-one round and reports ``round`` and, where due, ``checkpoint``. ``stop`` or SIGTERM ends it at the next
-round border with a checkpoint. Standard output and error are the log. It is forked from the fork server, which
-has imported all that training needs, or where there is none started as a program.
+First command: the assignment, with what is to be trained beside it. Of each it reports ``ready`` (or ``refused``), and
+for each ``go`` trains one round and reports ``round`` and, where due, ``checkpoint``. ``stop`` or SIGTERM ends it at
+the next round border with a checkpoint. Where there are several, a frame and a command name theirs, ``drop`` gives one
+up, ``left`` is the last word of one, and their rounds are trained step by step together (``worker.train.rounds``).
+Standard output and error are the log. It is forked from the fork server, which has imported all that training needs,
+or where there is none started as a program.
 """
 
 from __future__ import annotations
@@ -15,6 +17,7 @@ import gc
 import hashlib
 import importlib
 import json
+import math
 import os
 import platform
 import signal
@@ -22,10 +25,9 @@ import sys
 import threading
 import time
 import traceback
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
-from queue import SimpleQueue
 from typing import IO, Any
 
 import torch
@@ -38,13 +40,16 @@ from lockstep.spec.families import FAMILIES
 from worker import numerics
 from worker.checkpoint import CheckpointRefused, NoCheckpoint
 from worker.envs.faults import EnvironmentFault
-from worker.envs.inside import INSIDE
+from worker.envs.inside import INSIDE, shared
 from worker.starter import TRAINING_NAME
 from worker.train.block import ArmOutOfMemory, BlockTrainer
 from worker.train.plan import BlockPlan, ConfigRefused, RoundRecord, RunPlan, RunRound
+from worker.train.rounds import Rounds
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 _PROGRESS_SECONDS = 0.5
+#: How long a round that was asked for waits for those of other assignments, and how often it is looked meanwhile.
+_MOMENT_SECONDS, _LOOK_SECONDS = 1.0, 0.2
 #: What a block loads only once it knows its assignment; none of it touches a device on import.
 _PRELOADED = (
     "worker.envs.morph.family",
@@ -54,41 +59,94 @@ _PRELOADED = (
 )
 
 
-class Stopped(Exception):  # noqa: N818 - a request
-    """A stop was asked for; the round border is reached."""
-
-
-@dataclass
 class Pipes:
-    """Frames to the supervisor, commands from it."""
+    """Frames to the supervisor, commands from it.
 
-    frames: IO[bytes]
-    commands: SimpleQueue[dict[str, Any]] = field(default_factory=SimpleQueue)
-    stop: threading.Event = field(default_factory=threading.Event)
-    _lock: threading.Lock = field(default_factory=threading.Lock)
+    Args:
+        frames: where frames are written.
+    """
+
+    def __init__(self, frames: IO[bytes]) -> None:
+        self._frames, self._lock = frames, threading.Lock()
+        self.changed = threading.Condition()
+        self.seats: dict[str, Seat] = {}
 
     def send(self, kind: str, **values: Any) -> None:
         """Send one frame."""
         line = json.dumps({"type": kind, **values}, separators=(",", ":"), allow_nan=False).encode() + b"\n"
         with self._lock:
-            self.frames.write(line)
+            self._frames.write(line)
 
     def listen(self, source: IO[bytes]) -> None:
         """Read commands until the supervisor goes away (which ends this process too)."""
         for line in source:
             command = json.loads(line)
-            if command["type"] == "stop":
-                self.stop.set()
-            self.commands.put(command)
-        self.stop.set()
-        self.commands.put({"type": "stop"})
+            named = command.get("assignment")
+            with self.changed:
+                for seat in [self.seats[named]] if named in self.seats else self.seats.values():
+                    seat.told(command["type"])
+                self.changed.notify_all()
+        self.stop_all()
 
-    def wait_for_go(self) -> int:
-        """Return the round to train next; raise ``Stopped`` on a stop."""
-        command = self.commands.get()
-        if command["type"] == "stop" or self.stop.is_set():
-            raise Stopped
-        return int(command["round"])
+    def stop_all(self) -> None:
+        """Stop everything at the next round border."""
+        for seat in self.seats.values():
+            seat.stops = True
+        if self.changed.acquire(blocking=False):  # a signal may interrupt whoever holds it
+            self.changed.notify_all()
+            self.changed.release()
+
+    def wait_for_word(self, seats: Sequence[Seat]) -> None:
+        """Wait until something was asked of every seat; once it was of one, only a moment longer for the others."""
+        deadline = math.inf
+        with self.changed:
+            while not all(seat.has_word for seat in seats):
+                if any(seat.has_word for seat in seats):
+                    deadline = min(deadline, time.monotonic() + _MOMENT_SECONDS)
+                if time.monotonic() >= deadline:
+                    return
+                self.changed.wait(min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic())))
+
+
+class Seat:
+    """An assignment in this process: what was asked for it, and how far it is.
+
+    Args:
+        pipes: of this process.
+        given: the assignment and options, as the first command has them.
+        named: whether frames name the assignment: where there are several.
+    """
+
+    def __init__(self, pipes: Pipes, given: Mapping[str, Any], *, named: bool) -> None:
+        self.assignment = Assignment.model_validate(given["assignment"])
+        self.options: dict[str, Any] = given["options"]
+        self._pipes, self._name = pipes, {"assignment": self.assignment.assignment_id} if named else {}
+        self.gos, self.stops, self.dropped = 0, False, False
+        self.opened = contextlib.ExitStack()
+        self.saved = self.done = self.start = self.assignment.resume_round
+        self.seqs: dict[str, int] = {}
+        self.trainer: BlockTrainer
+        self.failed = False
+
+    @property
+    def has_word(self) -> bool:
+        """Whether something was asked that is not done."""
+        return self.gos > 0 or self.stops or self.dropped
+
+    def told(self, kind: str) -> None:
+        """Take note of a command."""
+        self.gos += kind == "go"
+        self.stops |= kind == "stop"
+        self.dropped |= kind == "drop"
+
+    def send(self, kind: str, **values: Any) -> None:
+        """Send one frame of this assignment."""
+        self._pipes.send(kind, **self._name, **values)
+
+    def leave(self) -> None:
+        """Say the last word, where another goes on."""
+        if self._name:
+            self.send("left")
 
 
 def die_with_parent(parent: int) -> None:
@@ -199,38 +257,65 @@ class Progress:
             self._send("progress", round=round_index, step=step)
 
 
-def train(pipes: Pipes, assignment: Assignment, options: dict[str, Any], opened: contextlib.ExitStack) -> None:
-    """Train the assignment to its end, or to a stop at a round border; what must be closed goes into ``opened``."""
-    device = set_up_torch(assignment, int(options["threads"]))
-    plan = plan_of(assignment)
-    data_dir = Path(options["data_dir"]) if options.get("data_dir") else None
-    root = Path(options["checkpoint_dir"])
+def train(pipes: Pipes, seats: Sequence[Seat]) -> None:
+    """Train all assignments, each to its end or to a stop at a round border."""
     faulthandler.register(signal.SIGUSR1)  # asked by the supervisor before it kills: where this process stands
-    INSIDE.share(Path(options["inside"]))
+    ready = [seat for index, seat in enumerate(seats) if _guarded(seat, lambda: _prepare(seat, seats, index))]  # noqa: B023 - called at once
+    # what has been built lives to the end: the collector need not walk it again and again
+    gc.collect()
+    gc.freeze()
+    for seat in ready:
+        seat.send("ready", **seat.options["ready"])
+    _rounds(pipes, ready)
+
+
+def _prepare(seat: Seat, seats: Sequence[Seat], index: int) -> bool:
+    """Build the trainer of an assignment; return whether it can be trained."""
+    assignment, options = seat.assignment, seat.options
+    device = set_up_torch(assignment, int(options["threads"]))
+    plan, root = plan_of(assignment), Path(options["checkpoint_dir"])
+    data_dir = Path(options["data_dir"]) if options.get("data_dir") else None
+    enter = partial(INSIDE.enter, shared(Path(options["inside"])))
+    enter()
     try:
-        trainer = BlockTrainer(plan, device, data_dir=data_dir, progress=Progress(pipes.send))
-        opened.callback(trainer.close)
-        warm_up = trainer.warm_up(rehearse=bool(options["rehearse"]))
-        start = trainer.load_checkpoint(root) if assignment.resume_round else 0
+        seat.trainer = BlockTrainer(plan, device, data_dir=data_dir, progress=Progress(seat.send), entered=enter)
+        seat.opened.callback(seat.trainer.close)
+        warm_up = seat.trainer.warm_up(rehearse=bool(options["rehearse"]) and index == 0)
+        start = seat.trainer.load_checkpoint(root) if assignment.resume_round else 0
         if start != assignment.resume_round:
             raise NoCheckpoint(f"found a checkpoint of round {start}, expected {assignment.resume_round}")
     except (ConfigRefused, CheckpointRefused, NoCheckpoint, FileNotFoundError) as error:
         if error.__cause__ is not None:
             traceback.print_exc()  # whose code refused, for the log
-        pipes.send("refused", **_refusal(error))
-        return
-    # what has been built lives to the end: the collector need not walk it again and again
-    gc.collect()
-    gc.freeze()
-    pipes.send(
-        "ready",
-        device_uid=device_uid(device, str(options["device_uid"])),
-        resume_round=start,
-        warm_up=jsonable({**warm_up, "record": record_of(plan, device)}),
-    )
-    stopped = _rounds(pipes, assignment, trainer, root, start)
-    opened.close()
-    pipes.send("done", stopped=stopped)
+        seat.send("refused", **_refusal(error))
+        seat.leave()
+        return False
+    beside = sorted(other.assignment.replicate for other in seats if other is not seat)
+    told = {**warm_up, "record": record_of(plan, device), **({"packed_with": beside} if beside else {})}
+    seat.options["ready"] = {
+        "device_uid": device_uid(device, str(options["device_uid"])),
+        "resume_round": start,
+        "warm_up": jsonable(told),
+    }
+    return True
+
+
+def _guarded(seat: Seat, work: Callable[[], bool]) -> bool:
+    """Do the work of one assignment; when it fails, that one leaves. Return what the work does, False if it failed."""
+    try:
+        return work()
+    except Exception as error:
+        _fail(seat, error)
+        return False
+
+
+def _fail(seat: Seat, error: Exception) -> None:
+    """Tell of a failure and close; closing may fail or hang as well."""
+    seat.failed = True
+    seat.send("failed", **failure(error))
+    with contextlib.suppress(Exception):
+        seat.opened.close()
+    seat.leave()
 
 
 def _refusal(error: Exception) -> dict[str, str]:
@@ -239,41 +324,81 @@ def _refusal(error: Exception) -> dict[str, str]:
     return {"field": "checkpoint" if not isinstance(error, OSError) else "env.task", "message": str(error)}
 
 
-def _rounds(pipes: Pipes, assignment: Assignment, trainer: BlockTrainer, root: Path, start: int) -> bool:
-    seqs: dict[str, int] = {}
-    rounds: Iterator[RoundRecord] = trainer.rounds(start)
-    saved = start
-    done = start
-    while True:
-        try:
-            pipes.wait_for_go()
-        except Stopped:
-            if done > saved:
-                _checkpoint(pipes, trainer, root, done, final=False)
-            return True
-        record = next(rounds, None)
-        if record is None:
-            return False
-        done = record.round + 1
-        is_last = done >= assignment.rounds
-        due = is_last or done % assignment.checkpoint_every_rounds == 0 or pipes.stop.is_set()
-        frame = round_frame(record, seqs)
-        over = all(run["diverged"] is not None for run in frame["runs"])
-        due = due and not over
-        pipes.send("round", checkpoint_follows=due, **frame)
-        if due:
-            _checkpoint(pipes, trainer, root, done, final=is_last)
-            saved = done
-        if is_last or over:
-            return False
+def _rounds(pipes: Pipes, seats: Sequence[Seat]) -> None:
+    """Train rounds as they are asked for, those of several assignments together."""
+    here, rounds = list(seats), Rounds(stacked=True)
+    while here:
+        pipes.wait_for_word(here)
+        here = [seat for seat in here if _guarded(seat, lambda: _stays(seat))]  # noqa: B023 - called at once
+        due = [seat for seat in here if seat.gos > 0]
+        due = [seat for seat in due if seat.done > seat.start or _guarded(seat, lambda: _begin(seat))]  # noqa: B023
+        outcomes = rounds.train([(seat.trainer, seat.done) for seat in due])
+        for seat, outcome in zip(due, outcomes, strict=True):
+            with pipes.changed:
+                seat.gos -= 1
+            if isinstance(outcome, Exception):
+                _fail(seat, outcome)
+            elif _guarded(seat, lambda: _hand_in(seat, outcome)):  # noqa: B023 - called at once
+                continue
+            here.remove(seat)
+        here = [seat for seat in here if not seat.failed]
 
 
-def _checkpoint(pipes: Pipes, trainer: BlockTrainer, root: Path, next_round: int, *, final: bool) -> None:
+def _begin(seat: Seat) -> bool:
+    seat.trainer.enter()
+    seat.trainer.prepare(seat.start)
+    return True
+
+
+def _stays(seat: Seat) -> bool:
+    """Return whether an assignment is trained on; one that is stopped is saved."""
+    over = seat.done >= seat.assignment.rounds or all(run.diverged is not None for run in seat.trainer.runs)
+    if seat.dropped:
+        with contextlib.suppress(Exception):
+            seat.opened.close()
+        seat.leave()
+    elif seat.stops or over:
+        if seat.stops and seat.done > seat.saved:
+            _checkpoint(seat, final=False)
+        _end(seat, stopped=seat.stops)
+    else:
+        return True
+    return False
+
+
+def _hand_in(seat: Seat, record: RoundRecord) -> bool:
+    """Tell of a round, with its checkpoint where one is due; return whether there is another."""
+    seat.done = record.round + 1
+    is_last = seat.done >= seat.assignment.rounds
+    frame = round_frame(record, seat.seqs)
+    over = all(run["diverged"] is not None for run in frame["runs"])
+    due = is_last or seat.done % seat.assignment.checkpoint_every_rounds == 0 or seat.stops
+    due = due and not over
+    seat.send("round", checkpoint_follows=due, **frame)
+    if due:
+        _checkpoint(seat, final=is_last)
+    if is_last or over:
+        _end(seat, stopped=False)
+        return False
+    return True
+
+
+def _end(seat: Seat, *, stopped: bool) -> None:
+    seat.trainer.enter()
+    seat.opened.close()
+    seat.send("done", stopped=stopped)
+    seat.leave()
+
+
+def _checkpoint(seat: Seat, *, final: bool) -> None:
     """Write a checkpoint (and at the end the policies) and name the files to upload."""
-    info = trainer.save_checkpoint(root, next_round)
+    seat.trainer.enter()
+    root = Path(seat.options["checkpoint_dir"])
+    info = seat.trainer.save_checkpoint(root, seat.done)
     files = {name.removesuffix(".safetensors"): digest for name, digest in info.files.items()}
-    policies = [str(path) for path in trainer.save_policies(root / "policies")] if final else []
-    pipes.send("checkpoint", next_round=next_round, directory=str(info.path), files=files, policies=policies)
+    policies = [str(path) for path in seat.trainer.save_policies(root / "policies")] if final else []
+    seat.send("checkpoint", next_round=seat.done, directory=str(info.path), files=files, policies=policies)
+    seat.saved = seat.done
 
 
 def preload() -> None:
@@ -291,7 +416,7 @@ def call_itself(name: str) -> None:
 
 
 def run(frames: int, commands: int) -> int:
-    """Train the assignment that the first command names.
+    """Train what the first command names.
 
     Args:
         frames: descriptor of the pipe that frames are written to.
@@ -302,23 +427,20 @@ def run(frames: int, commands: int) -> int:
     """
     call_itself(TRAINING_NAME)
     pipes = Pipes(os.fdopen(frames, "wb", buffering=0))
-    signal.signal(signal.SIGTERM, lambda *_: pipes.stop.set())
+    signal.signal(signal.SIGTERM, lambda *_: pipes.stop_all())
     source = os.fdopen(commands, "rb")
     line = source.readline()
     if not line:
         return 0  # the supervisor has gone
     first = json.loads(line)
-    assignment = Assignment.model_validate(first["assignment"])
-    pipes.send("progress", round=assignment.resume_round, step=0)
+    beside = first.get("beside", [])
+    seats = [Seat(pipes, given, named=bool(beside)) for given in (first, *beside)]
+    pipes.seats = {seat.assignment.assignment_id: seat for seat in seats}
+    for seat in seats:
+        seat.send("progress", round=seat.assignment.resume_round, step=0)
     threading.Thread(target=pipes.listen, args=(source,), daemon=True).start()
-    failed = False
-    with contextlib.ExitStack() as opened:  # closed after the failure is told: closing may fail or hang as well
-        try:
-            train(pipes, assignment, first["options"], opened)
-        except Exception as error:
-            pipes.send("failed", **failure(error))
-            failed = True
-    return int(failed)
+    train(pipes, seats)
+    return int(all(seat.failed for seat in seats))
 
 
 def failure(error: Exception) -> dict[str, str]:

@@ -26,21 +26,25 @@ class LogReader:
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
         self._seq = 0
+        self._second, self._count = 0, 0
         self.last_lines: deque[str] = deque(maxlen=20)
 
     def read(self, source: IO[bytes]) -> None:
         """Read until the stream ends."""
-        second, count = 0, 0
-        for raw in _lines(source):
-            text = raw.rstrip("\r").rpartition("\r")[2]  # a carriage return overwrites what stood there
-            now = int(time.monotonic())
-            second, count = (second, count + 1) if now == second else (now, 1)
-            if not text.strip():
-                continue
-            if count > _LINES_PER_SECOND:
-                self._spool.dropped_logs += 1
-                continue
-            self._append(text)
+        for raw in lines(source):
+            self.take(raw)
+
+    def take(self, raw: str) -> None:
+        """Put one line into the spool."""
+        text = raw.rstrip("\r").rpartition("\r")[2]  # a carriage return overwrites what stood there
+        now = int(time.monotonic())
+        self._second, self._count = (now, self._count + 1) if now == self._second else (now, 1)
+        if not text.strip():
+            return
+        if self._count > _LINES_PER_SECOND:
+            self._spool.dropped_logs += 1
+            return
+        self._append(text)
 
     def _append(self, text: str) -> None:
         found = _LEVELS.search(text[:40])
@@ -50,7 +54,7 @@ class LogReader:
         self._spool.append("log", {"seq": self._seq, "level": level, "text": text[: p.MAX_LOG_LINE_BYTES]})
 
 
-def _lines(source: IO[bytes]) -> Iterator[str]:
+def lines(source: IO[bytes]) -> Iterator[str]:
     """Yield lines, cut at 64 KiB so that a line without end cannot fill memory."""
     while raw := source.readline(_READ_BYTES):
         yield raw.decode(errors="replace").rstrip("\n")

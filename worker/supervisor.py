@@ -142,6 +142,22 @@ class Child:
         """Let a frozen group go on."""
         self._signal(signal.SIGCONT)
 
+    def is_elsewhere(self) -> bool:
+        """Return whether the process is busy with what another assignment's user wrote: it has this one alone."""
+        return False
+
+    def join(self) -> None:
+        """Wait for the end of the process."""
+        self.process.wait()
+
+    def end(self, *, politely: bool) -> None:
+        """End what is left of the tree, after a moment to stop if that is polite, and close the pipes."""
+        if politely and self.is_alive():
+            self.ask_to_stop(1.0)
+            with contextlib.suppress(Exception):
+                self.process.wait(timeout=1.0)
+        self.close()
+
     def _signal(self, number: int) -> None:
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(self.process.pid, number)

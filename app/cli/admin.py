@@ -218,7 +218,8 @@ def doctor() -> None:
     with opened() as (_, store), store.read() as session:
         typer.echo(f"sqlite {module.sqlite_version}: {sqlite_warning(module.sqlite_version_info) or 'ok'}")
         typer.echo(f"database: ok, clock {store.now(session):.0f}, revision {migrate.current_revision(store)}")
-        rows = [row for row in workers.listing(session) if row.status != WorkerStatus.RETIRED]
+        listed = {row.id: row for row in workers.listing(session)}  # one of several rows, where it holds several blocks
+    rows = [row for row in listed.values() if row.status != WorkerStatus.RETIRED]
     found = [
         *_plugin_defects(),
         *(_told(f"worker {isolated(row.name)}", **item) for row in rows for item in defects_of(row)),

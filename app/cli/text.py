@@ -155,7 +155,10 @@ def audit_line(item: Mapping[str, Any]) -> str:
 def worker_line(item: Mapping[str, Any]) -> str:
     """Return one worker with its state, device and what it trains."""
     holds = item["holds"]
-    work = f"trains replicate {holds['replicate']} of {holds['experiment_id']}" if holds else item["status_text"]
+    work = item["status_text"]
+    if holds:
+        held = replicates_text(sorted(block["replicate"] for block in holds["blocks"]))
+        work = f"trains {held} of {holds['experiment_id']}"
     drain = ", drains" if item["drain"] else ""
     seen = f"seen {item['seen_seconds_ago']:.0f} s ago"
     state = f"{item['name']:20} {item['status'] + drain:12}"

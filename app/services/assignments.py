@@ -68,7 +68,7 @@ def _mismatch(
         grace_seconds=grace(ctx, session, block),
     )
     end_assignment(session, now, block, row, AssignmentState.RELEASED, outcome="error", detail=text)
-    leases.move_worker(session, now, row.worker_id, WorkerStatus.CLEANING, text)
+    leases.free_worker(session, now, row.worker_id, text)
     leases.move_worker(session, now, row.worker_id, WorkerStatus.QUARANTINED, text)
 
 
@@ -353,12 +353,8 @@ def _oom_before(block: BlockRow) -> bool:
 
 def _clean_worker(session: Session, now: float, ending: _Ending) -> None:
     row, request = ending.assignment, ending.request
-    leases.move_worker(
-        session,
-        now,
-        row.worker_id,
-        WorkerStatus.CLEANING,
-        f"replicate {ending.block.replicate} has left it: {request.outcome}",
+    leases.free_worker(
+        session, now, row.worker_id, f"replicate {ending.block.replicate} has left it: {request.outcome}"
     )
     fast = now - row.offered_at.timestamp() < FAST_FAILURE_SECONDS
     if request.outcome != "error" or request.cause not in PERHAPS_OF_THE_DEVICE or not fast:

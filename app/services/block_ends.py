@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 from sqlalchemy.orm import Session
@@ -19,7 +20,6 @@ from lockstep.status import (
     Cause,
     Desired,
     RunStatus,
-    WorkerStatus,
 )
 
 #: A failure this soon after the start may be the device's fault (control-plane.md 7.4).
@@ -106,17 +106,36 @@ def finish_if_complete(session: Session, now: float, block_id: str) -> bool:
         return False
     for assignment in leases.of_block(session, block_id, block.attempt):
         if end_assignment(session, now, block, assignment, AssignmentState.RELEASED, outcome="completed"):
-            leases.move_worker(session, now, assignment.worker_id, WorkerStatus.CLEANING, "its block has ended")
+            leases.free_worker(session, now, assignment.worker_id, "its block has ended")
     return True
 
 
 def end_assignment(
     session: Session, now: float, block: BlockRow, row: AssignmentRow, target: AssignmentState, **values: Any
 ) -> bool:
-    """End a live assignment of a block; its device time, by the database clock, counts for owner and runs, once."""
+    """End a live assignment of a block; its device time, by the database clock, counts for owner and runs, once.
+
+    Blocks that the worker was given together share each of its seconds.
+    """
     if not leases.move(session, now, row.id, target, **values):
         return False
-    seconds = max(0.0, now - row.offered_at.timestamp())
+    seconds = shared_seconds(row.offered_at.timestamp(), now, leases.ends_beside(session, row))
     scheduling.add_usage(session, now, experiment_cache.of(session, block.experiment_id).owner, seconds)
     experiments.add_device_seconds(session, row.id, seconds)
     return True
+
+
+def shared_seconds(began: float, now: float, ends: Sequence[float | None]) -> float:
+    """Return the seconds of a device since ``began`` that one of its holders has used, each shared by all who held it.
+
+    Args:
+        began: when all were given the device.
+        now: when the one ends.
+        ends: of all, it among them; None for who holds the device still.
+    """
+    borders = sorted(min(now, now if end is None else end) for end in ends)
+    seconds, at = 0.0, began
+    for passed, border in enumerate(borders):
+        seconds += max(0.0, border - at) / (len(borders) - passed)
+        at = max(at, border)
+    return seconds

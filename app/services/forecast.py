@@ -7,11 +7,12 @@ from the specification; so is all that depends on it.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from math import inf, isfinite
 
-from app.services.placement import Fit, Need, WorkerView, fit
+from app.services.placement import Fit, Need, Pack, WorkerView, fit, pack_size
 from app.store.rows import BlockState
 from lockstep.status import TERMINAL_BLOCK, BlockStatus
 
@@ -45,24 +46,60 @@ def seconds_left(rounds: int, states: Sequence[BlockState], now: float) -> float
     return max(0.0, now - min(started)) / done * (total - done)
 
 
-def starts(
-    views: Sequence[WorkerView], free: Mapping[str, float], waiting: Sequence[tuple[Need, float | None]]
-) -> list[float | None]:
+@dataclass(frozen=True)
+class Waiting:
+    """A block that waits.
+
+    Attributes:
+        need: what it needs.
+        seconds: how long it will train, None where that is not known.
+        experiment_id: whose it is.
+        packs: whether it may share a process with others of its experiment.
+    """
+
+    need: Need
+    seconds: float | None
+    experiment_id: str
+    packs: bool
+
+
+def starts(views: Sequence[WorkerView], free: Mapping[str, float], waiting: Sequence[Waiting]) -> list[float | None]:
     """Return in how many seconds each waiting block will start, None where that is unknown.
 
     Args:
         views: the registered workers.
         free: in how many seconds each worker is free; infinite where unknown.
-        waiting: in the order of the queue, what a block needs and for how many seconds it will train.
+        waiting: in the order of the queue.
     """
-    known = dict(free)
+    known, workers = dict(free), {view.id: view for view in views}
+    packs: dict[tuple[str, float], Pack] = {}
+    ahead = Counter(block.experiment_id for block in waiting)
     found: list[float | None] = []
-    for need, seconds in waiting:
-        start, chosen = _first_fit(need, views, known)
-        found.append(start)
-        for worker in chosen:
-            known[worker.id] = inf if start is None or seconds is None else start + seconds
+    for block in waiting:
+        start, chosen = _first_fit(block.need, views, known)
+        joined = _join(block, packs, workers, start) if block.packs else None
+        if joined is None and start is not None and block.packs and block.need.pack > 1 and len(chosen) == 1:
+            size = pack_size(block.need, ahead[block.experiment_id], views)
+            pack = packs.setdefault((block.experiment_id, start), Pack(size, ahead[block.experiment_id]))
+            pack.held[chosen[0].id] = 1
+        ahead[block.experiment_id] -= 1
+        found.append(start if joined is None else joined)
+        for worker in chosen if joined is None else ():
+            known[worker.id] = inf if start is None or block.seconds is None else start + block.seconds
     return found
+
+
+def _join(
+    block: Waiting, packs: Mapping[tuple[str, float], Pack], workers: Mapping[str, WorkerView], start: float | None
+) -> float | None:
+    """Return when a block starts beside another of its experiment, if that is before it has a worker of its own."""
+    for (experiment_id, at), pack in sorted(packs.items()):
+        if experiment_id == block.experiment_id and (start is None or at < start):
+            choice = pack.join(block.need, workers)
+            if choice is not None:
+                pack.held[choice.workers[0].id] += 1
+                return at
+    return None
 
 
 def _first_fit(

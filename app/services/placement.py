@@ -18,6 +18,7 @@ class WorkerView:
     idle: bool
     healthy: bool
     quarantined: bool = False
+    max_blocks: int = 1
     datasets: Mapping[str, str] = field(default_factory=dict)
     rewards: frozenset[str] = frozenset()
     environments: frozenset[str] = frozenset()
@@ -35,6 +36,8 @@ class Need:
         dataset: data set a worker must have, with the fingerprint once it is pinned.
         rewards: registered (not built-in) reward modes in use.
         environment: registered environment in use.
+        pack: blocks of its experiment that one worker may hold at once.
+        pack_evenly: whether a worker takes no more than its even share of those.
     """
 
     num_arms: int
@@ -45,14 +48,21 @@ class Need:
     fingerprint: str | None = None
     rewards: frozenset[str] = frozenset()
     environment: str | None = None
+    pack: int = 1
+    pack_evenly: bool = False
 
 
 @dataclass(frozen=True)
 class Fit:
-    """Workers to assign, in the order of their device ids, and the placement this means."""
+    """Workers to assign, in the order of their device ids, and the placement this means.
+
+    Attributes:
+        slot: place among the blocks that the worker is given in one go.
+    """
 
     placement: str
     workers: tuple[WorkerView, ...]
+    slot: int = 0
 
 
 @dataclass(frozen=True)
@@ -81,6 +91,47 @@ def fit(need: Need, workers: Sequence[WorkerView], held: frozenset[str] = frozen
     idle = [worker for worker in roomy if worker.idle and worker.device_class not in held]
     chosen = _choose(need, idle)
     return chosen or _waiting(need, roomy, held)
+
+
+@dataclass
+class Pack:
+    """Workers that are given blocks of one experiment in one pass over the queue.
+
+    Attributes:
+        size: blocks that each may hold at most.
+        left: blocks of the experiment that the pass has not looked at.
+        held: blocks given to each worker, by its id.
+    """
+
+    size: int
+    left: int
+    held: dict[str, int] = field(default_factory=dict)
+
+    def join(self, need: Need, workers: Mapping[str, WorkerView]) -> Fit | None:
+        """Return the worker with the fewest blocks that has room for one more, or None."""
+        free = [(count, name) for name, count in self.held.items() if self._has_room(need, workers[name], count)]
+        return Fit("shared_device", (workers[min(free)[1]],), min(free)[0]) if free else None
+
+    def has_room(self, workers: Mapping[str, WorkerView]) -> bool:
+        """Return whether another block may join."""
+        counts = self.held.items()
+        return self.left > 0 and any(count < min(self.size, workers[name].max_blocks) for name, count in counts)
+
+    def _has_room(self, need: Need, worker: WorkerView, count: int) -> bool:
+        in_memory = worker.memory_bytes == 0 or (count + 1) * need.memory_bytes <= worker.memory_bytes
+        return count < min(self.size, worker.max_blocks) and in_memory
+
+
+def pack_size(need: Need, waiting: int, workers: Sequence[WorkerView]) -> int:
+    """Return how many of ``waiting`` blocks of an experiment one worker may hold.
+
+    An even share counts busy workers too: what is left for them they take when they are free.
+    """
+    if need.pack == 1 or not need.pack_evenly:
+        return need.pack
+    able = [w for w in workers if w.healthy and _has_data(need, w)]
+    able = [w for w in able if w.kind == "cpu" or w.memory_bytes >= need.memory_bytes]
+    return min(need.pack, -(-waiting // max(1, len(able))))
 
 
 def gang_class(need: Need, workers: Sequence[WorkerView]) -> str | None:

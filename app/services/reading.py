@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from datetime import datetime
+from itertools import groupby
 from typing import Any
 
 from app.errors import InvalidError, NotFoundError
@@ -347,13 +348,13 @@ def list_workers(ctx: Context, *, include_retired: bool = False) -> list[dict[st
     with ctx.store.read() as session:
         now = ctx.store.now(session)
         rows = [row for row in workers.listing(session) if include_retired or row.status != WorkerStatus.RETIRED]
-        ids = [row.id for row in rows]
-        timeline = workers.newest_events(session, ids, _SHOWN_EVENTS)
-        failures = {row.worker_id: row for row in workers.last_failures(session, ids)}
+        held = {name: list(of) for name, of in groupby(rows, key=lambda row: row.id)}
+        timeline = workers.newest_events(session, list(held), _SHOWN_EVENTS)
+        failures = {row.worker_id: row for row in workers.last_failures(session, list(held))}
     newest: dict[str, list[WorkerEventRow]] = {}
     for event in timeline:
         newest.setdefault(event.worker_id, []).append(event)
-    return [worker_document(row, now, newest.get(row.id, []), failures.get(row.id)) for row in rows]
+    return [worker_document(of, now, newest.get(name, []), failures.get(name)) for name, of in held.items()]
 
 
 def show_worker(ctx: Context, worker_id: str) -> dict[str, Any]:
@@ -365,7 +366,7 @@ def show_worker(ctx: Context, worker_id: str) -> dict[str, Any]:
             raise NotFoundError(f"no worker {worker_id}", code="unknown_worker")
         timeline = events.worker_events(session, worker_id)
         failures = workers.last_failures(session, [worker_id])
-    return worker_document(rows[0], now, timeline, failures[0] if failures else None)
+    return worker_document(rows, now, timeline, failures[0] if failures else None)
 
 
 def defects_of(row: WorkerRow) -> list[dict[str, str]]:
@@ -380,10 +381,17 @@ def defects_of(row: WorkerRow) -> list[dict[str, str]]:
 
 
 def worker_document(
-    row: HoldingWorker, now: float, timeline: Sequence[WorkerEventRow], failure: FailureOnWorker | None
+    rows: Sequence[HoldingWorker], now: float, timeline: Sequence[WorkerEventRow], failure: FailureOnWorker | None
 ) -> dict[str, Any]:
-    """Return a worker as the API shows it, with its newest events first; ages are computed by the server."""
-    holding = None
+    """Return a worker as the API shows it, with its newest events first; ages are computed by the server.
+
+    Args:
+        rows: of the worker, one for each block that it holds, or one.
+        now: by the database clock.
+        timeline: its newest events.
+        failure: the last one on it.
+    """
+    row, holding = rows[0], None
     if row.block_id is not None:
         holding = {
             "experiment_id": row.experiment_id,
@@ -391,6 +399,7 @@ def worker_document(
             "block_id": row.block_id,
             "replicate": row.replicate,
             "progress": row.progress,
+            "blocks": [{"block_id": r.block_id, "replicate": r.replicate, "progress": r.progress} for r in rows],
             "rounds": row.rounds,
             "since": row.offered_at.isoformat() if row.offered_at is not None else None,
         }
@@ -415,6 +424,7 @@ def worker_document(
         "device_class": row.device_class,
         "device_model": row.device_model,
         "memory_bytes": int(row.memory_bytes),
+        "max_blocks": row.max_blocks,
         "health": row.health,
         "versions": row.versions,
         "datasets": row.datasets,

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import math
 import secrets
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from sqlalchemy.orm import Session
@@ -11,7 +12,7 @@ from sqlalchemy.orm import Session
 from app.errors import NotFoundError
 from app.services.context import Context
 from app.services.fencing import refuse_gone
-from app.services.placement import Fit, Need, Wait, WorkerView, device_order, fit, gang_class
+from app.services.placement import Fit, Need, Pack, Wait, WorkerView, device_order, fit, gang_class, pack_size
 from app.settings import Settings
 from app.store import blocks, experiment_cache, experiments, leases, results, scheduling, workers
 from app.store.blocks import Why
@@ -20,10 +21,12 @@ from app.store.rows import ArmRow, AssignmentRow, BlockRow, IdleWorker, RunOfArm
 from app.store.scheduling import NewAssignment
 from lockstep.protocol import AssignedRun, Assignment, CheckpointRef, RewardRef
 from lockstep.spec.arms import discount_of
-from lockstep.status import BlockStatus, RunStatus, WorkerStatus
+from lockstep.status import BlockStatus, Cause, RunStatus, WorkerStatus
 
 _BATCH = 200
 _MAX_BLOCKS = 2_000  # looked at in one tick while devices are idle
+#: How often a block must have ended for a cause to train alone from then on; for any other cause, once.
+_ENDS_ALONE: Mapping[Cause, float] = {Cause.PREEMPTED: math.inf, Cause.WORKER_LOST: 3}
 _HEALTHY = (
     WorkerStatus.STARTING,
     WorkerStatus.IDLE,
@@ -53,17 +56,17 @@ def _assign_all(ctx: Context, session: Session, now: float) -> int:
     if not idle:
         return 0
     views = {row.id: worker_view(row, idle=row.id in idle) for row in scheduling.registered_workers(session)}
-    queue_pass = _Tick(ctx.settings, now, views, scheduling.devices_in_use(session))
+    queue_pass = _Tick(ctx.settings, now, views, scheduling.devices_in_use(session), _ready_of(session, now))
     shares = scheduling.owner_shares(session, now, queue_pass.in_use)
     assigned = seen = 0
-    size = len(idle) + 1  # one page serves, unless blocks do not fit
-    while seen < _MAX_BLOCKS and any(view.idle for view in views.values()):
-        full = [owner for owner, count in queue_pass.in_use.items() if count >= ctx.settings.owner_device_limit]
+    size = len(idle) + 1  # one page serves, unless blocks do not fit or are packed
+    while seen < _MAX_BLOCKS and queue_pass.goes_on():
+        full = queue_pass.full_owners()
         # blocks assigned in this transaction have left the queue, hence the offset without them
         page = scheduling.eligible_blocks(session, now, shares, limit=size, skip=seen - assigned, without=full)
         live = blocks.count_live_runs(session, [block.id for block in page])
         for block in page:
-            if not any(view.idle for view in views.values()):
+            if not queue_pass.goes_on():
                 return assigned  # each further block would cost queries for nothing
             choice = queue_pass.choose(block, live.get(block.id, 0))
             if isinstance(choice, Fit) and _assign(ctx, session, now, block, choice, idle):
@@ -75,6 +78,11 @@ def _assign_all(ctx: Context, session: Session, now: float) -> int:
     return assigned
 
 
+def _ready_of(session: Session, now: float) -> Callable[[str], int]:
+    """Return what counts the blocks of an experiment that may be assigned."""
+    return lambda experiment_id: scheduling.count_ready(session, now, experiment_id)
+
+
 @dataclass
 class _Tick:
     """What one pass over the queue has given away and holds back; the explanation makes the same pass."""
@@ -83,23 +91,66 @@ class _Tick:
     now: float
     views: dict[str, WorkerView]
     in_use: dict[str, int]
+    ready_of: Callable[[str], int]
+    packs: dict[str, Pack] = field(default_factory=dict)  # by experiment
+    owners: dict[str, str] = field(default_factory=dict)  # of the experiments in packs
     held: frozenset[str] = frozenset()
     frozen: dict[str, str] = field(default_factory=dict)  # placements resolved in this pass, by experiment
 
     def choose(self, block: WaitingBlock, num_live: int) -> Fit | Wait:
-        """Return the workers of a block and count them as given, or why it waits."""
+        """Return the workers of a block and count them as given, or why it waits.
+
+        A block takes a device of its own where one is free; else it joins one of its experiment given in this pass.
+        """
+        need = need_of(block, self._placement(block), num_live)
+        choice = self._alone(block, need)
+        pack = self.packs.get(block.experiment_id)
+        if pack is not None:
+            pack.left -= 1
+        if isinstance(choice, Wait):
+            joined = pack.join(need, self.views) if pack is not None and may_pack(block) else None
+            if joined is None or pack is None:
+                return choice
+            pack.held[joined.workers[0].id] += 1
+            return joined
+        if need.pack > 1 and choice.placement == "shared_device" and may_pack(block):
+            self._open(block, need).held[choice.workers[0].id] = 1
+        for worker in choice.workers:
+            self.views[worker.id] = replace(self.views[worker.id], idle=False)
+        return choice
+
+    def goes_on(self) -> bool:
+        """Return whether any worker may be given more."""
+        return any(view.idle for view in self.views.values()) or any(
+            p.has_room(self.views) for p in self.packs.values()
+        )
+
+    def full_owners(self) -> list[str]:
+        """Return the owners whose blocks can get nothing more."""
+        joins = {self.owners[name] for name, pack in self.packs.items() if pack.has_room(self.views)}
+        limit = self.settings.owner_device_limit
+        return [owner for owner, count in self.in_use.items() if count >= limit and owner not in joins]
+
+    def _open(self, block: WaitingBlock, need: Need) -> Pack:
+        """Return the pack of an experiment whose first block, or first on a further worker, this is."""
+        known = self.packs.get(block.experiment_id)
+        if known is None:
+            waiting = self.ready_of(block.experiment_id)
+            known = Pack(pack_size(need, waiting, list(self.views.values())), waiting - 1)
+            self.packs[block.experiment_id], self.owners[block.experiment_id] = known, block.owner
+        return known
+
+    def _alone(self, block: WaitingBlock, need: Need) -> Fit | Wait:
+        """Return free workers for a block, or why it waits for some."""
         limit = self.settings.owner_device_limit
         if self.in_use.get(block.owner, 0) >= limit:
             return Wait("owner_limit", f"{block.owner_name} already uses {limit} devices, the limit", {"limit": limit})
-        need = need_of(block, self._placement(block), num_live)
         choice = fit(need, list(self.views.values()), self.held)
         if isinstance(choice, Wait):
             self._hold(block, need)
             return choice
         self.frozen.setdefault(block.experiment_id, choice.placement)
         self.in_use[block.owner] = self.in_use.get(block.owner, 0) + len(choice.workers)
-        for worker in choice.workers:
-            self.views[worker.id] = replace(self.views[worker.id], idle=False)
         return choice
 
     def _placement(self, block: WaitingBlock) -> str:
@@ -117,12 +168,17 @@ def explain_in_order(
     ctx: Context, session: Session, now: float, views: Mapping[str, WorkerView], limit: int
 ) -> list[tuple[WaitingBlock, Fit | Wait]]:
     """Return the eligible blocks in order with what the next tick would decide; writes nothing."""
-    queue_pass = _Tick(ctx.settings, now, dict(views), scheduling.devices_in_use(session))
+    queue_pass = _Tick(ctx.settings, now, dict(views), scheduling.devices_in_use(session), _ready_of(session, now))
     rows = scheduling.eligible_blocks(
         session, now, scheduling.owner_shares(session, now, queue_pass.in_use), limit=limit
     )
     live = blocks.count_live_runs(session, [row.id for row in rows])
     return [(row, queue_pass.choose(row, live.get(row.id, 0))) for row in rows]
+
+
+def may_pack(block: WaitingBlock) -> bool:
+    """Return whether a block may share a process: not where what ended it before may be its own doing."""
+    return all(count < _ENDS_ALONE.get(Cause(cause), 1) for cause, count in block.budget_used.items())
 
 
 def worker_view(row: WorkerRow, *, idle: bool) -> WorkerView:
@@ -137,6 +193,7 @@ def worker_view(row: WorkerRow, *, idle: bool) -> WorkerView:
         idle=idle,
         healthy=status in _HEALTHY and not row.drain,
         quarantined=status is WorkerStatus.QUARANTINED,
+        max_blocks=row.max_blocks,
         datasets=row.datasets,
         rewards=frozenset(name for name, facts in row.rewards.items() if "defect" not in facts),
         environments=frozenset(name for name, facts in row.environments.items() if "defect" not in facts),
@@ -155,6 +212,8 @@ def need_of(block: WaitingBlock, placement: str, num_live: int) -> Need:
         fingerprint=needs.get("fingerprint"),
         rewards=frozenset(needs.get("rewards", ())),
         environment=needs.get("environment"),
+        pack=int(needs.get("pack", 1)),
+        pack_evenly=bool(needs.get("pack_evenly", False)),
     )
 
 
@@ -211,7 +270,7 @@ def _new_assignments(
 ) -> list[NewAssignment]:
     def assignment(index: int, run_ids: Sequence[str]) -> NewAssignment:
         token = leases.token_hash(secrets.token_hex(16))
-        return NewAssignment(idle[choice.workers[index].id], index, tuple(run_ids), token)
+        return NewAssignment(idle[choice.workers[index].id], index, choice.slot, tuple(run_ids), token)
 
     if choice.placement == "shared_device":
         return [assignment(0, [run.id for run in live])]
@@ -260,7 +319,7 @@ def resume_round(session: Session, run_ids: Sequence[str]) -> int:
 
 @dataclass(frozen=True)
 class Claimed:
-    """A claim's answer: the assignment, or None to be asked again."""
+    """A claim's answer: the assignment, with those beside it, or None to be asked again."""
 
     assignment: Assignment | None
 
@@ -279,13 +338,13 @@ def claim(ctx: Context, worker_id: str) -> Claimed:
         refuse_gone(session, worker, WorkerStatus.RETIRED, WorkerStatus.LOST)
         offered = leases.offered_to(session, worker)
         assigned = 0
-        if offered is None and worker.status == WorkerStatus.IDLE:
+        if not offered and worker.status == WorkerStatus.IDLE:
             assigned = _tick(ctx, session)
             offered = leases.offered_to(session, worker)
-        collected = _collect(ctx, session, offered) if offered is not None else None
+        collected = [held for row in offered if (held := _collect(ctx, session, row)) is not None]
     if assigned:
         ctx.bell.ring()
-    return Claimed(collected)
+    return Claimed(collected[0].model_copy(update={"beside": collected[1:]}) if collected else None)
 
 
 def _collect(ctx: Context, session: Session, offered: AssignmentRow) -> Assignment | None:

@@ -27,6 +27,7 @@ from lockstep.spec.analysis_rules import analysis_hash, seed_problems
 from lockstep.spec.arms import ResolvedArm
 from lockstep.spec.defaults import complete
 from lockstep.spec.families import family_of
+from lockstep.spec.packing import packing_of
 from lockstep.spec.plan import Plan, as_document, make_plan
 from lockstep.spec.power import power_table
 from lockstep.spec.presets import merge
@@ -206,13 +207,15 @@ def _arm_document(arm: ResolvedArm) -> dict[str, Any]:
 def needs_document(checked: Checked, planned: Plan) -> dict[str, Any]:
     """Return what a worker must have to train an experiment."""
     resolved, spec = checked.resolved, checked.resolved.spec
-    family = family_of(spec.env.kind)
+    family, packing = family_of(spec.env.kind), packing_of(resolved)
     modes = {arm.reward_mode for arm in resolved.arms} | {*spec.eval.xeval_modes}
     return {
         "memory_bytes": planned.memory_bytes,
         "dataset": family.dataset(spec.env),
         "environment": _environment(checked) if family.is_package else None,
         "rewards": sorted(modes - {*family.reward_modes}),
+        "pack": packing.at_most,
+        "pack_evenly": packing.evenly,
     }
 
 

@@ -95,8 +95,10 @@ def _expire(ctx: Context, session: Session, now: float, row: AssignmentRow) -> i
     text = f"the lease on {row.device_uid} expired"
     worker = workers.get(session, row.worker_id)
     heard = worker is not None and worker.seen_epoch > now - ctx.settings.lease_ttl_seconds
-    target = WorkerStatus.CLEANING if heard else WorkerStatus.LOST
-    leases.move_worker(session, now, row.worker_id, target, text)
+    if heard:
+        leases.free_worker(session, now, row.worker_id, text)
+    else:
+        leases.move_worker(session, now, row.worker_id, WorkerStatus.LOST, text)
     if block.attempt == row.attempt:
         stop_for_loss(ctx, session, now, block, row, text)
     return 1
@@ -157,7 +159,7 @@ def _revoke(ctx: Context, session: Session, now: float, block: BlockRow) -> int:
         if not (heard or not row.collected):
             continue
         if end_assignment(session, now, block, row, AssignmentState.REVOKED, detail="stop deadline passed"):
-            leases.move_worker(session, now, row.worker_id, WorkerStatus.CLEANING, "its lease was revoked")
+            leases.free_worker(session, now, row.worker_id, "its lease was revoked")
             revoked += 1
     return revoked
 

@@ -11,7 +11,7 @@ from sqlalchemy.orm import Session
 from app.services import forecast
 from app.services.context import Context
 from app.services.placement import Fit, Wait, WorkerView
-from app.services.scheduling import explain_in_order, need_of, worker_view
+from app.services.scheduling import explain_in_order, may_pack, need_of, worker_view
 from app.store import experiments, scheduling, workers
 from app.store.rows import BlockRow, BlockState, ExperimentRow, HoldingWorker, ListedExperiment, WaitingBlock
 from lockstep.status import BlockStatus, Desired
@@ -137,14 +137,14 @@ def _seconds_held(
     now: float,
 ) -> dict[str, float]:
     """Return in how many seconds each busy worker is free, infinite where that is unknown."""
-    free = {}
+    free: dict[str, float] = {}
     for worker in holding:
         name = str(worker.experiment_id)
         rounds = listed[name].rounds
         pace = forecast.seconds_a_round(rounds, states[name], now)
         mine = [state for state in states[name] if state.replicate == worker.replicate]
         left = rounds - max((forecast.done_of(rounds, state) for state in mine), default=0)
-        free[worker.id] = inf if pace is None else pace * left
+        free[worker.id] = max(free.get(worker.id, 0.0), inf if pace is None else pace * left)
     return free
 
 
@@ -159,7 +159,7 @@ def _starts(
     for block, _ in decided:
         live = max(1, block.num_arms - block.num_diverged)
         need = need_of(block, block.placement_resolved or block.placement, live)
-        waiting.append((need, durations[block.experiment_id]))
+        waiting.append(forecast.Waiting(need, durations[block.experiment_id], block.experiment_id, may_pack(block)))
     return forecast.starts(views, free, waiting)
 
 
@@ -175,6 +175,6 @@ def _running(
         "priority": row.priority,
         "tags": row.tags,
         "replicates": sorted({worker.replicate for worker in mine if worker.replicate is not None}),
-        "workers": len(mine),
+        "workers": len({worker.id for worker in mine}),
         "seconds_left": forecast.seconds_left(row.rounds, states, now),
     }

@@ -124,6 +124,7 @@ def _columns(request: RegisterRequest) -> dict[str, object]:
         "device_class": device.device_class,
         "device_model": device.model,
         "memory_bytes": float(device.memory_bytes),
+        "max_blocks": request.max_blocks,
         "versions": storable(request.versions),
         "datasets": storable(request.datasets),
         "rewards": storable(request.rewards),
@@ -188,7 +189,10 @@ def heartbeat(ctx: Context, worker_id: str, request: HeartbeatRequest) -> Heartb
         if request.state == "leaving":
             status = _leave(ctx, session, now, worker)
         else:
-            states = [_renew(ctx, session, now, worker, item) for item in request.progress]
+            if worker.drain_now:
+                leases.lock_held_by(session, worker.id)  # before the renewals, because a drain stops the blocks
+            held = sorted(request.progress, key=lambda item: item.assignment_id)
+            states = [_renew(ctx, session, now, worker, item) for item in held]
             if worker.status == WorkerStatus.RESERVED:
                 leases.keep_uncollected(session, worker, now + ctx.settings.lease_ttl_seconds)
             status = workers.note_beat(session, now, worker_id, storable(request.health.model_dump()))
@@ -204,6 +208,7 @@ def _leave(ctx: Context, session: Session, now: float, worker: WorkerRow) -> str
     A worker in quarantine stays there, because a restart does not clear a quarantine.
     """
     text = "its supervisor has ended"
+    leases.lock_held_by(session, worker.id)
     for row in leases.live(session):
         if row.worker_id == worker.id:
             lose_assignment(ctx, session, now, row, text)
@@ -217,8 +222,6 @@ def _leave(ctx: Context, session: Session, now: float, worker: WorkerRow) -> str
 
 
 def _renew(ctx: Context, session: Session, now: float, worker: WorkerRow, item: Progress) -> LeaseState:
-    if worker.drain_now:
-        _lock_block_of(session, item.assignment_id)
     renewed = leases.renew(
         session,
         item.assignment_id,
@@ -238,13 +241,6 @@ def _renew(ctx: Context, session: Session, now: float, worker: WorkerRow, item: 
     return LeaseState(
         assignment_id=item.assignment_id, valid=True, desired=desired_of(block), stop_within_seconds=within
     )
-
-
-def _lock_block_of(session: Session, assignment_id: str) -> None:
-    """Block before assignment, as everywhere, because a drain stops the block after the renewal."""
-    known = leases.get(session, assignment_id)
-    if known is not None:
-        blocks.get(session, known.block_id, lock=True)
 
 
 def _follow(

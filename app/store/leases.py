@@ -95,12 +95,12 @@ def run_ids(session: Session, assignment_id: str) -> list[str]:
 _RUN_IDS = select(t.assignment_run.c.run_id).where(t.assignment_run.c.assignment_id == bindparam("assignment_id"))
 
 
-def offered_to(session: Session, worker: WorkerRow) -> AssignmentRow | None:
-    """Return the assignment that waits for a worker to collect it or to become ready.
+def offered_to(session: Session, worker: WorkerRow) -> list[AssignmentRow]:
+    """Return the assignments that wait for a worker to collect them or to become ready, by slot.
 
-    Found by its device: a device has one live assignment, a worker any number of ended ones.
+    Found by its device: that has few live assignments, a worker any number of ended ones.
     """
-    return one(AssignmentRow, session.execute(_OFFERED, _offer_to(worker)))
+    return every(AssignmentRow, session.execute(_OFFERED, _offer_to(worker)))
 
 
 _OFFER = and_(
@@ -110,11 +110,23 @@ _OFFER = and_(
     t.assignment.c.incarnation == bindparam("of_incarnation"),
     t.assignment.c.state == AssignmentState.OFFERED,
 )
-_OFFERED = select(*_ASSIGNMENT).where(_OFFER)
+_OFFERED = select(*_ASSIGNMENT).where(_OFFER).order_by(t.assignment.c.slot)
 
 
 def _offer_to(worker: WorkerRow) -> dict[str, str]:
     return {"of_device": worker.device_uid, "of_worker": worker.id, "of_incarnation": worker.incarnation}
+
+
+def ends_beside(session: Session, row: AssignmentRow) -> list[float | None]:
+    """Return when each assignment ended that its worker was given together with ``row``, which is one of them."""
+    given = {"of_worker": row.worker_id, "given_at": row.offered_at}
+    found = session.execute(_BESIDE, given).scalars()
+    return [None if ended is None else ended.timestamp() for ended in found]
+
+
+_BESIDE = select(t.assignment.c.ended_at).where(
+    t.assignment.c.worker_id == bindparam("of_worker"), t.assignment.c.offered_at == bindparam("given_at")
+)
 
 
 def change(session: Session, assignment_id: str, **values: Any) -> None:
@@ -271,6 +283,27 @@ def move_worker(
         return False
     add_worker_event(session, now, worker_id, target, actor, text)
     return True
+
+
+def free_worker(session: Session, now: float, worker_id: str, text: str) -> bool:
+    """Let a worker be cleaned that holds no live assignment any more; one that holds others trains on."""
+    # two of its assignments may end at once: the second to come here sees that the first has ended
+    session.execute(_HOLD_WORKER, {"of_worker": worker_id})
+    if session.execute(_HOLDS, {"of_worker": worker_id}).scalar_one():
+        return False
+    return move_worker(session, now, worker_id, WorkerStatus.CLEANING, text)
+
+
+_HOLD_WORKER = select(t.worker.c.id).where(t.worker.c.id == bindparam("of_worker")).with_for_update()
+_HOLDS = select(
+    select(t.assignment.c.id)
+    .where(
+        t.assignment.c.device_uid.in_(select(t.worker.c.device_uid).where(t.worker.c.id == bindparam("of_worker"))),
+        t.assignment.c.worker_id == bindparam("of_worker"),
+        t.IS_LIVE,
+    )
+    .exists()
+)
 
 
 def silent_workers(session: Session, before: float) -> list[WorkerRow]:

@@ -208,6 +208,7 @@ class WorkerRow(IdleWorker):
     device_class: str
     device_model: str
     memory_bytes: float
+    max_blocks: int
     status: str
     status_text: str | None
     drain: bool
@@ -259,6 +260,7 @@ class AssignmentRow:
     incarnation: str
     device_uid: str
     device_index: int
+    slot: int
     token: str
     state: str
     expires_epoch: float

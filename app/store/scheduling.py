@@ -90,7 +90,7 @@ def devices_in_use(session: Session) -> dict[str, int]:
 
 
 _IN_USE = (
-    select(t.experiment.c.owner, func.count().label("devices"))
+    select(t.experiment.c.owner, func.count(t.assignment.c.device_uid.distinct()).label("devices"))
     .select_from(t.assignment)
     .join(t.block, t.block.c.id == t.assignment.c.block_id)
     .join(t.experiment, t.experiment.c.id == t.block.c.experiment_id)
@@ -159,6 +159,11 @@ def eligible_blocks(
     return every(WaitingBlock, session.execute(_in_order(len(shares)), {**given, "size": limit, "skip": skip}))
 
 
+def count_ready(session: Session, now: float, experiment_id: str) -> int:
+    """Return how many blocks of an experiment may be assigned now."""
+    return int(session.execute(_COUNT_READY, {"experiment_id": experiment_id, "now": now}).scalar_one())
+
+
 def _first_experiment(session: Session, num_owners: int, parameters: Mapping[str, Any]) -> str | None:
     """Return the experiment whose blocks all come before any other's, or None where it is not one alone.
 
@@ -182,6 +187,9 @@ def _with_experiment(block: FromClause) -> Select[Any]:
 
 _READY = and_(t.block.c.status == BlockStatus.QUEUED, t.block.c.not_before_epoch <= bindparam("now"))
 _SERVED = t.experiment.c.owner.not_in(bindparam("without", expanding=True))
+_COUNT_READY = (
+    select(func.count()).select_from(t.block).where(t.block.c.experiment_id == bindparam("experiment_id"), _READY)
+)
 _PAGE = (
     select(t.block)
     .where(t.block.c.experiment_id == bindparam("experiment_id"), _READY)
@@ -254,10 +262,11 @@ _REGISTERED = select(*columns(WorkerRow, t.worker)).where(t.worker.c.status.in_(
 
 @dataclass(frozen=True)
 class NewAssignment:
-    """What one worker of a gang gets: its device index and its runs."""
+    """What one worker gets of a block: its index in a gang, its slot among the worker's blocks, and its runs."""
 
     worker: IdleWorker
     device_index: int
+    slot: int
     run_ids: tuple[str, ...]
     token: str
 
@@ -284,6 +293,7 @@ def insert_assignments(
                 "incarnation": assignment.worker.incarnation,
                 "device_uid": assignment.worker.device_uid,
                 "device_index": assignment.device_index,
+                "slot": assignment.slot,
                 "token": assignment.token,
                 "state": AssignmentState.OFFERED,
                 "expires_epoch": now + ttl,

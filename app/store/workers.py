@@ -101,7 +101,7 @@ _COUNT_FAST = (
 
 
 def listing(session: Session) -> list[HoldingWorker]:
-    """Return workers with the block each one holds, newest registration first; retired ones too."""
+    """Return workers, a row for each block that one holds, newest registration first; retired ones too."""
     query = (
         select(
             *_WORKER,
@@ -121,7 +121,7 @@ def listing(session: Session) -> list[HoldingWorker]:
         )
         .outerjoin(t.block, t.block.c.id == t.assignment.c.block_id)
         .outerjoin(t.experiment, t.experiment.c.id == t.block.c.experiment_id)
-        .order_by(t.worker.c.registered_at.desc(), t.worker.c.id)
+        .order_by(t.worker.c.registered_at.desc(), t.worker.c.id, t.assignment.c.slot)
     )
     return every(HoldingWorker, session.execute(query))
 

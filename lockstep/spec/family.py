@@ -81,6 +81,7 @@ class Family:
         memory_bytes: device memory that so many arms need.
         seconds: rough time of so many env steps on one CPU slot; None where nothing is known.
         dataset: the data set that a worker must have, or None.
+        packs: whether one process may train several blocks side by side.
         is_package: whether a worker announces the family (or the registered environment) because its package is
             optional.
     """
@@ -101,6 +102,7 @@ class Family:
     memory_bytes: Callable[[Env, int], int]
     seconds: Callable[[Env, int], float | None]
     dataset: Callable[[Env], str | None]
+    packs: bool
     is_package: bool
 
     @property

@@ -96,5 +96,6 @@ FAMILY = Family(
     memory_bytes=lambda _env, _num_arms: 2**28,
     seconds=lambda _env, env_steps: round(env_steps / _STEPS_PER_SECOND + 5, 1),
     dataset=lambda _env: None,
+    packs=True,
     is_package=True,
 )

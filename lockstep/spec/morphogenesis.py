@@ -245,5 +245,6 @@ FAMILY = Family(
     memory_bytes=_memory_bytes,
     seconds=_seconds,
     dataset=lambda env: tasks.TASKS[env.task].dataset,
+    packs=False,
     is_package=False,
 )

@@ -159,6 +159,8 @@ def _lockstep_rules(resolved: ResolvedSpec) -> Iterator[Problem]:
     if spec.lockstep.barrier == "none" and spec.lockstep.placement != "one_per_device":
         message = "lockstep.barrier none needs lockstep.placement one_per_device"
         yield Problem("/lockstep/barrier", "contradiction", message, "set that placement, or lockstep.barrier to round")
+    if spec.lockstep.pack != "auto" and spec.lockstep.pack > 1:
+        yield from _pack_rules(spec.lockstep.pack, spec.lockstep.placement, spec.env.kind)
     if spec.obs_norm.sharing == "shared_frozen" and not spec.obs_norm.enabled:
         message = "obs_norm.sharing shared_frozen needs obs_norm.enabled"
         yield Problem(
@@ -167,6 +169,15 @@ def _lockstep_rules(resolved: ResolvedSpec) -> Iterator[Problem]:
             message,
             "set obs_norm.enabled to true, or obs_norm.sharing to per_arm",
         )
+
+
+def _pack_rules(pack: int, placement: str, kind: str) -> Iterator[Problem]:
+    if not family_of(kind).packs:
+        message = f"lockstep.pack {pack}: replicates of env.kind {kind} are trained one to a process"
+        yield Problem("/lockstep/pack", "not_applicable", message, "remove lockstep.pack")
+    elif placement == "one_per_device":
+        message = f"lockstep.pack {pack} packs replicates on one device; lockstep.placement one_per_device spreads each"
+        yield Problem("/lockstep/pack", "contradiction", message, "set that placement to shared_device, or pack to 1")
 
 
 def _evaluation_rules(resolved: ResolvedSpec) -> Iterator[Problem]:

@@ -275,6 +275,13 @@ class Lockstep(Section):
         1800.0, ge=30, le=86_400, description="s; a longer wait is a lost peer"
     )
     grace_seconds: FiniteFloat = Field(60.0, ge=1, le=60, description="s between SIGTERM and the end")
+    pack: Literal["auto"] | Annotated[int, Field(ge=1, le=32)] = Field(
+        "auto",
+        # left out of the resolved spec while it is not given, so that specs from before it keep their hash
+        exclude_if=lambda value: value == "auto",
+        description="Replicates that one worker trains side by side in one process, at most; no number depends on it. "
+        "auto: an even share of those that wait where their runs can be stacked, else 1",
+    )
 
 
 class Eval(Section):

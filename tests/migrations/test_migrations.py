@@ -80,6 +80,8 @@ def test_rows_survive_and_the_founding_query_runs(empty: Store, tmp_path: Path) 
 ADDED = {
     "experiment": {"owner_name"},
     "token": {"identity"},
+    "worker": {"max_blocks"},
+    "assignment": {"slot"},
     "audit": {"actor_id"},
     "idempotency": {"request_id", "effect"},
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from datetime import UTC, datetime
 from math import inf
 
@@ -9,6 +10,7 @@ import pytest
 
 from app.services import forecast
 from app.services.context import Context
+from app.services.forecast import Waiting
 from app.services.placement import Need, WorkerView
 from app.services.waiting import queue_document
 from app.store.rows import BlockState
@@ -28,16 +30,31 @@ def state(status: str, done: int, began: float | None, ended: float | None = Non
 ONE = Need(2, "shared_device")
 
 
+def waits(seconds: float | None, need: Need = ONE, experiment_id: str = "exp", *, packs: bool = True) -> Waiting:
+    return Waiting(need, seconds, experiment_id, packs)
+
+
 def test_each_block_takes_the_device_that_is_free_first() -> None:
     views = [view("a"), view("b")]
-    found = forecast.starts(views, {"a": 30.0, "b": 10.0}, [(ONE, 100.0), (ONE, 100.0), (ONE, 100.0)])
+    found = forecast.starts(views, {"a": 30.0, "b": 10.0}, [waits(100.0), waits(100.0), waits(100.0)])
     assert found == [10.0, 30.0, 110.0]
 
 
 def test_gang_waits_for_enough_devices_of_one_class() -> None:
     views = [view("a", "h200", "gpu"), view("b", "h200", "gpu"), view("c", "a100", "gpu")]
     free = {"a": 50.0, "b": 70.0, "c": 0.0}
-    assert forecast.starts(views, free, [(Need(2, "one_per_device"), 10.0), (ONE, 10.0)]) == [70.0, 0.0]
+    assert forecast.starts(views, free, [waits(10.0, Need(2, "one_per_device")), waits(10.0)]) == [70.0, 0.0]
+
+
+def test_packed_blocks_start_together_and_leave_a_share_for_every_worker() -> None:
+    views = [replace(view(name), max_blocks=8) for name in "ab"]
+    packed = replace(ONE, pack=8, pack_evenly=True)
+    queue = [waits(50.0, packed) for _ in range(5)]
+    # three of five on the first; of the two left one on the second, the other when the first is free again
+    found = forecast.starts(views, {"a": 0.0, "b": 20.0}, [*queue, waits(10.0, experiment_id="other")])
+    assert found == [0.0, 0.0, 0.0, 20.0, 50.0, 70.0]
+    alone = [waits(50.0, packed, packs=False) for _ in range(2)]
+    assert forecast.starts(views[:1], {"a": 0.0}, alone) == [0.0, 50.0]
 
 
 @pytest.mark.parametrize(
@@ -48,7 +65,7 @@ def test_gang_waits_for_enough_devices_of_one_class() -> None:
 def test_what_hangs_on_an_unmeasured_rate_is_unknown(
     free: dict[str, float], seconds: float | None, expected: list[float | None]
 ) -> None:
-    assert forecast.starts([view("a")] if free else [], free, [(ONE, seconds), (ONE, 10.0)]) == expected
+    assert forecast.starts([view("a")] if free else [], free, [waits(seconds), waits(10.0)]) == expected
 
 
 def test_rate_counts_finished_and_running_replicates_and_none_that_waits() -> None:

@@ -26,16 +26,11 @@ class Inside:
     """
 
     def __init__(self) -> None:
-        self._lay(memoryview(bytearray(_SIZE)))
+        self.enter(memoryview(bytearray(_SIZE)))
 
-    def share(self, path: Path) -> None:
-        """Write to a file from now on; it is made anew."""
-        handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
-        try:
-            os.ftruncate(handle, _SIZE)
-            self._lay(memoryview(mmap.mmap(handle, _SIZE)))
-        finally:
-            os.close(handle)
+    def enter(self, place: memoryview) -> None:
+        """Write to a place from now on: a process that trains several blocks has one for each."""
+        self.cells, self._text = place[:_HEAD].cast("q"), place[_HEAD:]
 
     @contextmanager
     def doing(self, work: str) -> Iterator[None]:
@@ -52,8 +47,15 @@ class Inside:
         else:
             yield
 
-    def _lay(self, buffer: memoryview) -> None:
-        self.cells, self._text = buffer[:_HEAD].cast("q"), buffer[_HEAD:]
+
+def shared(path: Path) -> memoryview:
+    """Return a place that others read as a file; it is made anew."""
+    handle = os.open(path, os.O_RDWR | os.O_CREAT | os.O_TRUNC, 0o600)
+    try:
+        os.ftruncate(handle, _SIZE)
+        return memoryview(mmap.mmap(handle, _SIZE))
+    finally:
+        os.close(handle)
 
 
 #: Of this process.

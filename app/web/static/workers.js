@@ -41,12 +41,16 @@ function device(worker) {
 
 function trains(worker) {
   if (!worker.holds) return [];
-  const { progress, experiment_id, experiment_name, replicate, rounds, since } = worker.holds;
-  const done = (progress && progress.round) || 0;
+  const { experiment_id, experiment_name, blocks, rounds, since } = worker.holds;
   const link = element("a", { href: `${base}/experiments/${experiment_id}` }, experiment_name);
+  const numbers = blocks.map(({ replicate }) => replicate).sort((a, b) => a - b);
+  const which = numbers.length > 1 ? `replicates ${numbers.join(", ")} side by side` : `replicate ${numbers[0]}`;
+  const done = blocks.map(({ progress }) => (progress && progress.round) || 0);
+  const share = done.reduce((sum, round) => sum + round, 0) / (rounds * blocks.length);
+  const [least, most] = [Math.min(...done), Math.max(...done)];
   return [
-    element("p", {}, "trains ", link, `, replicate ${replicate}, since `, since ? ago(since) : "now"),
-    meter("round", done / rounds, `${done} of ${rounds}`),
+    element("p", {}, "trains ", link, `, ${which}, since `, since ? ago(since) : "now"),
+    meter("round", share, least === most ? `${least} of ${rounds}` : `${least} to ${most} of ${rounds}`),
   ];
 }
 

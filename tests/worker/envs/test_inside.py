@@ -13,12 +13,12 @@ from gymnasium import spaces
 
 from worker.envs.faults import EnvironmentFault, building, playing
 from worker.envs.gymnasium.env import make_envs
-from worker.envs.inside import INSIDE, read
+from worker.envs.inside import INSIDE, read, shared
 
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
-    INSIDE.share(tmp_path / "inside")
+    INSIDE.enter(shared(tmp_path / "inside"))
     return tmp_path / "inside"
 
 

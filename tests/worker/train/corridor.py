@@ -59,6 +59,7 @@ SPEC = Family(
     memory_bytes=lambda _env, _num_arms: 2**20,
     seconds=lambda _env, steps: steps / 1e5,
     dataset=lambda _env: None,
+    packs=True,
     is_package=False,
 )
 

@@ -1,0 +1,233 @@
+"""CartPole: replicates packed into one process against one after the other, through a worker's own code.
+
+    python -m benchmarks.packing [--replicates 10] [--rounds 4] [--repeats 3] [--baselines PYTHON] [--profile] [--out F]
+
+What a worker's training process does is done here by the same calls (`worker.train.rounds`, `worker.train.block`), in
+one process on one thread, one way after the other in turns, so that what else the machine does meets both: all
+replicates of two arms together; each replicate for itself (its arms together, as a worker without packing trains it);
+each run for itself. Digests of the three are checked against each other in the same run. Quoted beside them is what the
+environments alone take for as many steps: the floor of any way. Only training is counted, no start of a process, no
+evaluation and no HTTP, which a pack has once and unpacked replicates each.
+
+``--baselines`` names the Python of an installation with Stable-Baselines3 that sees the same torch: it trains as many
+runs of PPO with the same settings one after the other on one thread. Its numbers are another implementation's, so only
+the time is compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import cProfile
+import json
+import os
+import platform
+import pstats
+import statistics
+import subprocess
+import sys
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from benchmarks.gym_classic import ROOT_SEED
+from benchmarks.stacking import bare_steps, timed
+from lockstep.keys import replicate_seed
+from lockstep.spec.resolve import ResolvedSpec, parse
+from worker.train.block import BlockPlan, BlockTrainer, RoundRecord, RunPlan
+from worker.train.rounds import Rounds
+
+_CLOCKS = ("cpu_seconds", "wall_seconds")
+_ARMS, _ENVS, _STEPS = 2, 4, 128
+#: Where the seconds of a pack go: a function and the name of its share.
+_PARTS = {
+    "environments": ("collect", "cohort_runs.py"),
+    "acting": ("act", "stacking.py"),
+    "storing": ("see", "stacking.py"),
+    "updates": ("_update", "rounds.py"),
+    "records": ("outcome", "rounds.py"),
+}
+#: PPO of Stable-Baselines3 with the settings of the preset gym_classic; prints its processor and wall seconds.
+_BASELINE = """
+import json, sys, time
+import torch
+from stable_baselines3 import PPO, __version__
+torch.set_num_threads(1)
+runs, rounds, envs, steps = map(int, sys.argv[1:5])
+ppo = json.loads(sys.argv[5])
+from stable_baselines3.common.env_util import make_vec_env
+given = {"n_steps": steps, "device": "cpu", **ppo}
+make = lambda run: PPO("MlpPolicy", make_vec_env("CartPole-v1", n_envs=envs, seed=run), seed=run, **given)
+models = [make(run) for run in range(runs)]
+for model in models[:1]:
+    model.learn(envs * steps)
+wall, cpu = time.perf_counter(), time.process_time()
+for model in models:
+    model.learn(rounds * envs * steps)
+print(json.dumps({"version": __version__, "cpu_seconds": time.process_time() - cpu,
+                  "wall_seconds": time.perf_counter() - wall}))
+"""
+
+
+def resolved(rounds: int, replicates: int) -> ResolvedSpec:
+    """Return two arms that differ in their learning rate; none of the timed rounds is evaluated."""
+    arms = [{"label": "a"}, {"label": "b", "overrides": {"ppo.lr": 5e-4}}]
+    raw: dict[str, Any] = {
+        "experiment": {"name": "packing", "seed": ROOT_SEED, "replicates": replicates},
+        "preset": "gym_classic",
+        "env": {"id": "CartPole-v1", "n_envs": _ENVS, "rollout_steps": _STEPS},
+        "budget": {"rounds": rounds + 1},
+        "eval": {"every_rounds": rounds + 1},
+        "arms": arms,
+        "analysis": {"sesoi": 25.0, "failure": {"floor": 0.0}},
+    }
+    return parse(raw)
+
+
+def blocks(spec: ResolvedSpec, replicates: int, *, stacked: bool) -> list[BlockTrainer]:
+    """Return the block of each replicate."""
+    rounds = spec.spec.budget.rounds
+    runs = tuple(RunPlan(a.label, a.label, i, "ppo", None, a.config) for i, a in enumerate(spec.arms))
+    return [
+        BlockTrainer(
+            BlockPlan("packing", f"blk{r}", 1, r, replicate_seed(ROOT_SEED, r), rounds, spec.hash, runs, _ARMS),
+            torch.device("cpu"),
+            stacked=stacked,
+        )
+        for r in range(replicates)
+    ]
+
+
+class Way:
+    """One way to train all replicates, round by round.
+
+    Args:
+        held: a block for each replicate.
+        together: whether their rounds are trained together.
+        stacked: whether the runs of what is trained together are stacked.
+    """
+
+    def __init__(self, held: list[BlockTrainer], *, together: bool, stacked: bool) -> None:
+        self._groups = [held] if together else [[one] for one in held]
+        self._rounds = [Rounds(stacked=stacked) for _ in self._groups]
+        self._next = 0
+        for one in held:
+            one.prepare(0)
+
+    def train(self, rounds: int) -> list[str]:
+        """Train so many rounds of every replicate and return the digests of all runs."""
+        found: dict[tuple[int, int, str], str] = {}
+        for group, pack in zip(self._groups, self._rounds, strict=True):
+            for index in range(self._next, self._next + rounds):
+                for one, outcome in zip(group, pack.train([(block, index) for block in group]), strict=True):
+                    if not isinstance(outcome, RoundRecord):
+                        raise outcome
+                    found |= {(one.plan.replicate, index, run.run_id): run.digest for run in outcome.runs}
+        self._next += rounds
+        return [digest for _, digest in sorted(found.items())]
+
+
+def compare(replicates: int, rounds: int, repeats: int) -> dict[str, Any]:
+    """Time ``repeats`` stretches of ``rounds`` rounds in every way, the order alternating."""
+    spec = resolved(1 + rounds * repeats, replicates)
+    ways = {
+        "packed": Way(blocks(spec, replicates, stacked=True), together=True, stacked=True),
+        "replicate_by_replicate": Way(blocks(spec, replicates, stacked=True), together=False, stacked=True),
+        "run_by_run": Way(blocks(spec, replicates, stacked=False), together=False, stacked=False),
+    }
+    for way in ways.values():
+        way.train(1)  # what is tried out and allocated once is not counted
+    stretches = []
+    for repeat in range(repeats):
+        stretch: dict[str, Any] = {}
+        digests = {}
+        for name in list(ways) if repeat % 2 == 0 else list(ways)[::-1]:
+            stretch[name], digests[name] = timed(lambda way=ways[name]: way.train(rounds))  # type: ignore[misc]
+        if len({tuple(found) for found in digests.values()}) != 1:
+            raise SystemExit(f"the numbers of the ways differ in stretch {repeat}")
+        stretch["environments"], _ = timed(lambda: bare_steps(_ARMS * replicates, rounds * _ENVS * _STEPS))
+        stretches.append(stretch)
+    return {"env_steps": _ARMS * replicates * rounds * _ENVS * _STEPS, "stretches": stretches, **ratios(stretches)}
+
+
+def ratios(stretches: list[dict[str, Any]]) -> dict[str, Any]:
+    """Return by clock how many times longer than packed each other way took, and the environments' share of packed."""
+    found: dict[str, Any] = {}
+    for clock in _CLOCKS:
+        of = {name: [item[name][clock] / item["packed"][clock] for item in stretches] for name in stretches[0]}
+        found[clock] = {name: statistics.median(values) for name, values in of.items() if name != "packed"}
+    return found
+
+
+def baselines(python: Path, spec: ResolvedSpec, runs: int, rounds: int) -> dict[str, Any]:
+    """Return what as many runs of Stable-Baselines3 take, one after the other."""
+    ppo = spec.arms[0].config["ppo"]
+    given = {
+        "learning_rate": ppo["lr"],
+        "n_epochs": ppo["epochs"],
+        "batch_size": _ENVS * _STEPS // ppo["minibatches"],
+        "gamma": ppo["gamma"],
+        "gae_lambda": ppo["lambda"],
+        "clip_range": ppo["clip"],
+        "clip_range_vf": ppo["value_clip"],
+        "ent_coef": ppo["entropy_coef_start"],
+    }
+    command = [str(python), "-c", _BASELINE, *map(str, (runs, rounds, _ENVS, _STEPS)), json.dumps(given)]
+    environment = {**os.environ, "OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
+    told = subprocess.run(command, check=True, capture_output=True, text=True, env=environment).stdout
+    found: dict[str, Any] = json.loads(told.splitlines()[-1])
+    return found
+
+
+def profile(replicates: int, rounds: int) -> dict[str, float]:
+    """Return the share of each part of a packed round; a profiler slows Python down, so these are rough."""
+    way = Way(blocks(resolved(1 + rounds, replicates), replicates, stacked=True), together=True, stacked=True)
+    way.train(1)
+    profiler = cProfile.Profile()
+    profiler.runcall(way.train, rounds)
+    stats: Any = pstats.Stats(profiler)
+    whole = sum(row[2] for row in stats.stats.values())
+    shares = {}
+    for name, (function, file) in _PARTS.items():
+        rows = [row for key, row in stats.stats.items() if key[2] == function and key[0].endswith(file)]
+        shares[name] = max((row[3] for row in rows), default=0.0) / whole
+    return shares
+
+
+def main() -> int:
+    about = __doc__.splitlines()[0] if __doc__ else None
+    parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--replicates", type=int, default=10)
+    parser.add_argument("--rounds", type=int, default=4)
+    parser.add_argument("--repeats", type=int, default=3)
+    parser.add_argument("--baselines", type=Path, metavar="PYTHON")
+    parser.add_argument("--profile", action="store_true")
+    parser.add_argument("--out", type=Path)
+    args = parser.parse_args()
+    torch.set_num_threads(1)
+    found = compare(args.replicates, args.rounds, args.repeats)
+    if args.baselines is not None:
+        runs = _ARMS * args.replicates
+        theirs = baselines(args.baselines, resolved(args.rounds, args.replicates), runs, args.rounds)
+        for clock in _CLOCKS:
+            ours = statistics.median(item["packed"][clock] for item in found["stretches"])
+            found[clock]["stable_baselines3"] = theirs[clock] / ours
+        found["stable_baselines3"] = theirs
+    if args.profile:
+        found["shares"] = profile(args.replicates, args.rounds)
+    for clock in _CLOCKS:
+        told = ", ".join(f"{name} {ratio:.2f}" for name, ratio in found[clock].items())
+        print(f"{clock}: packed takes 1; {told}")
+    if args.profile:
+        print(", ".join(f"{name} {100 * share:.0f} %" for name, share in found["shares"].items()))
+    if args.out is not None:
+        names = ("torch", "gymnasium", "numpy")
+        machine = {"cpus": os.cpu_count(), "python": platform.python_version(), **{n: version(n) for n in names}}
+        head = {"machine": machine, "threads": 1, "arms": _ARMS, "replicates": args.replicates}
+        args.out.write_text(json.dumps(head | found, indent=1) + "\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,213 @@
+"""A worker may be given several blocks of one experiment in one go; each is still a block of its own."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from app.services import reading, scheduling, sweeping
+from app.services.block_ends import shared_seconds
+from app.services.context import Context
+from app.services.waiting import queue_document
+from app.store import blocks as store_blocks
+from app.store.blocks import Why
+from app.store.scheduling import devices_in_use
+from lockstep import protocol as p
+from lockstep.status import Cause, Desired
+from tests.conftest import Clock
+from tests.factories import SimulatedWorker, cartpole_spec, submit
+
+GYM: dict[str, Any] = {"environments": {"gymnasium": {}}}
+
+
+def packs(ctx: Context, name: str = "w0", **given: Any) -> SimulatedWorker:
+    """Return a registered worker that can hold eight blocks."""
+    return SimulatedWorker(ctx, name, **{"max_blocks": 8, **GYM, **given}).register()
+
+
+def cartpoles(ctx: Context, replicates: int, **changes: Any) -> str:
+    analysis = {"inference": "none", "failure": {"floor": 0.0}}
+    given = {"experiment": {"replicates": replicates}, "budget": {"rounds": 1}, "analysis": analysis}
+    return submit(ctx, cartpole_spec(**{**given, **changes}))
+
+
+def claimed(worker: SimulatedWorker) -> list[SimulatedWorker]:
+    """Claim and return the worker once for each block that it is given, in the order of the replicates."""
+    first = worker.claim()
+    return [] if first is None else [seat(worker, one) for one in (first, *first.beside)]
+
+
+def seat(worker: SimulatedWorker, assignment: p.Assignment) -> SimulatedWorker:
+    held = copy.copy(worker)
+    held.assignment = assignment
+    return held
+
+
+def replicates(seats: list[SimulatedWorker]) -> list[int]:
+    return [one.held.replicate for one in seats]
+
+
+def states(ctx: Context, experiment_id: str) -> dict[int, str]:
+    return {row["replicate"]: row["status"] for row in reading.list_blocks(ctx, experiment_id)}
+
+
+def test_one_worker_is_given_all_that_waits_and_shows_it(ctx: Context) -> None:
+    experiment_id, other = cartpoles(ctx, 5), cartpoles(ctx, 2)
+    worker = packs(ctx)
+    seats = claimed(worker)
+    assert replicates(seats) == [0, 1, 2, 3, 4]
+    assert len({one.held.lease for one in seats}) == 5
+    assert replicates(claimed(worker)) == [0, 1, 2, 3, 4]  # a repeated claim hands out the same
+    [shown] = reading.list_workers(ctx)
+    assert [block["replicate"] for block in shown["holds"]["blocks"]] == [0, 1, 2, 3, 4]
+    document = queue_document(ctx)
+    assert [(row["experiment_id"], row["workers"], row["replicates"]) for row in document["running"]] == [
+        (experiment_id, 1, [0, 1, 2, 3, 4])
+    ]
+    assert {item["experiment_id"] for item in document["items"]} == {other}
+    with ctx.store.read() as session:
+        assert devices_in_use(session) == {"alice": 1}
+
+
+def test_no_worker_that_could_train_is_left_without_its_share(ctx: Context) -> None:
+    cartpoles(ctx, 8)
+    first, second, third = (packs(ctx, name) for name in ("w0", "w1", "w2"))
+    assert replicates(claimed(first)) == [0, 3, 6]
+    assert replicates(claimed(second)) == [1, 4, 7]
+    assert replicates(claimed(third)) == [2, 5]
+
+
+def test_a_busy_worker_keeps_its_share_unless_the_spec_says_how_many(ctx: Context) -> None:
+    cartpoles(ctx, 1)
+    assert replicates(claimed(packs(ctx))) == [0]
+    cartpoles(ctx, 6)
+    assert replicates(claimed(packs(ctx, "w1"))) == [0, 1, 2]
+    assert replicates(claimed(packs(ctx, "w2"))) == [3]
+    cartpoles(ctx, 6, lockstep={"pack": 5}, experiment={"replicates": 6, "priority": 90})
+    assert replicates(claimed(packs(ctx, "w3"))) == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(
+    ("given", "changes"),
+    [
+        ({"max_blocks": 1}, {}),
+        ({}, {"lockstep": {"pack": 1}}),
+        ({}, {"net": {"body": "lstm"}, "ppo": {"minibatches": 1}}),
+        ({"memory_bytes": 2**28}, {}),
+    ],
+    ids=["a worker of one block", "pack 1", "no stack", "memory"],
+)
+def test_what_cannot_be_packed_or_gains_nothing_is_trained_one_by_one(
+    ctx: Context, given: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    cartpoles(ctx, 3, **changes)
+    assert replicates(claimed(packs(ctx, **given))) == [0]
+
+
+def test_arms_on_devices_of_their_own_are_not_packed(ctx: Context) -> None:
+    cartpoles(ctx, 3, lockstep={"placement": "one_per_device"})
+    first, second = packs(ctx), packs(ctx, "w1")
+    assert replicates(claimed(first)) == replicates(claimed(second)) == [0]
+
+
+def test_the_limit_of_devices_counts_a_packed_worker_once(ctx: Context) -> None:
+    ctx = replace(ctx, settings=ctx.settings.model_copy(update={"owner_device_limit": 1}))
+    cartpoles(ctx, 4)
+    assert replicates(claimed(packs(ctx))) == [0, 1, 2, 3]
+    cartpoles(ctx, 1)
+    assert claimed(packs(ctx, "w1")) == []
+
+
+def test_one_fails_and_the_others_go_on_and_it_is_not_packed_again(ctx: Context, clock: Clock) -> None:
+    experiment_id = cartpoles(ctx, 3, budget={"rounds": 2})
+    worker = packs(ctx)
+    seats = claimed(worker)
+    assert all(one.ready() for one in seats)
+    seats[1].hand_in(0)
+    failed = seats[1].held.block_id
+    seats[1].release("error", "bug", "the environment broke")
+    assert reading.list_workers(ctx)[0]["status"] == "busy"
+    assert states(ctx, experiment_id) == {0: "running", 1: "queued", 2: "running"}
+    for one in (seats[0], seats[2]):
+        for index in range(2):
+            one.hand_in(index)
+            one.checkpoint(index + 1)
+    assert states(ctx, experiment_id) == {0: "succeeded", 1: "queued", 2: "succeeded"}
+    for one in (seats[0], seats[2]):
+        one.release()
+    clock.advance(3600.0)
+    worker.beat("idle")
+    cartpoles(ctx, 1)
+    assert replicates(claimed(worker)) == [1]
+    with ctx.store.read() as session:
+        block = store_blocks.get(session, failed)
+    assert block is not None
+    assert block.budget_used == {"bug": 1}
+
+
+def test_a_lost_worker_gives_every_block_back_and_they_are_packed_anew(ctx: Context, clock: Clock) -> None:
+    experiment_id = cartpoles(ctx, 4)
+    seats = claimed(packs(ctx))
+    assert all(one.ready() for one in seats)
+    sweeping.sweep(ctx)
+    for _ in range(8):
+        clock.advance(0.5)
+        sweeping.sweep(ctx)
+    assert set(states(ctx, experiment_id).values()) == {"queued"}
+    first, second = packs(ctx, "w1"), packs(ctx, "w2")
+    assert replicates(claimed(first)) == [0, 2]
+    assert replicates(claimed(second)) == [1, 3]
+
+
+def test_one_is_cancelled_and_the_heartbeat_of_all_says_so_of_it_alone(ctx: Context) -> None:
+    experiment_id = cartpoles(ctx, 3)
+    worker = packs(ctx)
+    seats = claimed(worker)
+    assert all(one.ready() for one in seats)
+    with ctx.store.write() as session:
+        block = store_blocks.get(session, seats[1].held.block_id, lock=True)
+        assert block is not None
+        why = Why("alice", Cause.USER, "enough")
+        store_blocks.stop(session, ctx.store.now(session), block, why, grace_seconds=9.0, desired=Desired.CANCEL)
+    wanted = {one.held.replicate: one.beat().leases[0].desired for one in seats}
+    assert wanted == {0: "run", 1: "cancel", 2: "run"}
+    seats[1].release("stopped", "user")
+    assert states(ctx, experiment_id) == {0: "running", 1: "cancelled", 2: "running"}
+
+
+def test_blocks_share_the_seconds_of_their_device(ctx: Context, clock: Clock) -> None:
+    experiment_id = cartpoles(ctx, 3)
+    seats = claimed(packs(ctx))
+    assert all(one.ready() for one in seats)
+    ends = (300.0, 100.0, 50.0)
+    for one, seconds in zip(seats, ends, strict=True):
+        clock.advance(seconds)
+        for other in seats:
+            if other.assignment is not None and other.held.replicate >= one.held.replicate:
+                other.beat()
+        one.hand_in(0)
+        one.checkpoint(1)
+    by_replicate: dict[int, float] = {}
+    for run in reading.list_runs(ctx, experiment_id):
+        by_replicate[run["replicate"]] = by_replicate.get(run["replicate"], 0.0) + run["device_seconds"]
+    assert by_replicate == {0: pytest.approx(100.0), 1: pytest.approx(150.0), 2: pytest.approx(200.0)}
+
+
+@pytest.mark.parametrize(
+    ("now", "ends", "expected"),
+    [(10.0, [None], 10.0), (10.0, [None, None], 5.0), (10.0, [4.0, None, None], 4 / 3 + 3.0), (4.0, [4.0, None], 2.0)],
+)
+def test_shares_of_a_device_add_up(now: float, ends: list[float | None], expected: float) -> None:
+    assert shared_seconds(0.0, now, ends) == pytest.approx(expected)
+
+
+def test_a_claim_in_explanation_is_the_claim_that_follows(ctx: Context) -> None:
+    experiment_id = cartpoles(ctx, 3)
+    packs(ctx)
+    items = queue_document(ctx)["items"]
+    assert [item["why_waiting"]["code"] for item in items] == ["starting"] * 3
+    assert scheduling.tick(ctx) == 3
+    assert set(states(ctx, experiment_id).values()) == {"reserved"}
