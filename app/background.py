@@ -1,6 +1,6 @@
 """Background tasks of the server process: the scheduling tick, the sweep, reports of what has ended, webhooks.
 
-Three threads: building a report may take seconds, as may a receiver, and the sweep must keep its rhythm meanwhile.
+A thread each: building a report may take seconds, as may a receiver, and the sweep must keep its rhythm meanwhile.
 All they do is idempotent and guarded in the database, so that any number of API processes may run them and a crash
 at any line loses nothing. The sweep, which looks at everything, is one process's at a time (app.services.leading).
 """
@@ -13,13 +13,15 @@ import time
 from collections.abc import Callable
 
 from app.delivery import Courier
-from app.services import finishing, leading, scheduling, sweeping
+from app.services import disks, finishing, leading, retention, scheduling, sweeping
 from app.services.context import Context
 from app.services.operations import METRICS
 from app.store.opening import why_away
 from lockstep.logs import get_logger
 
 _log = get_logger("background")
+#: Between two looks for what need not be kept.
+_UPKEEP_SECONDS = 300.0
 #: A duty that takes longer is left: its transaction is undone with its connection, and another process does it again.
 _JOIN_SECONDS = 0.5
 
@@ -29,13 +31,14 @@ class BackgroundTasks:
 
     def __init__(self, ctx: Context) -> None:
         self._ctx = ctx
-        self._swept = self._ticked = float("-inf")
+        self._swept = self._ticked = self._kept_up = float("-inf")
         self._courier = Courier(ctx)
         self._me = secrets.token_hex(8)
         self._loops = [
             _Loop(ctx, "queue", self._sweep_and_tick),
             _Loop(ctx, "reports", self._finish),
             _Loop(ctx, "webhooks", self._send),
+            _Loop(ctx, "upkeep", self._keep_up),
         ]
 
     def start(self) -> None:
@@ -60,10 +63,22 @@ class BackgroundTasks:
         if now - self._swept >= self._ctx.settings.sweep_seconds:
             if leading.is_leader(self._ctx, self._me):
                 METRICS.lease_expiries.inc(sweeping.sweep(self._ctx))
+            disks.announce(self._ctx)
             self._swept = now
         if now - self._ticked >= self._ctx.settings.tick_seconds:
             scheduling.tick(self._ctx)
             self._ticked = now
+
+    def _keep_up(self) -> None:
+        now = time.monotonic()
+        if now - self._kept_up < _UPKEEP_SECONDS:
+            return
+        self._kept_up = now
+        if leading.is_leader(self._ctx, self._me):
+            while retention.purge(self._ctx):
+                pass
+        METRICS.freed_bytes.inc(retention.collect_files(self._ctx))
+        self._ctx.store.bound_log()
 
     def _finish(self) -> None:
         finishing.finish_due(self._ctx)

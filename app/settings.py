@@ -58,6 +58,8 @@ class Settings(BaseSettings):
     max_body_bytes: int = Field(8 * 2**20, ge=1024)
     max_artifact_bytes: int = Field(512 * 2**20, ge=1024)
     audit_retention_days: int = Field(365, ge=1)
+    deleted_retention_days: float = Field(7.0, ge=0, description="A deleted experiment is purged after so long")
+    min_free_bytes: int = Field(256 * 2**20, ge=0, description="With less room on its disk no file is taken")
     log_level: Literal["debug", "info", "warning", "error"] = "info"
 
     @model_validator(mode="before")

@@ -83,7 +83,7 @@ def _preflight(settings: Settings) -> None:
     if lock is not None:
         lock.release()
     open_store(settings).close()
-    FileStore(settings.data_dir / "files")
+    FileStore(settings.data_dir / "files", min_free_bytes=settings.min_free_bytes)
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -125,7 +125,13 @@ def opened(*, any_schema: bool = False) -> Iterator[tuple[Settings, Store]]:
 @contextmanager
 def _context() -> Iterator[Context]:
     with opened() as (settings, store):
-        ctx = Context(store, settings, FileStore(settings.data_dir / "files"), MetricNames(), Bell())
+        ctx = Context(
+            store,
+            settings,
+            FileStore(settings.data_dir / "files", min_free_bytes=settings.min_free_bytes),
+            MetricNames(),
+            Bell(),
+        )
         ensure_epoch(ctx)
         yield ctx
 

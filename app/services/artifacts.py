@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import hashlib
 import os
 import secrets
 import stat
+import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
-from app.errors import BusyError, TooLargeError
+from app.errors import BusyError, StartupError, TooLargeError
 from app.store import folders
 
 #: What the system says where nothing is, or a symbolic link or another thing that holds no object.
@@ -32,18 +34,44 @@ class FileStore:
     """Content-addressed files under ``root/ab/abcdef..``.
 
     Attributes:
+        identity: name of the folder.
         incoming: folder for what is not whole yet, and for what is deleted after use; on the disk of the data, while
             the system's folder for such files may be memory.
 
     Raises:
         StartupError: the folders cannot be made or written.
+
+    Args:
+        root: the folder.
+        min_free_bytes: with less room on its disk nothing is taken.
     """
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, *, min_free_bytes: int = 0) -> None:
         self.root = root.resolve()
+        self._min_free = min_free_bytes
         self.incoming = self.root / "incoming"
         folders.make_folder(self.incoming, "LOCKSTEP_DATA_DIR")
         self.check()
+        self.identity = self._identity()
+
+    def _identity(self) -> str:
+        """Return the name of this folder, which it is given once: servers that share it share the name."""
+        path = self.root / "identity"
+        if not path.exists():
+            mine = self.incoming / secrets.token_hex(16)
+            mine.write_text(secrets.token_hex(8), encoding="ascii")
+            folders.hand_over(mine)
+            with contextlib.suppress(FileExistsError):
+                os.link(mine, path)  # of several that begin at once the first one names it
+            mine.unlink()
+        return path.read_text(encoding="ascii")
+
+    def has(self, sha256: str) -> bool:
+        """Return whether an object lies here."""
+        file = self.open(sha256)
+        if file is not None:
+            file.close()
+        return file is not None
 
     def check(self) -> None:
         """Find out whether files can be stored now.
@@ -52,13 +80,26 @@ class FileStore:
             StartupError: no right or no room; names the folder and the remedy.
         """
         folders.check_writable(self.incoming, "LOCKSTEP_DATA_DIR")
+        if (short := self._shortage()) is not None:
+            raise StartupError(short)
+
+    def _shortage(self) -> str | None:
+        """Return what to say where the disk has less room than must stay free."""
+        free = folders.free_bytes(self.root)
+        if free >= self._min_free:
+            return None
+        told = f"the disk of {self.root} has {free / 2**20:.0f} MiB free, less than LOCKSTEP_MIN_FREE_BYTES"
+        return f"{told} ({self._min_free / 2**20:.0f} MiB); make room: delete experiments, or give it a larger disk"
 
     def put(self, chunks: Iterable[bytes], *, max_bytes: int) -> Stored:
         """Write chunks, fsync and rename into place; an object that exists is left as it is.
 
         Raises:
             TooLargeError: beyond ``max_bytes``; nothing stays.
+            BusyError: the disk is nearly full; who asks again later may find room.
         """
+        if (short := self._shortage()) is not None:
+            raise BusyError(short)
         temporary = self.incoming / secrets.token_hex(16)
         try:
             stored = self._write(temporary, chunks, max_bytes)
@@ -119,6 +160,21 @@ class FileStore:
         with file:
             content = file.read()
         return content if hashlib.sha256(content).hexdigest() == sha256 else None
+
+    def older_than(self, seconds: float) -> list[tuple[str, int]]:
+        """Return hash and size of every object that was written longer ago; what was left half written goes."""
+        before = time.time() - seconds
+        found = []
+        for path in self.root.glob("*/*"):
+            with contextlib.suppress(FileNotFoundError):
+                state = path.lstat()
+                if state.st_mtime >= before or not stat.S_ISREG(state.st_mode):
+                    continue
+                if path.parent == self.incoming:
+                    path.unlink()
+                elif len(path.name) == 64:
+                    found.append((path.name, state.st_size))
+        return found
 
     def remove(self, sha256: str) -> None:
         """Remove an object that no row names any more."""

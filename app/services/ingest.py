@@ -12,7 +12,8 @@ from typing import Any
 
 from sqlalchemy.orm import Session
 
-from app.errors import InvalidError, LeaseLostError, NotFoundError
+from app.errors import BusyError, InvalidError, LeaseLostError, NotFoundError
+from app.services import disks
 from app.services.artifacts import Stored
 from app.services.block_ends import finish_if_complete
 from app.services.context import Context
@@ -291,7 +292,8 @@ def read_file(ctx: Context, assignment_id: str, token: str, sha256: str) -> byte
     """Return a committed checkpoint of a run of the assignment.
 
     Raises:
-        NotFoundError: no such file of these runs.
+        NotFoundError: no such file of these runs, or none that is whole on any server.
+        BusyError: another server may have it.
     """
     with ctx.store.read() as session:
         row = leases.get(session, assignment_id)
@@ -305,7 +307,14 @@ def read_file(ctx: Context, assignment_id: str, token: str, sha256: str) -> byte
     content = ctx.files.read(sha256)
     if content is None:
         with ctx.store.write() as session:
-            results.withdraw_file(session, sha256)
+            lost = disks.is_lost(ctx, session, sha256)
+            if lost:
+                results.withdraw_file(session, sha256)
+        if not lost:
+            raise BusyError(
+                f"checkpoint {sha256[:12]} is not on this server's disk, and the other servers are asked; "
+                "give all of them one folder of files (LOCKSTEP_DATA_DIR)"
+            )
         raise NotFoundError(
             f"checkpoint {sha256[:12]} is damaged on the server; the next attempt resumes from the one before",
             code="corrupt_checkpoint",

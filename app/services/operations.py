@@ -31,6 +31,7 @@ class Numbers:
         self.sockets = Gauge("lockstep_live_readers", "Live readers", **options)
         self.lagged_frames = Counter("lockstep_lagged", "Readers that lost deltas", **options)
         self.sweep_age = Gauge("lockstep_sweep_age_seconds", "Seconds since the last sweep", **options)
+        self.freed_bytes = Counter("lockstep_freed_bytes", "Bytes of files that nobody names any more", **options)
         self.database_errors = Counter("lockstep_database_errors", "Requests that met a database error", **options)
 
 

@@ -182,7 +182,7 @@ def _rank(session: Session, experiment_id: str, before: str | None, after: str |
 
 
 def delete(ctx: Context, experiment_id: str, actor: Actor) -> None:
-    """Hide an experiment that has ended; its data are purged by retention.
+    """Hide an experiment that has ended; rows and files go after ``deleted_retention_days`` (services.retention).
 
     Raises:
         ConflictError: ``active`` when it must be cancelled first.

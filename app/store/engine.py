@@ -45,6 +45,8 @@ _CLOCK = {
     "sqlite": text("SELECT (julianday('now') - 2440587.5) * 86400.0"),
 }
 _WRITER_WAIT_SECONDS = 5.0
+#: Bytes that the write-ahead log of SQLite keeps between two checkpoints.
+_LOG_BYTES = 64 * 2**20
 _PING_AFTER_SECONDS = 1.0
 _CONNECT_SECONDS = 5
 _SHARED_FILE_SYSTEMS = ("nfs", "cifs", "smb", "9p", "virtiofs", "fuse.sshfs", "vboxsf")
@@ -163,6 +165,16 @@ class Store:
         """The database clock, seconds since 1970 UTC; the only clock that decides anything."""
         value = session.execute(_CLOCK["sqlite" if self.is_sqlite else "postgresql"]).scalar_one()
         return self._clock(float(value))
+
+    def bound_log(self) -> None:
+        """Empty a write-ahead log of SQLite that has outgrown its bound; readers that never pause let it grow."""
+        path = sqlite_file(self.url)
+        log = path.with_name(f"{path.name}-wal") if path is not None else None
+        if log is not None and log.exists() and log.stat().st_size > _LOG_BYTES:
+            with self._writer.hold(_WRITER_WAIT_SECONDS), self.engine.connect() as connection:
+                connection.exec_driver_sql("COMMIT")  # no transaction: it would hold up what it asks for
+                connection.exec_driver_sql("PRAGMA wal_checkpoint(TRUNCATE)")
+                connection.exec_driver_sql("BEGIN")
 
     def close(self) -> None:
         """Close all connections."""
@@ -344,7 +356,13 @@ def _create_file(path: Path) -> None:
 def _on_connect(connection: Any, _record: Any) -> None:
     connection.isolation_level = None  # the driver's own BEGIN is deferred; ours is explicit
     cursor = connection.cursor()
-    for pragma in ("synchronous=NORMAL", "busy_timeout=5000", "foreign_keys=ON", "cache_size=-65536"):
+    for pragma in (
+        f"journal_size_limit={_LOG_BYTES}",
+        "synchronous=NORMAL",
+        "busy_timeout=5000",
+        "foreign_keys=ON",
+        "cache_size=-65536",
+    ):
         cursor.execute(f"PRAGMA {pragma}")
     cursor.close()
 

@@ -15,6 +15,7 @@ from sqlalchemy import (
     and_,
     bindparam,
     case,
+    delete,
     exists,
     func,
     insert,
@@ -56,6 +57,17 @@ def set_meta(session: Session, key: str, value: str) -> None:
 def add_meta(session: Session, key: str, value: str) -> None:
     """Write one value of the key-value table unless there is one."""
     session.execute(_ADD_META, {"of_key": key, "to": value})
+
+
+def metas(session: Session, prefix: str) -> dict[str, str]:
+    """Return what the key-value table holds under keys that begin so."""
+    query = select(t.meta.c.key, t.meta.c.value).where(t.meta.c.key.startswith(prefix, autoescape=True))
+    return {row.key: row.value for row in session.execute(query)}
+
+
+def drop_meta(session: Session, key: str) -> None:
+    """Take one value out of the key-value table."""
+    session.execute(delete(t.meta).where(t.meta.c.key == key))
 
 
 _ADD_META = text("INSERT INTO meta (key, value) VALUES (:of_key, :to) ON CONFLICT (key) DO NOTHING")

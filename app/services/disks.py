@@ -1,0 +1,53 @@
+"""Whose disk a stored file lies on, where several servers have disks of their own: one that lacks it asks the others.
+
+Each server says with every sweep that its folder of files is there. A file is given up for all only when every folder
+that was there lately lacks it; servers that share a folder have one name for it, and one word decides.
+"""
+
+from __future__ import annotations
+
+from sqlalchemy.orm import Session
+
+from app.services.context import Context
+from app.store import scheduling
+
+#: A folder that has not been announced for so many sweeps is gone.
+_LATELY_SWEEPS = 12
+_DISK, _LACKING = "disk:", "lacking:"
+
+
+def announce(ctx: Context) -> None:
+    """Say that this server's folder is there, and answer what is asked about files that it lacks, too."""
+    with ctx.store.write() as session:
+        scheduling.set_meta(session, _DISK + ctx.files.identity, repr(ctx.store.now(session)))
+        asked = scheduling.metas(session, _LACKING)
+    for said in asked.values():
+        sha256 = said.split()[0]
+        if not ctx.files.has(sha256):
+            with ctx.store.write() as session:
+                _note(ctx, session, sha256)
+
+
+def is_lost(ctx: Context, session: Session, sha256: str) -> bool:
+    """Note that this server lacks a file; return whether every other one does, too. If not, they are asked."""
+    lacking = _note(ctx, session, sha256)
+    since = ctx.store.now(session) - _LATELY_SWEEPS * ctx.settings.sweep_seconds
+    disks = {name.removeprefix(_DISK) for name, seen in scheduling.metas(session, _DISK).items() if float(seen) > since}
+    if not lacking >= disks:
+        return False
+    scheduling.drop_meta(session, _key(sha256))
+    return True
+
+
+def _note(ctx: Context, session: Session, sha256: str) -> set[str]:
+    """Add this server's folder to those that lack a file, and return them all."""
+    key = _key(sha256)
+    scheduling.add_meta(session, key, sha256)
+    said = (scheduling.get_meta(session, key, lock=True) or sha256).split()
+    lacking = {*said[1:], ctx.files.identity}
+    scheduling.set_meta(session, key, " ".join([sha256, *sorted(lacking)]))
+    return lacking
+
+
+def _key(sha256: str) -> str:
+    return _LACKING + sha256[:40]  # a key has 64 characters
