@@ -34,7 +34,7 @@ class Courier:
         taken = 0
         while not self._stop.is_set() and (outgoing := webhooks.take(self._ctx)) is not None:
             error = _post(outgoing)
-            webhooks.settle(self._ctx, outgoing, error)
+            webhooks.note_outcome(self._ctx, outgoing, error)
             taken += error is None
             if error is not None:
                 _log.warning("a webhook was not taken", webhook=outgoing.webhook.id, reason=error)

@@ -16,6 +16,7 @@ from typing import Any
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers, MutableHeaders
+from starlette.middleware.gzip import GZipMiddleware
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import AppError, ForbiddenError, TooLargeError
@@ -31,7 +32,8 @@ _PROBES = ("/healthz", "/readyz")
 
 
 def install(app: FastAPI, settings: Settings) -> None:
-    """Put the guards in front of the application, outermost last."""
+    """Put the middleware in front of the application, outermost last."""
+    app.add_middleware(PageCompression)
     app.add_middleware(BodyLimit, settings=settings)
     app.add_middleware(OriginGuard, settings=settings)
     app.add_middleware(HostGuard, settings=settings)
@@ -87,6 +89,19 @@ def _add_headers(message: MutableMapping[str, Any], request_id: str) -> None:
     headers.setdefault("Cache-Control", "no-store")
     if headers.get("content-type", "").startswith("text/event-stream"):
         headers["X-Accel-Buffering"] = "no"
+
+
+class PageCompression:
+    """Compresses pages and their files. Answers of the API may be long streams, which would hold up the others."""
+
+    def __init__(self, app: ASGIApp) -> None:
+        self._plain = app
+        self._compressed = GZipMiddleware(app, minimum_size=1024)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Serve it, compressed where it is for a page."""
+        is_page = scope["type"] == "http" and "/api/" not in scope["path"]
+        await (self._compressed if is_page else self._plain)(scope, receive, send)
 
 
 class HostGuard:

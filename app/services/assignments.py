@@ -13,7 +13,7 @@ from sqlalchemy.orm import Session
 
 from app.errors import ConflictError, InvalidError, LeaseLostError, NotFoundError
 from app.services import ingest
-from app.services.block_ends import FAST_FAILURE_SECONDS, end_assignment, finish_if_complete, settle
+from app.services.block_ends import FAST_FAILURE_SECONDS, end_assignment, finish_if_complete, move_stopped
 from app.services.comparison import compare_runs, log_line
 from app.services.context import Context
 from app.services.fencing import fenced, grace
@@ -275,7 +275,7 @@ def release(ctx: Context, assignment_id: str, token: str, request: ReleaseReques
             cleanup_status=ingest.storable(request.cleanup),
         )
         _clean_worker(session, now, ending)
-        settle(ctx, session, now, block.id)
+        move_stopped(ctx, session, now, block.id)
     ctx.bell.ring()
     if unearned is not None:
         raise ConflictError(unearned, code="not_completed")
@@ -318,7 +318,7 @@ def _stop_for_release(ctx: Context, session: Session, now: float, ending: _Endin
     if block.status not in (BlockStatus.RESERVED, BlockStatus.RUNNING):
         return
     if not blocks.share_trains(session, row.id):
-        return  # its runs have ended; the peers of a gang go on
+        return  # its runs have ended; its peers on other devices go on
     cause = _cause(request)
     counts = True
     if cause is Cause.OOM and _oom_before(block) and request.pinned_run in leases.run_ids(session, row.id):

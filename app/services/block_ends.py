@@ -26,7 +26,7 @@ from lockstep.status import (
 FAST_FAILURE_SECONDS = 60.0
 
 
-def settle(ctx: Context, session: Session, now: float, block_id: str) -> bool:
+def move_stopped(ctx: Context, session: Session, now: float, block_id: str) -> bool:
     """Move a stopping block that holds no device, whose row is held, to its next state; return whether it moved."""
     block = blocks.stopped(session, block_id)
     if block is None:

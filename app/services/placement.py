@@ -135,7 +135,7 @@ def pack_size(need: Need, waiting: int, workers: Sequence[WorkerView]) -> int:
 
 
 def gang_class(need: Need, workers: Sequence[WorkerView]) -> str | None:
-    """Return the device class that a waiting gang may hold: one with enough healthy workers."""
+    """Return the device class that a waiting block of several devices may hold: one with enough healthy workers."""
     if need.placement != "one_per_device":
         return None
     able = [worker for worker in workers if worker.healthy and _has_data(need, worker)]
@@ -151,16 +151,16 @@ def device_order(workers: Sequence[WorkerView], num_arms: int, replicate: int) -
 
 def _choose(need: Need, idle: Sequence[WorkerView]) -> Fit | None:
     if need.placement == "one_per_device":
-        return _gang(need.num_arms, idle)
+        return _several(need.num_arms, idle)
     if need.placement == "auto":
-        gang = _gang(need.num_arms, [worker for worker in idle if worker.kind == "gpu"])
-        if gang is not None and need.num_arms > 1:
-            return gang
+        several = _several(need.num_arms, [worker for worker in idle if worker.kind == "gpu"])
+        if several is not None and need.num_arms > 1:
+            return several
     fitting = [w for w in idle if w.kind == "cpu" or w.memory_bytes >= need.memory_bytes]
     return Fit("shared_device", (fitting[0],)) if fitting else None
 
 
-def _gang(size: int, idle: Sequence[WorkerView]) -> Fit | None:
+def _several(size: int, idle: Sequence[WorkerView]) -> Fit | None:
     for _, members in sorted(_by_class(idle).items()):
         if len(members) >= size:
             chosen = sorted(members, key=lambda worker: worker.device_uid)[:size]

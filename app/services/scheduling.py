@@ -158,7 +158,7 @@ class _Tick:
         return block.placement_resolved or self.frozen.get(block.experiment_id) or block.placement
 
     def _hold(self, block: WaitingBlock, need: Need) -> None:
-        """The first gang in order that has waited long enough keeps its class from later blocks."""
+        """The first block of several devices in order that has waited long enough keeps its class from later blocks."""
         if self.now - block.waiting_since_epoch >= self.settings.gang_patience_seconds:
             name = gang_class(need, list(self.views.values()))
             self.held |= {name} if name else frozenset()
@@ -248,7 +248,7 @@ def _assign(
             now,
             assignment.worker.id,
             WorkerStatus.RESERVED,
-            f"reserved for block {block.id}",
+            f"is to train replicate {block.replicate}",
             actor="scheduler",
         )
     _open_attempts(session, now, block, attempt, resume, live, assignments)

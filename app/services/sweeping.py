@@ -12,7 +12,7 @@ from functools import partial
 
 from sqlalchemy.orm import Session
 
-from app.services.block_ends import end_assignment, finish_if_complete, settle
+from app.services.block_ends import end_assignment, finish_if_complete, move_stopped
 from app.services.context import Context
 from app.services.fencing import grace
 from app.services.workers import stop_for_loss
@@ -34,8 +34,8 @@ def sweep(ctx: Context) -> int:
         scheduling.set_meta(session, "swept_epoch", repr(now))
     changed = sum(_done(ctx, step) for step in _due(ctx))
     with ctx.store.read() as session:
-        settled = [row.id for row in leases.stopping_blocks_without_lease(session)]
-    changed += sum(_done(ctx, partial(_settle, ctx, block_id=block_id)) for block_id in settled)
+        stopped = [row.id for row in leases.stopping_blocks_without_lease(session)]
+    changed += sum(_done(ctx, partial(_move_stopped, ctx, block_id=block_id)) for block_id in stopped)
     if changed:
         ctx.bell.ring()
     return changed
@@ -82,9 +82,9 @@ def _forgive_absence(ctx: Context, session: Session, now: float) -> None:
         leases.shift_clocks(session, now, gap, ctx.settings.lease_ttl_seconds)
 
 
-def _settle(ctx: Context, session: Session, now: float, block_id: str) -> int:
+def _move_stopped(ctx: Context, session: Session, now: float, block_id: str) -> int:
     block = blocks.get(session, block_id, lock=True)
-    return int(block is not None and settle(ctx, session, now, block_id))
+    return int(block is not None and move_stopped(ctx, session, now, block_id))
 
 
 def _expire(ctx: Context, session: Session, now: float, row: AssignmentRow) -> int:
@@ -178,7 +178,7 @@ def _late_runs(session: Session, now: float, block: BlockRow) -> tuple[list[str]
 
 
 def _late_round(ctx: Context, session: Session, now: float, block: BlockRow) -> int:
-    """A gang whose barrier waits too long stops; the sentence names the late runs."""
+    """A block of several devices whose barrier waits too long stops; the sentence names the late runs."""
     late, limit = _late_runs(session, now, block)
     if not late:
         return 0

@@ -148,7 +148,7 @@ def take(ctx: Context) -> Outgoing | None:
     return Outgoing(webhook.url, headers, body, webhook, delivery)
 
 
-def settle(ctx: Context, sent: Outgoing, error: str | None) -> None:
+def note_outcome(ctx: Context, sent: Outgoing, error: str | None) -> None:
     """Store how a delivery went: None, or why it was not taken."""
     failures = 0 if error is None else sent.webhook.failures + 1
     rest = 0.0 if error is None else min(_LONGEST_REST, _FIRST_REST * 2.0 ** min(failures - 1, 20))
@@ -157,5 +157,5 @@ def settle(ctx: Context, sent: Outgoing, error: str | None) -> None:
         state = webhooks.DELIVERED if error is None else webhooks.WAITING
         if error is not None and now - sent.delivery.created_at.timestamp() > _PATIENCE_SECONDS:
             state = webhooks.GIVEN_UP
-        webhooks.settle(session, now, sent.delivery, state, error, rest=rest, failures=failures)
+        webhooks.note_outcome(session, now, sent.delivery, state, error, rest=rest, failures=failures)
         webhooks.drop_old(session, now - _KEPT_SECONDS)

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from app.errors import ConflictError, GoneError, NotFoundError, UpgradeError
 from app.services import catalog
 from app.services.audit import record
-from app.services.block_ends import blame_device, end_assignment, settle
+from app.services.block_ends import blame_device, end_assignment, move_stopped
 from app.services.context import Actor, Context
 from app.services.fencing import grace, refuse_gone
 from app.services.ingest import storable
@@ -167,7 +167,7 @@ def stop_for_loss(ctx: Context, session: Session, now: float, block: BlockRow, r
         grace_seconds=grace(ctx, session, block),
         counts=row.collected,
     )
-    settle(ctx, session, now, block.id)
+    move_stopped(ctx, session, now, block.id)
 
 
 def heartbeat(ctx: Context, worker_id: str, request: HeartbeatRequest) -> HeartbeatReply:

@@ -274,7 +274,7 @@ _REGISTERED = select(*columns(WorkerRow, t.worker)).where(t.worker.c.status.in_(
 
 @dataclass(frozen=True)
 class NewAssignment:
-    """What one worker gets of a block: its index in a gang, its slot among the worker's blocks, and its runs."""
+    """What one worker gets of a block: its index among the devices, its slot among the worker's blocks, its runs."""
 
     worker: IdleWorker
     device_index: int
@@ -292,7 +292,7 @@ def insert_assignments(
     ttl: float,
     assignments: Sequence[NewAssignment],
 ) -> None:
-    """Insert the assignments of a gang and reserve its workers; any conflict raises."""
+    """Insert the assignments of a placement and reserve its workers; any conflict raises."""
     for assignment in assignments:
         assignment_id = store.new_id("asg")
         session.execute(

@@ -132,7 +132,7 @@ def take(session: Session, now: float, until: float) -> tuple[WebhookRow, Delive
     return None if delivery is None else (webhook, delivery)
 
 
-def settle(
+def note_outcome(
     session: Session, now: float, delivery: DeliveryRow, state: str, error: str | None, *, rest: float, failures: int
 ) -> None:
     """Store how a delivery went, and how long its webhook rests."""

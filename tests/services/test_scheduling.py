@@ -19,7 +19,7 @@ from lockstep.status import Desired
 from tests.conftest import Clock
 from tests.factories import LOCAL, SimulatedWorker, submit, tiny_spec
 
-GANG: dict[str, Any] = {"lockstep": {"placement": "one_per_device"}}
+ONE_PER_DEVICE: dict[str, Any] = {"lockstep": {"placement": "one_per_device"}}
 
 
 def with_settings(ctx: Context, **changes: Any) -> Context:
@@ -54,7 +54,7 @@ def one_round(**changes: Any) -> dict[str, Any]:
 
 
 def test_gang_takes_all_devices_or_none(ctx: Context) -> None:
-    experiment_id = submit(ctx, tiny_spec(**GANG))
+    experiment_id = submit(ctx, tiny_spec(**ONE_PER_DEVICE))
     first = SimulatedWorker(ctx, "w0").register()
     assert first.claim() is None
     assert waits(ctx, experiment_id) == "class_unavailable"
@@ -68,14 +68,14 @@ def test_gang_takes_all_devices_or_none(ctx: Context) -> None:
 
 
 def test_gang_of_other_class_is_never_mixed(ctx: Context) -> None:
-    submit(ctx, tiny_spec(**GANG))
+    submit(ctx, tiny_spec(**ONE_PER_DEVICE))
     SimulatedWorker(ctx, "w0", device_class="small").register()
     other = SimulatedWorker(ctx, "w1", device_class="large").register()
     assert other.claim() is None
 
 
 def test_gang_rotates_arms_over_devices_by_replicate(ctx: Context) -> None:
-    submit(ctx, one_round(experiment={"replicates": 2}, **GANG))
+    submit(ctx, one_round(experiment={"replicates": 2}, **ONE_PER_DEVICE))
     pair = fleet(ctx, 2)
     seen: list[dict[str, str]] = []
     for _ in range(2):
@@ -93,7 +93,7 @@ def test_gang_rotates_arms_over_devices_by_replicate(ctx: Context) -> None:
 
 
 def test_gang_member_that_ends_first_leaves_its_peer_alone(ctx: Context) -> None:
-    experiment_id = submit(ctx, one_round(**GANG))
+    experiment_id = submit(ctx, one_round(**ONE_PER_DEVICE))
     first, second = fleet(ctx, 2)
     for worker in (first, second):
         worker.claim()
@@ -110,7 +110,7 @@ def test_gang_member_that_ends_first_leaves_its_peer_alone(ctx: Context) -> None
 
 
 def test_barrier_waits_for_the_peer_and_names_it(ctx: Context) -> None:
-    submit(ctx, tiny_spec(**GANG))
+    submit(ctx, tiny_spec(**ONE_PER_DEVICE))
     first, second = fleet(ctx, 2)
     first.claim(), second.claim(), first.ready(), second.ready()
     reply = first.hand_in(0)
@@ -139,7 +139,7 @@ def test_without_a_barrier_a_fast_run_leads_and_rounds_complete_together(ctx: Co
 def test_peer_lost_ends_the_attempt_for_all_and_both_resume_at_the_common_checkpoint(
     ctx: Context, clock: Clock
 ) -> None:
-    experiment_id = submit(ctx, tiny_spec(budget={"rounds": 3}, **GANG))
+    experiment_id = submit(ctx, tiny_spec(budget={"rounds": 3}, **ONE_PER_DEVICE))
     first, second = fleet(ctx, 2)
     sweeping.sweep(ctx)
     first.claim(), second.claim(), first.ready(), second.ready()
@@ -220,7 +220,7 @@ def test_gang_that_has_waited_holds_its_class_from_later_blocks(ctx: Context, cl
     submit(patient, one_round())
     first, second = (SimulatedWorker(patient, name).register() for name in ("a", "b"))
     assert first.claim() is not None
-    wide = submit(patient, tiny_spec(**GANG))
+    wide = submit(patient, tiny_spec(**ONE_PER_DEVICE))
     third = SimulatedWorker(patient, "c", device_class="other").register()
     for worker in (second, third):
         worker.beat("idle")
@@ -282,8 +282,8 @@ def test_why_waiting_names_each_reason(ctx: Context, clock: Clock) -> None:
 
 
 def test_block_behind_others_is_told_so(ctx: Context) -> None:
-    submit(ctx, tiny_spec(**GANG))
-    last = submit(ctx, tiny_spec(**GANG))
+    submit(ctx, tiny_spec(**ONE_PER_DEVICE))
+    last = submit(ctx, tiny_spec(**ONE_PER_DEVICE))
     fleet(ctx, 2)
     assert waits(ctx, last) == "behind_in_order" or waits(ctx, last) == "needs_devices"
 

@@ -12,7 +12,7 @@ import * as records from "./panels/records.js";
 
 const root = document.getElementById("experiment");
 const store = new Store(root.dataset.id);
-const TABS = ["overview", "runs", "events", "log", "specification", "report"];
+const TABS = ["overview", "curves", "runs", "events", "log", "specification", "report"];
 
 head.mount(store);
 head.differs(store);
@@ -31,7 +31,10 @@ store.on(["experiment", "points"], () =>
 
 function open() {
   const wanted = TABS.includes(location.hash.slice(1)) ? location.hash.slice(1) : "overview";
-  for (const name of TABS) document.getElementById(`tab-${name}`).hidden = name !== wanted;
+  const part = wanted === "curves" ? "overview" : wanted; // curves by themselves are the overview without the rest
+  for (const name of TABS.filter((one) => one !== "curves"))
+    document.getElementById(`tab-${name}`).hidden = name !== part;
+  document.getElementById("tab-overview").classList.toggle("only-curves", wanted === "curves");
   for (const link of document.querySelectorAll(".tabs a")) {
     if (link.hash === `#${wanted}`) link.setAttribute("aria-current", "page");
     else link.removeAttribute("aria-current");

@@ -49,7 +49,7 @@ function trains(worker) {
   const share = done.reduce((sum, round) => sum + round, 0) / (rounds * blocks.length);
   const [least, most] = [Math.min(...done), Math.max(...done)];
   return [
-    element("p", {}, "trains ", link, `, ${which}, since `, since ? ago(since) : "now"),
+    element("p", {}, worker.status === "reserved" ? "is about to train " : "trains ", link, `, ${which}, since `, since ? ago(since) : "now"),
     meter("round", share, least === most ? `${least} of ${rounds}` : `${least} to ${most} of ${rounds}`),
   ];
 }
@@ -128,7 +128,7 @@ function card(worker) {
         element("li", {}, ago(event.at), element("span", {}, `${event.status}: ${event.text}`)),
       ),
     ),
-    element("p", { class: "note" }, `${worker.host} · heard ${duration(worker.seen_seconds_ago)} ago · ${versions}`),
+    element("p", { class: "note" }, [worker.host, `heard ${duration(worker.seen_seconds_ago)} ago`, versions].filter(Boolean).join(" · ")),
   );
 }
 

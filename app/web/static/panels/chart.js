@@ -1,6 +1,6 @@
 // One chart of the experiment page: mean and band of each arm, replicates on demand, and what stands under the cursor.
 
-import { number } from "../api.js";
+import { duration, number } from "../api.js";
 import { halfWidth } from "../forest.js";
 
 export const KEPT = "lockstep-charts";
@@ -24,26 +24,37 @@ export const charts = new Map();
 
 const colour = (arm) => getComputedStyle(document.documentElement).getPropertyValue(`--arm${arm}`).trim();
 
-function place(point, run, spread) {
-  if (view.axis === "round") return point.round;
-  if (view.axis === "step") return (point.round + 1) * spread;
-  return point.t;
+// Where each round stands: by itself, by steps, or by the mean time of an arm's replicates since their first round,
+// so that a mean is always of one round.
+function places(lines, spread) {
+  if (view.axis === "round") return (_, point) => point.round;
+  if (view.axis === "step") return (_, point) => (point.round + 1) * spread;
+  const sums = new Map();
+  for (const { arm, points } of lines) {
+    const timed = points.filter((point) => point.t !== null && point.t !== undefined);
+    for (const { round, t } of timed) {
+      const key = `${arm} ${round}`,
+        [sum, count] = sums.get(key) || [0, 0];
+      sums.set(key, [sum + t - timed[0].t, count + 1]);
+    }
+  }
+  return (arm, point) => {
+    const [sum, count] = sums.get(`${arm} ${point.round}`) || [0, 0];
+    return count ? sum / count : null;
+  };
 }
 
 function columns(store, metric) {
   const some = [...store.runs.values()].find((run) => run.rounds_done);
   const spread = some ? some.env_steps / some.rounds_done : 1;
-  const lines = store
-    .lines(metric)
-    .filter((line) => !view.hidden.has(line.arm))
-    .map((line) => ({
-      ...line,
-      at: new Map(
-        line.points
-          .map((point) => [place(point, line.run, spread), point.value])
-          .filter(([x]) => x !== null && x !== undefined),
-      ),
-    }));
+  const drawn = store.lines(metric).filter((line) => !view.hidden.has(line.arm));
+  const place = places(drawn, spread);
+  const lines = drawn.map((line) => ({
+    ...line,
+    at: new Map(
+      line.points.map((point) => [place(line.arm, point), point.value]).filter(([x]) => x !== null && x !== undefined),
+    ),
+  }));
   const xs = [...new Set(lines.flatMap((line) => [...line.at.keys()]))].sort((a, b) => a - b);
   return { xs, lines };
 }
@@ -121,6 +132,7 @@ export function drawChart(store, name, box, metric, height) {
   const shape = JSON.stringify([view.axis, view.log, series.map((one) => one.label || ""), bands.length, shows.show]);
   if (chart.plot && chart.shape === shape) {
     chart.plot.setData(data);
+    if (chart.plot.height !== height) chart.plot.setSize({ width: box.clientWidth || 600, height });
     return;
   }
   if (chart.plot) chart.plot.destroy();
@@ -147,10 +159,10 @@ function options(box, metric, height, series, bands) {
     series: shown,
     bands,
     legend: { show: false },
-    scales: { x: { time }, y: view.log ? { distr: 3 } : {} },
+    scales: { x: { time: false }, y: view.log ? { distr: 3 } : {} },
     axes: [
       time
-        ? axis
+        ? { ...axis, values: (_, values) => values.map(duration), space: 80 }
         : {
             ...axis,
             incrs: WHOLE,
@@ -178,6 +190,6 @@ function hint(plot, series, metric) {
     )
     .filter(Boolean);
   node("hint").textContent = values.length
-    ? `${metric} at ${view.axis} ${view.axis === "time" ? new Date(1000 * plot.data[0][at]).toLocaleTimeString() : number(plot.data[0][at])}: ${values.join(" · ")}`
+    ? `${metric} at ${view.axis} ${view.axis === "time" ? duration(plot.data[0][at]) : number(plot.data[0][at])}: ${values.join(" · ")}`
     : "";
 }

@@ -2,6 +2,7 @@
 
 import { armName, element, number, say } from "../api.js";
 import { saveCsv, savePng, saveSvg } from "../export.js";
+import { findTimes } from "./times.js";
 import { KEPT, charts, drawChart, view } from "./chart.js";
 
 const node = (name) => document.getElementById(name);
@@ -25,6 +26,7 @@ export function mount(store) {
     view.axis = event.target.value;
     again();
   });
+  store.on(["times"], again);
   node("metric").addEventListener("change", (event) => {
     view.metric = event.target.value;
     store.want(view.metric);
@@ -50,6 +52,7 @@ export function mount(store) {
     again();
   });
   store.on(["experiment"], () => legend(store, again));
+  store.on(["open:curves", "open:overview"], again);
   new ResizeObserver(() =>
     charts.forEach((chart) => chart.plot && chart.plot.setSize({ width: chart.box.clientWidth, height: chart.height })),
   ).observe(node("chart"));
@@ -112,7 +115,9 @@ function legend(store, again) {
 
 function drawAll(store) {
   if (!store.experiment) return;
-  drawChart(store, "chart", node("chart"), metricOf(store), 320);
+  if (view.axis === "time") [metricOf(store), ...view.extra].forEach((metric) => findTimes(store, metric).catch(say));
+  const isAlone = node("tab-overview").classList.contains("only-curves");
+  drawChart(store, "chart", node("chart"), metricOf(store), isAlone ? 480 : 320);
   const wanted = view.extra.filter((metric) => store.recorded.has(metric));
   const box = node("more-charts");
   for (const [name, chart] of charts)
@@ -150,10 +155,10 @@ function drawAll(store) {
       box.append(frame);
       charts.set(metric, { box: inner, frame });
     }
-    drawChart(store, metric, charts.get(metric).box, metric, 200);
+    drawChart(store, metric, charts.get(metric).box, metric, isAlone ? 280 : 200);
   }
   const { total, shown } = store.counted;
   node("shown").textContent = total
     ? `Showing ${number(shown)} of ${number(total)} points${shown < total ? ", in buckets" : ""}.`
-    : "";
+    : `No point of ${metricOf(store)} yet.`;
 }

@@ -5,10 +5,10 @@ import { saveShown } from "../export.js";
 import { ground, halfWidth, scaleOf } from "../forest.js";
 
 const ROW = 22,
-  WIDTH = 460,
   LEFT = 92,
   RIGHT = 74,
   TRAIL = 6;
+let width = 460; // of the box: letters of a picture are as large as those beside it
 
 export function mount(store) {
   const box = document.getElementById("difference");
@@ -18,6 +18,9 @@ export function mount(store) {
     .getElementById("difference-svg")
     .addEventListener("click", () => saveShown(box.querySelector("svg"), `${store.id}-difference`));
   store.on(["experiment"], () => offer(store, pick));
+  new ResizeObserver(() => {
+    if (store.experiment && Math.abs(widthOf(box) - width) > 8) draw(store, box, pick);
+  }).observe(box);
   store.on(["experiment", "points", "rounds"], () => draw(store, box, pick));
 }
 
@@ -31,7 +34,10 @@ function offer(store, pick) {
   pick.parentElement.hidden = pick.options.length < 2;
 }
 
+const widthOf = (box) => Math.min(720, Math.max(280, box.clientWidth || 460));
+
 function draw(store, box, pick) {
+  width = widthOf(box);
   fill(store, box, pick);
   document.getElementById("difference-svg").hidden = !box.querySelector("svg");
 }
@@ -86,19 +92,19 @@ function plot(store, rows, sesoi, [a, b]) {
   const values = rows.map((row) => row.last);
   const mean = values.reduce((sum, value) => sum + value, 0) / values.length;
   const half = halfWidth(values);
-  const inner = scaleOf([...values, mean - (half || 0), mean + (half || 0)], WIDTH - LEFT - RIGHT, sesoi);
+  const inner = scaleOf([...values, mean - (half || 0), mean + (half || 0)], width - LEFT - RIGHT, sesoi);
   const x = (value) => LEFT + inner(value);
   const texts = aligned([...values, mean]);
   const told = `${store.arms[a]} minus ${store.arms[b]}: mean ${signed(mean)} over ${values.length} replicates`;
   return mark(
     "svg",
-    { class: "plot", viewBox: `0 0 ${WIDTH} ${height + 18}`, role: "img", "aria-label": told },
+    { class: "plot", viewBox: `0 0 ${width} ${height + 18}`, role: "img", "aria-label": told },
     mark("title", {}, told),
     ...ground(x, height, sesoi),
     ...rows.flatMap((row, index) => replicate({ ...row, told: texts[index] }, index, x)),
     ...mark_mean(mean, half, rows.length, x, texts[rows.length]),
     mark("text", { class: "soft", x: LEFT, y: height + 14 }, `${short(store.arms[b])} higher`),
-    mark("text", { class: "soft", x: WIDTH - RIGHT, y: height + 14, "text-anchor": "end" }, `${short(store.arms[a])} higher`),
+    mark("text", { class: "soft", x: width - RIGHT, y: height + 14, "text-anchor": "end" }, `${short(store.arms[a])} higher`),
   );
 }
 
@@ -122,7 +128,7 @@ function replicate(row, index, x) {
       { class: "dot", cx: x(row.last), cy: y, r: 4.5, "fill-opacity": training ? 0.5 : 1 },
       mark("title", {}, `replicate ${row.replicate}: ${signed(row.last)}${training ? ", training" : ""}`),
     ),
-    mark("text", { x: WIDTH, y: y + 4, "text-anchor": "end" }, row.told),
+    mark("text", { x: width, y: y + 4, "text-anchor": "end" }, row.told),
   ].filter(Boolean);
 }
 
@@ -132,7 +138,7 @@ function mark_mean(mean, half, count, x, told) {
     mark("text", { x: 0, y: y + 4, "font-weight": "600" }, "mean"),
     half === null ? null : mark("line", { class: "mean", x1: x(mean - half), x2: x(mean + half), y1: y, y2: y }),
     mark("rect", { x: x(mean) - 4, y: y - 4, width: 8, height: 8, fill: "currentColor" }),
-    mark("text", { x: WIDTH, y: y + 4, "text-anchor": "end", "font-weight": "600" }, told),
+    mark("text", { x: width, y: y + 4, "text-anchor": "end", "font-weight": "600" }, told),
   ].filter(Boolean);
 }
 

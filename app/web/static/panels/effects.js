@@ -1,6 +1,6 @@
 // Every reported estimate of several experiments as one forest plot; experiments without a report say why.
 
-import { difference, element, number, prose, signed } from "../api.js";
+import { aligned, difference, element, number, prose } from "../api.js";
 import { interval } from "../forest.js";
 
 function metricOf({ experiment }) {
@@ -44,7 +44,7 @@ function row({ experiment }, item, among) {
     element("td", { "data-name": "" }, element("bdi", {}, experiment.name)),
     element("td", { "data-name": "" }, element("bdi", {}, pair.a), " − ", element("bdi", {}, pair.b)),
     element("td", { class: "number", "data-name": "Estimate" }, difference(pair.estimate, unit)),
-    element("td", { class: "number", "data-name": "Interval" }, `${signed(low)} to ${signed(high)}`),
+    element("td", { class: "number", "data-name": "Interval" }, aligned([low, high]).join(" to ")),
     element("td", { class: "wide", "data-name": "" }, interval(item, { among, height: 20, words: false })),
   );
 }

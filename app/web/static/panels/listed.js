@@ -1,6 +1,6 @@
 // A row of the list: arms, answer with its interval, progress, age; and how rows are put in order.
 
-import { ago, armName, badge, base, difference, duration, element, number, over, signed, verdictWords } from "../api.js";
+import { ago, aligned, armName, badge, base, duration, element, number, over, verdictWords } from "../api.js";
 import { interval } from "../forest.js";
 
 export const KEYS = {
@@ -28,8 +28,9 @@ function answer(item) {
   }
   const { pair } = found;
   const [low, high] = (pair && pair.ci_superiority) || [];
+  const ends = pair ? aligned([pair.estimate, low ?? -Infinity, high ?? Infinity]) : [];
   const span = pair
-    ? `${pair.a} ${difference(pair.estimate, found.unit)} [${signed(low ?? -Infinity)}, ${signed(high ?? Infinity)}]`
+    ? `${pair.a} ${ends[0]} ${found.unit === "%" ? "pp" : found.unit} [${ends[1]}, ${ends[2]}]`
     : "";
   const ended = over(item.status) && item.status !== "succeeded" ? element("span", {}, " ", badge(item.status)) : null;
   return element(
@@ -65,7 +66,7 @@ export function row(item, choice) {
       ...item.tags.map((tag) => element("bdi", { class: "tag" }, tag)),
     ),
     element("td", { "data-name": "" }, ...arms),
-    element("td", { "data-name": "" }, answer(item)),
+    element("td", { class: "said", "data-name": "" }, answer(item)),
     element("td", { "data-name": "" }, plot),
     element("td", { class: "number", "data-name": "Replicates" }, `${number(by.succeeded || 0)} of ${blocks}`),
     element("td", { class: "once", "data-name": "" }, when(item)),

@@ -2,12 +2,12 @@
 
 import { element, mark, number } from "../api.js";
 
-const WIDTH = 460,
-  HEIGHT = 190,
+const HEIGHT = 220,
   LEFT = 40,
   RIGHT = 84,
   TOP = 8,
   BOTTOM = 34;
+let width = 460; // of the box: letters of a picture are as large as those beside it
 const DASHES = [null, "8 4", "2 3"];
 
 export function powerLine(row) {
@@ -24,20 +24,21 @@ function assumption(row) {
 
 export function draw(box, rows, sesoi) {
   const drawn = rows.filter((row) => row.curve.length > 1);
+  width = Math.min(720, Math.max(280, box.clientWidth || 460));
   box.replaceChildren(...(drawn.length ? [chart(drawn, sesoi), caption(drawn), data(drawn)] : []));
 }
 
 function chart(rows, sesoi) {
   const most = Math.max(...rows.flatMap((row) => row.curve.map((point) => point.effect)));
-  const x = (effect) => LEFT + (effect / most) * (WIDTH - LEFT - RIGHT),
+  const x = (effect) => LEFT + (effect / most) * (width - LEFT - RIGHT),
     y = (power) => TOP + (1 - power) * (HEIGHT - TOP - BOTTOM);
   const told = `power over the true effect: ${rows.map(powerLine).join("; ")}`;
   return mark(
     "svg",
-    { class: "plot", viewBox: `0 0 ${WIDTH} ${HEIGHT}`, role: "img", "aria-label": told },
+    { class: "plot", viewBox: `0 0 ${width} ${HEIGHT}`, role: "img", "aria-label": told },
     mark("title", {}, told),
     ...[0, 0.5, 0.8, 1].flatMap((power) => [
-      mark("line", { class: "grid", x1: LEFT, x2: WIDTH - RIGHT, y1: y(power), y2: y(power) }),
+      mark("line", { class: "grid", x1: LEFT, x2: width - RIGHT, y1: y(power), y2: y(power) }),
       mark("text", { class: "soft", x: LEFT - 6, y: y(power) + 4, "text-anchor": "end" }, `${100 * power} %`),
     ]),
     sesoi && sesoi <= most
@@ -49,10 +50,10 @@ function chart(rows, sesoi) {
     ...rows.flatMap((row, index) => line(row, DASHES[index % 3], x, y)),
     ...ends(rows, x, y),
     mark("text", { class: "soft", x: LEFT, y: HEIGHT - BOTTOM + 14 }, "0"),
-    mark("text", { class: "soft", x: WIDTH - RIGHT, y: HEIGHT - BOTTOM + 14, "text-anchor": "middle" }, number(most)),
+    mark("text", { class: "soft", x: width - RIGHT, y: HEIGHT - BOTTOM + 14, "text-anchor": "middle" }, number(most)),
     mark(
       "text",
-      { class: "soft", x: (LEFT + WIDTH - RIGHT) / 2, y: HEIGHT - 2, "text-anchor": "middle" },
+      { class: "soft", x: (LEFT + width - RIGHT) / 2, y: HEIGHT - 2, "text-anchor": "middle" },
       "true effect",
     ),
   );

@@ -1,6 +1,6 @@
 // What happened and what was written: timeline by kind, runs, logs, specification, artifacts, report.
 
-import { ago, all, armName, badge, base, call, element, number, say } from "../api.js";
+import { ago, all, armName, badge, base, bytes, call, element, number, prose, say } from "../api.js";
 
 const node = (name) => document.getElementById(name);
 const NOISE = ["round_completed", "checkpoint_saved", "ppo_update_completed", "evaluation_completed"];
@@ -57,7 +57,7 @@ function line(event) {
     "li",
     { class: event.severity },
     ago(event.time),
-    element("span", {}, event.text, " ", element("small", {}, [place, event.actor].filter(Boolean).join(" · "))),
+    element("span", {}, ...prose(event.text), " ", element("small", {}, [place, event.actor].filter(Boolean).join(" · "))),
   );
 }
 
@@ -116,7 +116,7 @@ export function runs(store) {
             element(
               "small",
               {},
-              ` ${number(item.size_bytes / 1024)} KiB, ${(store.runs.get(item.run_id) || {}).group_id || ""}`,
+              ` ${bytes(item.size_bytes)}, ${(store.runs.get(item.run_id) || {}).group_id || ""}`,
             ),
           ),
         ),

@@ -1,4 +1,4 @@
-"""A gang of two real CPU workers, barrier over HTTP, gives the numbers of one worker holding both arms."""
+"""Two real CPU workers with an arm each, barrier over HTTP, gives the numbers of one worker holding both arms."""
 
 from __future__ import annotations
 
