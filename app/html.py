@@ -35,10 +35,10 @@ def content_hash() -> str:
 @cache
 def modules_of(name: str) -> tuple[str, ...]:
     """Return a script and all that it imports, so that a browser asks for them at once and not one after the other."""
-    found = {name: None}
+    modules = {name: None}
     for module in _IMPORT.findall((STATIC / name).read_text()):
-        found.update(dict.fromkeys(modules_of(os.path.normpath(os.path.join(os.path.dirname(name), module)))))
-    return tuple(found)
+        modules.update(dict.fromkeys(modules_of(os.path.normpath(os.path.join(os.path.dirname(name), module)))))
+    return tuple(modules)
 
 
 def render_page(request: Request, template_name: str, **values: Any) -> HTMLResponse:

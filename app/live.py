@@ -244,9 +244,9 @@ def _deliver(reader: Reader, batch: Batch) -> None:
 
 
 def _read_all(ctx: Context, positions: dict[str, Position]) -> tuple[dict[str, Batch], str]:
-    found = {}
+    batches = {}
     for experiment_id, position in positions.items():
         batch = live.read_batch(ctx, experiment_id, position)
         if batch.events or batch.points:
-            found[experiment_id] = batch
-    return found, server_epoch(ctx)
+            batches[experiment_id] = batch
+    return batches, server_epoch(ctx)

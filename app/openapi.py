@@ -64,7 +64,7 @@ def operations(document: Mapping[str, Any]) -> Iterator[tuple[str, str, dict[str
 
 def by_tag(document: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
     """Return what the page of the API shows: {tag: its calls}, each with method, path, words, parameters and body."""
-    found: dict[str, list[dict[str, Any]]] = {}
+    groups: dict[str, list[dict[str, Any]]] = {}
     for path, method, operation in operations(document):
         call = {
             "method": method,
@@ -74,8 +74,8 @@ def by_tag(document: Mapping[str, Any]) -> dict[str, list[dict[str, Any]]]:
             "body": _body(document, operation),
             "answers": {status: answer["description"] for status, answer in operation["responses"].items()},
         }
-        found.setdefault(operation["tags"][0], []).append(call)
-    return found
+        groups.setdefault(operation["tags"][0], []).append(call)
+    return groups
 
 
 def _parameter(item: Mapping[str, Any]) -> dict[str, Any]:

@@ -337,20 +337,20 @@ class Series(Sequence[Curve]):
 
     def of(self, arm: str, metric: str | None = None) -> list[Curve]:
         """Return the curves of an arm, by replicate."""
-        found = [curve for curve in self if curve.arm == arm and metric in (None, curve.metric)]
-        return sorted(found, key=lambda curve: (curve.metric, curve.replicate))
+        curves = [curve for curve in self if curve.arm == arm and metric in (None, curve.metric)]
+        return sorted(curves, key=lambda curve: (curve.metric, curve.replicate))
 
     def columns(self) -> dict[str, Any]:
         """Return all points as columns: arm, replicate, metric, x, mean, low, high."""
         import numpy as np
 
         sizes = [len(curve.x) for curve in self]
-        found: dict[str, Any] = {
+        columns: dict[str, Any] = {
             name: np.repeat([getattr(curve, name) for curve in self], sizes) for name in ("arm", "replicate", "metric")
         }
         for name in ("x", "mean", "low", "high"):
-            found[name] = np.concatenate([getattr(curve, name) for curve in self] or [np.empty(0)])
-        return found
+            columns[name] = np.concatenate([getattr(curve, name) for curve in self] or [np.empty(0)])
+        return columns
 
     def to_pandas(self) -> Any:
         """Return all points as a ``pandas.DataFrame``, one a row.

@@ -165,21 +165,21 @@ class _Api(Runs):
         until = None if timeout is None else self._clock() + timeout
         pause = _FIRST_LOOK
         while True:
-            found = Experiment((yield from self._json("GET", f"experiments/{experiment_id}")))
-            if found.is_over:
-                return found
+            experiment = Experiment((yield from self._json("GET", f"experiments/{experiment_id}")))
+            if experiment.is_over:
+                return experiment
             if until is not None and self._clock() >= until:
-                raise TimeoutError(f"experiment {experiment_id} is {found.status} after {timeout:g} s; it goes on")
+                raise TimeoutError(f"experiment {experiment_id} is {experiment.status} after {timeout:g} s; it goes on")
             yield Sleep(pause if until is None else max(0.0, min(pause, until - self._clock())))
             pause = min(_LONGEST_LOOK, 1.5 * pause)
 
     @Call
     def runs(self, /, experiment_id: str) -> Steps[list[Run]]:
         """Return the runs of an experiment."""
-        found = []
+        experiments = []
         for item in (yield from self._all(f"experiments/{experiment_id}/runs", {"limit": 2000})):
-            found.append(Run(item))  # noqa: PERF401 - a comprehension cannot hold the steps
-        return found
+            experiments.append(Run(item))  # noqa: PERF401 - a comprehension cannot hold the steps
+        return experiments
 
     @Call
     def workers(self, /, *, retired: bool = False) -> Steps[list[Thing]]:
@@ -342,14 +342,14 @@ class _Api(Runs):
 
     def _all(self, path: str, params: Mapping[str, Any]) -> Steps[list[Any]]:
         """Return everything that a list of pages holds."""
-        found: list[Any] = []
+        items: list[Any] = []
         cursor = None
         while True:
             page = yield from self._json("GET", path, params={**params, **({"cursor": cursor} if cursor else {})})
-            found += page["items"]
+            items += page["items"]
             cursor = page.get("next")
             if cursor is None:
-                return found
+                return items
 
 
 class Client(_Api, Sync):

@@ -60,9 +60,9 @@ def encode_map(values: Mapping[str, float | None]) -> tuple[dict[str, float | No
 
 def decode_map(values: Mapping[str, float | None], marks: Sequence[tuple[str, str]]) -> dict[str, float]:
     """Return the floats that ``encode_map`` encoded; plain nulls are left out."""
-    found = {key: float(value) for key, value in values.items() if value is not None}
-    found.update({key: _VALUES[_KINDS[text]] for key, text in marks})
-    return found
+    numbers = {key: float(value) for key, value in values.items() if value is not None}
+    numbers.update({key: _VALUES[_KINDS[text]] for key, text in marks})
+    return numbers
 
 
 def jsonable(record: Mapping[str, Any]) -> dict[str, Any]:

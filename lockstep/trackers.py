@@ -90,11 +90,11 @@ def _curves(client: Client, experiment_id: str, run_id: str) -> Iterator[tuple[C
 
 def flat(values: Mapping[str, Any], at: str = "") -> dict[str, Any]:
     """Return nested settings as one level of dotted names."""
-    found: dict[str, Any] = {}
+    scalars: dict[str, Any] = {}
     for key, value in values.items():
         name = f"{at}.{key}" if at else str(key)
-        found |= flat(value, name) if isinstance(value, Mapping) else {name: value}
-    return found
+        scalars |= flat(value, name) if isinstance(value, Mapping) else {name: value}
+    return scalars
 
 
 def write_tensorboard(experiment: TrackedExperiment, folder: Path) -> None:
@@ -118,8 +118,8 @@ def _record(data: bytes) -> bytes:
 
 
 def _masked(data: bytes) -> int:
-    found = crc32c(data)
-    return ((found >> 15 | found << 17) + 0xA282EAD8) & 0xFFFFFFFF
+    checksum = crc32c(data)
+    return ((checksum >> 15 | checksum << 17) + 0xA282EAD8) & 0xFFFFFFFF
 
 
 def crc32c(data: bytes) -> int:
@@ -155,11 +155,11 @@ def _sized(tag: int, data: bytes) -> bytes:
 
 
 def _varint(number: int) -> bytes:
-    found = bytearray()
+    encoded = bytearray()
     while number > 0x7F:
-        found.append(number & 0x7F | 0x80)
+        encoded.append(number & 0x7F | 0x80)
         number >>= 7
-    return bytes([*found, number])
+    return bytes([*encoded, number])
 
 
 def write_mlflow(experiment: TrackedExperiment, folder: Path) -> None:
@@ -234,11 +234,11 @@ def write_wandb(experiment: TrackedExperiment, folder: Path) -> None:
 
 def _by_step(curves: Iterable[Curve]) -> Iterator[tuple[int, dict[str, float]]]:
     """Yield the values of each step in order: this tracker takes no earlier step after a later one."""
-    found: dict[int, dict[str, float]] = {}
+    values: dict[int, dict[str, float]] = {}
     for curve in curves:
         for x, value in zip(curve.x, curve.mean, strict=True):
-            found.setdefault(int(x), {})[curve.metric] = float(value)
-    yield from sorted(found.items())
+            values.setdefault(int(x), {})[curve.metric] = float(value)
+    yield from sorted(values.items())
 
 
 #: How each tracker shows them.

@@ -226,11 +226,11 @@ def doctor() -> None:
         typer.echo(f"database: ok, clock {store.now(session):.0f}, revision {migrate.current_revision(store)}")
         listed = {row.id: row for row in workers.listing(session)}  # one of several rows, where it holds several blocks
     rows = [row for row in listed.values() if row.status != WorkerStatus.RETIRED]
-    found = [
+    lines = [
         *_plugin_defects(),
         *(_told(f"worker {isolated(row.name)}", **item) for row in rows for item in defects_of(row)),
     ]
-    for line in found or ["plug-ins: ok"]:
+    for line in lines or ["plug-ins: ok"]:
         typer.echo(line)
 
 

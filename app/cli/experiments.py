@@ -114,8 +114,8 @@ def list_experiments(
 ) -> None:
     """List experiments, newest first."""
     with reach() as client:
-        found = client.experiments(status=status, owner=owner, tag=tag, limit=limit)
-        items = list(islice(found, limit))
+        experiments = client.experiments(status=status, owner=owner, tag=tag, limit=limit)
+        items = list(islice(experiments, limit))
     if as_json:
         _json(items)
     for item in items if not as_json else ():
@@ -128,11 +128,11 @@ def list_experiments(
 def show(experiment_id: Id, as_json: AsJson = False) -> None:
     """Show an experiment: its state, its arms, why it waits, and why replicates gave no result."""
     with reach() as client:
-        found = client.show(experiment_id)
+        experiment = client.show(experiment_id)
     if as_json:
-        _json(found)
+        _json(experiment)
     else:
-        typer.echo(text.show_text(found))
+        typer.echo(text.show_text(experiment))
 
 
 @app.command()
@@ -232,11 +232,11 @@ def compare(
 ) -> None:
     """Show the settings in which the arms of experiments differ, side by side."""
     with reach() as client:
-        found = client.call("GET", "compare", params={"experiments": experiment_ids})
+        comparison = client.call("GET", "compare", params={"experiments": experiment_ids})
     if as_json:
-        _json(found)
+        _json(comparison)
     else:
-        typer.echo(text.compare_text(found))
+        typer.echo(text.compare_text(comparison))
 
 
 def _steer(experiment_id: str, action: str, reason: str, as_json: bool) -> None:
@@ -322,13 +322,13 @@ def calibrate(
     """Report the false-winner rate of the whole analysis with its band; code 1 when it lies outside."""
     body = {"experiment": experiment_id, "repetitions": repetitions}
     with reach(timeout=600.0) as client:
-        found = client.call("POST", "calibrations", json=body)
+        calibration = client.call("POST", "calibrations", json=body)
     if as_json:
-        _json(found)
-    for row in found["rows"] if not as_json else ():
+        _json(calibration)
+    for row in calibration["rows"] if not as_json else ():
         low, high = row["band"]
         state = "ok" if row["passed"] else "OUTSIDE"
         rates = f"{row['rate']:.4f}  expected {row['expected']:.4f} [{low:.4f}, {high:.4f}]"
         typer.echo(f"{row['name']:28} {rates}  {state}")
-    if not found["passed"]:
+    if not calibration["passed"]:
         raise typer.Exit(1)

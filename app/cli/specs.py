@@ -131,13 +131,13 @@ def explain(
 ) -> None:
     """Say what a field takes, its default and its meaning."""
     try:
-        found = reference.explain(field)
+        fields = reference.explain(field)
     except KeyError as error:
         raise fail(str(error.args[0]), 1) from error
     if as_json:
-        typer.echo(json.dumps([vars(item) for item in found], indent=2))
+        typer.echo(json.dumps([vars(item) for item in fields], indent=2))
     else:
-        typer.echo("\n\n".join(map(str, found)))
+        typer.echo("\n\n".join(map(str, fields)))
 
 
 @app.command("reference", hidden=True)

@@ -63,11 +63,11 @@ def cause_lines(experiment: Mapping[str, Any], most: int = 5) -> Iterator[str]:
 
 def diverged_lines(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield which arms diverged, in which replicates and why, each reason once."""
-    found: dict[tuple[str, str], list[int]] = {}
+    spans: dict[tuple[str, str], list[int]] = {}
     for run in runs:
         if run["cause"] == "diverged":
-            found.setdefault((run["group_id"], run["cause_text"]), []).append(run["replicate"])
-    for (arm, text), replicates in found.items():
+            spans.setdefault((run["group_id"], run["cause_text"]), []).append(run["replicate"])
+    for (arm, text), replicates in spans.items():
         yield f"diverged: arm {arm} in {replicates_text(replicates)}: {text}"
 
 

@@ -35,9 +35,9 @@ def keep(ctx: Context, groups: Sequence[TaskGroup]) -> str:
 
 def read(session: Session, keys: Sequence[str]) -> dict[str, dict[str, Any]]:
     """Return {id: ``arguments`` or ``defect``} of registries; a task that can be built somewhere has no defect."""
-    found: dict[str, dict[str, Any]] = {}
+    catalogue: dict[str, dict[str, Any]] = {}
     for key in keys:
         for group in json.loads(scheduling.get_meta(session, key) or "[]"):
             facts = {name: value for name, value in group.items() if name != "ids"}
-            found.update({task: facts for task in group["ids"] if "defect" in found.get(task, {"defect": ""})})
-    return found
+            catalogue.update({task: facts for task in group["ids"] if "defect" in catalogue.get(task, {"defect": ""})})
+    return catalogue

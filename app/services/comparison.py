@@ -54,11 +54,11 @@ def _mean(values: Sequence[float | None]) -> float | None:
 
 
 def _difference(base: dict[str, Any], arm: dict[str, Any]) -> dict[str, Any]:
-    found = {"arm": arm["group_id"], "against": base["group_id"]}
+    difference = {"arm": arm["group_id"], "against": base["group_id"]}
     for field in ("accuracy", "native_return"):
         comparable = base[field] is not None and arm[field] is not None
-        found[field] = arm[field] - base[field] if comparable else None
-    return found
+        difference[field] = arm[field] - base[field] if comparable else None
+    return difference
 
 
 def log_line(comparison: dict[str, Any], shown: Shown) -> str:

@@ -153,7 +153,7 @@ def _flat_arm(row: ExperimentRow, arm: ArmRow) -> dict[str, Any]:
 def _flatten(value: Any, at: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         return {at: value}
-    found: dict[str, Any] = {}
+    tables: dict[str, Any] = {}
     for key, item in value.items():
-        found |= _flatten(item, f"{at}.{key}" if at else str(key))
-    return found
+        tables |= _flatten(item, f"{at}.{key}" if at else str(key))
+    return tables

@@ -29,8 +29,8 @@ def timeline(ctx: Context, run_id: str, round_index: int | None = None) -> dict[
         if env["kind"] != "morphogenesis":
             raise ConflictError(f"env.kind is {env['kind']}: only morphogenesis grows grafts", code="no_grafts")
         wanted = run.rounds_done - 1 if round_index is None else round_index
-        found = events.of_round(session, run.no, run_id, wanted)
-    if found is None:
+        changes = events.of_round(session, run.no, run_id, wanted)
+    if changes is None:
         message = f"run {run_id} has completed {run.rounds_done} rounds; there is no round {wanted}"
         raise NotFoundError(message, code="unknown_round")
     return {
@@ -41,7 +41,7 @@ def timeline(ctx: Context, run_id: str, round_index: int | None = None) -> dict[
         "rounds": run.rounds_done,
         "horizon": env["horizon"],
         "envs": list(range(env["n_envs"])),
-        "changes": [_item(row) for row in found if row.type.startswith("graft_") or row.type == _ROLLBACK],
+        "changes": [_item(row) for row in changes if row.type.startswith("graft_") or row.type == _ROLLBACK],
     }
 
 

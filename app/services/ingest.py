@@ -241,18 +241,18 @@ def commit(ctx: Context, assignment_id: str, token: str, request: CommitRequest)
         row, block = fenced(session, assignment_id, token)
         now = ctx.store.now(session)
         mine = set(leases.run_ids(session, row.id))
-        found = []
+        records = []
         for item in request.runs:
             stored = results.uploaded(session, item.run_id, row.attempt, request.next_round, item.sha256)
             if item.run_id not in mine or stored is None:
                 raise NotFoundError(f"no uploaded checkpoint of run {item.run_id}", code="unknown_checkpoint")
-            found.append(stored)
+            records.append(stored)
         done = {run.id: run.rounds_done for run in experiments.runs(session, block.experiment_id, block_id=block.id)}
         if any(request.next_round > done[item.run_id] for item in request.runs):
             raise InvalidError(
                 f"round {request.next_round - 1} has not been handed in by this assignment", code="round_not_open"
             )
-        results.commit_artifacts(session, [stored.id for stored in found])
+        results.commit_artifacts(session, [stored.id for stored in records])
         removed = _after_commit(session, now, block, request, [item.run_id for item in request.runs])
     for sha256 in removed:
         ctx.files.remove(sha256)

@@ -129,9 +129,9 @@ def read_batch(ctx: Context, experiment_id: str, position: Position) -> Batch:
             for place in places
             if (place.attempt, place.last_seq) != seen[place.no]
         ]
-        found = points.tail(session, spans, CATCH_UP_ROWS)
+        tail = points.tail(session, spans, CATCH_UP_ROWS)
     ids = {place.no: place.id for place in places}
-    is_full = len(found) == CATCH_UP_ROWS
+    is_full = len(tail) == CATCH_UP_ROWS
     ready = _ready(rows, is_full=is_full)
     more = is_full or len(rows) == _CATCH_UP_EVENTS or bool(ends)
     views = [
@@ -147,7 +147,7 @@ def read_batch(ctx: Context, experiment_id: str, position: Position) -> Batch:
             row.value,
             row.kind,
         )
-        for row in found
+        for row in tail
     ]
     return Batch(ready, views, more)
 
@@ -291,5 +291,5 @@ def last_end(ctx: Context, experiment_id: str) -> dict[str, Any] | None:
         row = experiments.get(session, experiment_id)
         if row is None or row.finished_at is None:
             return None
-        found = events.newest(session, experiment_id, "experiment_end")
-    return event_frame(found, live=True) if found is not None else None
+        end = events.newest(session, experiment_id, "experiment_end")
+    return event_frame(end, live=True) if end is not None else None

@@ -169,10 +169,10 @@ def _several(size: int, idle: Sequence[WorkerView]) -> Fit | None:
 
 
 def _by_class(workers: Sequence[WorkerView]) -> dict[str, list[WorkerView]]:
-    found: dict[str, list[WorkerView]] = {}
+    by_class: dict[str, list[WorkerView]] = {}
     for worker in workers:
-        found.setdefault(worker.device_class, []).append(worker)
-    return found
+        by_class.setdefault(worker.device_class, []).append(worker)
+    return by_class
 
 
 def _has_data(need: Need, worker: WorkerView) -> bool:

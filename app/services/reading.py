@@ -93,12 +93,12 @@ def answer_of(headline: Headline | None) -> dict[str, Any] | None:
 
 def _facing(pair: Mapping[str, Any], winner: str | None) -> dict[str, Any]:
     """Return a pair of arms with the winner first."""
-    found = {name: pair[name] for name in ("a", "b", "estimate", "ci_superiority", "p_adj")}
+    headline = {name: pair[name] for name in ("a", "b", "estimate", "ci_superiority", "p_adj")}
     if winner != pair["b"]:
-        return found
+        return headline
     ends = pair["ci_superiority"]
     turned = ends and [None if end is None else -end for end in reversed(ends)]
-    return {**found, "a": pair["b"], "b": pair["a"], "estimate": -pair["estimate"], "ci_superiority": turned}
+    return {**headline, "a": pair["b"], "b": pair["a"], "estimate": -pair["estimate"], "ci_superiority": turned}
 
 
 def _before(cursor: str | None) -> tuple[datetime, str] | None:

@@ -94,7 +94,7 @@ def gather(
     ended = _ended_blocks(rows, num_blocks)
     if not ended:
         raise ConflictError("no block has ended yet; there is nothing to report", code="no_data")
-    found = _gather(session, experiment, analysis, ended)
+    gathered = _gather(session, experiment, analysis, ended)
     return ReportInputs(
         experiment_id=experiment_id,
         name=experiment.name,
@@ -102,21 +102,21 @@ def gather(
         kind=experiment.kind,
         analysis=analysis,
         registered_hash=experiment.analysis_hash or "",
-        arms=tuple(_arm(arm) for arm in found.arms),
+        arms=tuple(_arm(arm) for arm in gathered.arms),
         planned_blocks=_planned(session, experiment),
-        scores=tuple(_scores(found, analysis)),
-        runs=tuple(_run_facts(found, run) for run in found.runs),
-        curves=tuple(_curves(found, analysis)),
-        training=tuple(_training(found)),
-        cross_scores=tuple(_cross_scores(found)),
+        scores=tuple(_scores(gathered, analysis)),
+        runs=tuple(_run_facts(gathered, run) for run in gathered.runs),
+        curves=tuple(_curves(gathered, analysis)),
+        training=tuple(_training(gathered)),
+        cross_scores=tuple(_cross_scores(gathered)),
         look=look,
         looks_taken=tuple(tuple(blocks) for blocks in reports.looks_seen(session, experiment_id)),
         ended=look is None and all(BlockStatus(row.status) in TERMINAL_BLOCK for row in rows),
-        lost_blocks=_lost([row for row in rows if row.id in set(ended.values())], found.runs),
+        lost_blocks=_lost([row for row in rows if row.id in set(ended.values())], gathered.runs),
         extension=_extension(session, experiment),
         stamp=stamp_of(scheduling.get_meta(session, STAMP_KEY)),
         code_version=package_version("lockstep"),
-        notes=_notes(found),
+        notes=_notes(gathered),
     )
 
 
@@ -127,13 +127,13 @@ def pilot_scores(session: Session, experiment_id: str, analysis: AnalysisSpec) -
         NotFoundError: no such experiment.
     """
     experiment = existing(session, experiment_id)
-    found = _gather(session, experiment, analysis, _ended_blocks(experiments.blocks(session, experiment_id), None))
+    gathered = _gather(session, experiment, analysis, _ended_blocks(experiments.blocks(session, experiment_id), None))
     rows: dict[int, list[float]] = {}
-    for row in _scores(found, analysis):
+    for row in _scores(gathered, analysis):
         if row.metric == analysis.primary.metric and (row.status == "failed" or row.raw is not None):
             value = math.nan if row.status == "failed" or row.raw is None else row.raw
             rows.setdefault(row.replicate, []).append(value if math.isfinite(value) else math.nan)
-    return [rows[r] for r in sorted(rows) if len(rows[r]) == len(found.arms)]
+    return [rows[r] for r in sorted(rows) if len(rows[r]) == len(gathered.arms)]
 
 
 def _ended_blocks(rows: Sequence[BlockRow], num_blocks: int | None) -> dict[int, str]:

@@ -312,8 +312,8 @@ def _truncation(block: BlockRow, run: RunRow, attempt: int, resume: int) -> NewE
 
 def resume_round(session: Session, run_ids: Sequence[str]) -> int:
     """Return the last common checkpoint: the largest round before which every live run has one."""
-    found = results.committed_checkpoints(session, run_ids)
-    common = set.intersection(*({*rounds} for rounds in found.values())) if found else set()
+    committed = results.committed_checkpoints(session, run_ids)
+    common = set.intersection(*({*rounds} for rounds in committed.values())) if committed else set()
     return max(common, default=0)
 
 

@@ -55,8 +55,10 @@ def read_series(ctx: Context, experiment_id: str, request: SeriesRequest) -> dic
         names = points.known_names(session, request.metrics)
         keys = [(run_id, metric) for run_id in chosen for metric in request.metrics]
         queries = [_query(known[run_id], names[metric], request) for run_id, metric in keys if metric in names]
-        found = iter(stored.read_series(session, queries))
-        series = [_document(known[run_id], metric, next(found) if metric in names else None) for run_id, metric in keys]
+        columns = iter(stored.read_series(session, queries))
+        series = [
+            _document(known[run_id], metric, next(columns) if metric in names else None) for run_id, metric in keys
+        ]
     return {"x": request.x, "series": series}
 
 

@@ -86,32 +86,32 @@ def _with_copies(session: Session, raw: Mapping[str, Any], resolved: ResolvedSpe
     problems, arms = [], list(raw["arms"])
     for index, arm in enumerate(resolved.arms):
         if arm.copied is not None:
-            found = grown_grafts.copy(session, arm.copied, task=resolved.spec.env.task, arm_index=index)
-            problems += [found] if isinstance(found, Problem) else []
-            arms[index] = {**arms[index], "static_set": found}
+            grown = grown_grafts.copy(session, arm.copied, task=resolved.spec.env.task, arm_index=index)
+            problems += [grown] if isinstance(grown, Problem) else []
+            arms[index] = {**arms[index], "static_set": grown}
     if problems:
         raise InvalidSpecError(problems)
     return parse({**raw, "arms": arms})
 
 
 def _invalid(problems: Any) -> InvalidError:
-    found = list(problems)
-    first = found[0]
-    more = f" (and {len(found) - 1} more)" if len(found) > 1 else ""
+    faults = list(problems)
+    first = faults[0]
+    more = f" (and {len(faults) - 1} more)" if len(faults) > 1 else ""
     detail = f"{first.pointer or '/'}: {first.message}{more}"
-    return InvalidError(detail, code="invalid_spec", errors=found)
+    return InvalidError(detail, code="invalid_spec", errors=faults)
 
 
 def _tuning_problems(resolved: ResolvedSpec, seeds: Mapping[str, int]) -> list[Problem]:
-    found = []
+    notes = []
     for index, experiment_id in enumerate(resolved.spec.experiment.tuning):
         at = f"/experiment/tuning/{index}"
         if experiment_id not in seeds:
-            found.append(Problem(at, "unknown_experiment", f"no experiment {experiment_id!r}", "check the id"))
+            notes.append(Problem(at, "unknown_experiment", f"no experiment {experiment_id!r}", "check the id"))
     used = [name for name, seed in seeds.items() if seed == resolved.spec.experiment.seed]
     if resolved.spec.analysis is not None:
-        found.extend(seed_problems(resolved.spec.analysis, used_in_tuning=used))
-    return found
+        notes.extend(seed_problems(resolved.spec.analysis, used_in_tuning=used))
+    return notes
 
 
 def _pilot(session: Session, resolved: ResolvedSpec) -> list[list[float]] | None:

@@ -27,9 +27,9 @@ def why_waiting(
     if not queued:
         return None
     queue = explain_queue(ctx, session)
-    found = [item for item in queue if item["block_id"] in {row.id for row in queued}]
-    if found:
-        return cast(dict[str, Any], found[0]["why_waiting"])
+    waiting = [item for item in queue if item["block_id"] in {row.id for row in queued}]
+    if waiting:
+        return cast(dict[str, Any], waiting[0]["why_waiting"])
     now = ctx.store.now(session)
     later = min(row.not_before_epoch for row in queued)
     if experiment.desired != Desired.RUN:
@@ -123,11 +123,11 @@ def _durations(
     listed: Mapping[str, ListedExperiment], states: Mapping[str, Sequence[BlockState]], now: float
 ) -> dict[str, float | None]:
     """Return how many seconds a replicate of each experiment takes, None before a round of it is complete."""
-    found: dict[str, float | None] = {}
+    seconds: dict[str, float | None] = {}
     for name, row in listed.items():
         pace = forecast.seconds_a_round(row.rounds, states[name], now)
-        found[name] = None if pace is None else pace * row.rounds
-    return found
+        seconds[name] = None if pace is None else pace * row.rounds
+    return seconds
 
 
 def _seconds_held(

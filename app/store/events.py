@@ -144,10 +144,10 @@ def next_truncations(session: Session, experiment_id: str, *, after: int) -> dic
     query = select(t.event.c.run_id, t.event.c.payload).where(
         t.event.c.experiment_id == experiment_id, t.event.c.seq > after, t.event.c.type == "truncate"
     )
-    found: dict[str, int] = {}
+    ends: dict[str, int] = {}
     for row in session.execute(query.order_by(t.event.c.seq)):
-        found.setdefault(row.run_id, row.payload["attempt"])
-    return found
+        ends.setdefault(row.run_id, row.payload["attempt"])
+    return ends
 
 
 def newest(session: Session, experiment_id: str, kind: str) -> EventRow | None:

@@ -67,11 +67,11 @@ class _Recent:
 def of(session: Session, experiment_id: str) -> Facts:
     """Return the facts of an experiment that exists, deleted or not."""
     recent: _Recent = session.info[KEPT].setdefault("facts", _Recent())
-    found = recent.get(experiment_id)
-    if found is None:
-        found = _read(session, experiment_id)
-        recent.keep(experiment_id, found)
-    return found
+    cached = recent.get(experiment_id)
+    if cached is None:
+        cached = _read(session, experiment_id)
+        recent.keep(experiment_id, cached)
+    return cached
 
 
 def _read(session: Session, experiment_id: str) -> Facts:

@@ -154,10 +154,10 @@ def listed(session: Session, experiment_ids: Collection[str]) -> dict[str, Liste
 def arm_labels(session: Session, experiment_ids: Sequence[str]) -> dict[str, list[str]]:
     """Return {experiment: labels of its arms in the order of the spec}."""
     query = select(t.arm.c.experiment_id, t.arm.c.label).where(t.arm.c.experiment_id.in_(experiment_ids))
-    found: dict[str, list[str]] = {experiment_id: [] for experiment_id in experiment_ids}
+    labels: dict[str, list[str]] = {experiment_id: [] for experiment_id in experiment_ids}
     for row in session.execute(query.order_by(t.arm.c.arm_index)):
-        found[row.experiment_id].append(row.label)
-    return found
+        labels[row.experiment_id].append(row.label)
+    return labels
 
 
 _ARMS = (
@@ -317,10 +317,10 @@ def _escaped(text: str) -> str:
 def block_states(session: Session, experiment_ids: Collection[str]) -> dict[str, list[BlockState]]:
     """Return the state columns of the blocks of several experiments."""
     query = select(*columns(BlockState, t.block)).where(t.block.c.experiment_id.in_(experiment_ids))
-    found: dict[str, list[BlockState]] = {experiment_id: [] for experiment_id in experiment_ids}
+    states: dict[str, list[BlockState]] = {experiment_id: [] for experiment_id in experiment_ids}
     for row in every(BlockState, session.execute(query)):
-        found[row.experiment_id].append(row)
-    return found
+        states[row.experiment_id].append(row)
+    return states
 
 
 def change(session: Session, experiment_id: str, **values: Any) -> None:

@@ -120,8 +120,8 @@ def write_sqlite(
             marks = ", ".join("?" for _ in exported.columns)
             connection.execute(f"CREATE TABLE {exported.name} ({names})")
             insert = f"INSERT INTO {exported.name} VALUES ({marks})"  # noqa: S608 - names of our own tables
-            found = rows(session, exported.name, experiment_id, stop)
-            connection.executemany(insert, (tuple(map(_cell, row)) for row in found))
+            page = rows(session, exported.name, experiment_id, stop)
+            connection.executemany(insert, (tuple(map(_cell, row)) for row in page))
         connection.commit()
 
 

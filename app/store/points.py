@@ -39,15 +39,15 @@ class MetricNames:
     def ids(self, session: Session, names: Sequence[str]) -> list[int]:
         """Return the id of each name; unknown names are inserted."""
         missing = sorted({name for name in names if name not in self._ids})
-        found = dict(self._ids)
+        ids = dict(self._ids)
         if missing:
-            found |= self._lookup(session, missing)
-            rest = [name for name in missing if name not in found]
+            ids |= self._lookup(session, missing)
+            rest = [name for name in missing if name not in ids]
             if rest:
                 self._insert(session, rest)
                 # not cached yet: this transaction may still roll back
-                found |= self._read(session, rest)
-        return [found[name] for name in names]
+                ids |= self._read(session, rest)
+        return [ids[name] for name in names]
 
     def _lookup(self, session: Session, names: Sequence[str]) -> dict[str, int]:
         known = self._read(session, names)
@@ -141,11 +141,11 @@ _TAILED_AT_ONCE = 300
 
 def tail(session: Session, spans: Sequence[Span], limit: int) -> list[PointOfMetric]:
     """Return the points of some spans with their names, run by run, attempt by attempt and in order."""
-    found: list[PointOfMetric] = []
+    points: list[PointOfMetric] = []
     for first in range(0, len(spans), _TAILED_AT_ONCE):
-        if len(found) < limit:
-            found += _tail(session, spans[first : first + _TAILED_AT_ONCE], limit - len(found))
-    return found
+        if len(points) < limit:
+            points += _tail(session, spans[first : first + _TAILED_AT_ONCE], limit - len(points))
+    return points
 
 
 def _tail(session: Session, spans: Sequence[Span], limit: int) -> list[PointOfMetric]:

@@ -70,10 +70,10 @@ def resumes(session: Session, experiment_id: str) -> dict[int, tuple[int, ...]]:
         .where(or_(of.until_round.is_(None), of.until_round > of.from_round))
         .order_by(of.run_no, of.attempt)
     )
-    found: dict[int, tuple[int, ...]] = {}
+    numbers: dict[int, tuple[int, ...]] = {}
     for row in session.execute(query):
-        found[row.run_no] = (*found.get(row.run_no, ()), row.from_round)
-    return found
+        numbers[row.run_no] = (*numbers.get(row.run_no, ()), row.from_round)
+    return numbers
 
 
 def insert_episodes(

@@ -105,36 +105,36 @@ def _planned(inputs: ReportInputs, seen: Sequence[int], complete: Sequence[int])
     chosen = _chosen(at, inputs.looks_taken, complete)
     # a lost block is passed on, so that it can be asked what it would have changed
     lost = [r for r in seen if r not in complete]
-    found = [
+    looks = [
         replace(clock, blocks=tuple(sorted({*own, *(r for r in lost if r < max(own))})), reached=True)
         for clock, own in zip(waiting, chosen, strict=False)
     ]
     if inputs.look is not None:
         if not 1 <= inputs.look <= len(at):
             raise ValueError(f"look must be 1..{len(at)}, got {inputs.look}")
-        return found[: inputs.look] if inputs.look <= len(found) else [waiting[inputs.look - 1]]
+        return looks[: inputs.look] if inputs.look <= len(looks) else [waiting[inputs.look - 1]]
     ended = len(seen) >= at[-1] if inputs.ended is None else inputs.ended
-    if ended and len(found) < len(at):
+    if ended and len(looks) < len(at):
         cut = _is_cut(inputs, seen, planned_blocks(inputs))
-        if not found or len(complete) > len(chosen[-1]):
-            found.append(replace(waiting[len(found)], blocks=tuple(seen), reached=True))
-        found[-1] = replace(found[-1], cut=cut)
-    return found or waiting[:1]
+        if not looks or len(complete) > len(chosen[-1]):
+            looks.append(replace(waiting[len(looks)], blocks=tuple(seen), reached=True))
+        looks[-1] = replace(looks[-1], cut=cut)
+    return looks or waiting[:1]
 
 
 def _chosen(at: Sequence[int], taken: Sequence[Sequence[int]], complete: Sequence[int]) -> list[frozenset[int]]:
     """Return the complete blocks of every look that is reached; those of a look that was taken stay."""
-    found: list[frozenset[int]] = []
+    sets: list[frozenset[int]] = []
     for number, due in enumerate(at):
-        before = found[-1] if found else frozenset()
+        before = sets[-1] if sets else frozenset()
         later = [r for r in complete if r not in before][: due - len(before)]
         if number < len(taken):
-            found.append(frozenset(taken[number]))
+            sets.append(frozenset(taken[number]))
         elif len(before) + len(later) < due:
             break
         else:
-            found.append(before.union(later))
-    return found
+            sets.append(before.union(later))
+    return sets
 
 
 def planned_blocks(inputs: ReportInputs) -> int:

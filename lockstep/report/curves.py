@@ -28,12 +28,12 @@ Curves = Mapping[tuple[str, int], Mapping[int, float | None]]
 
 def read_curves(inputs: ReportInputs, metric: str) -> dict[tuple[str, int], dict[int, float | None]]:
     """Return the evaluations of one metric by run and step."""
-    found: dict[tuple[str, int], dict[int, float | None]] = {}
+    curves: dict[tuple[str, int], dict[int, float | None]] = {}
     for point in inputs.curves:
         if point.metric == metric:
             value = point.value if point.value is not None and isfinite(point.value) else None
-            found.setdefault((point.arm, point.replicate), {})[point.step] = value
-    return found
+            curves.setdefault((point.arm, point.replicate), {})[point.step] = value
+    return curves
 
 
 def curve_plot(inputs: ReportInputs, scores: MetricScores, clock: Clock) -> dict[str, Any] | None:

@@ -140,7 +140,7 @@ def leave_one_out_row(pair: PairResult | None, design: Design) -> dict[str, Any]
     n, level = pair.a.values.size, pair.evidence.level
     if not 3 <= n <= _LEAVE_OUT_UP_TO:
         return None
-    found: dict[str, Any] = {
+    section: dict[str, Any] = {
         "a": pair.a.label,
         "b": pair.b.label,
         "test": pair.test.name,
@@ -148,17 +148,17 @@ def leave_one_out_row(pair: PairResult | None, design: Design) -> dict[str, Any]
     }
     if not within(_without(pair, 0, design).min_p, level):
         reason = f"{n - 1} blocks cannot reach alpha = {level:.4g} with this test"
-        return found | {"p_range": None, "flips": None, "reason": reason}
+        return section | {"p_range": None, "flips": None, "reason": reason}
     ps = [_without(pair, i, design).p for i in range(n)]
     flips = any(within(p, level) != within(pair.test.p, level) for p in ps)
-    return found | {"p_range": [number(min(ps)), number(max(ps))], "flips": flips, "reason": None}
+    return section | {"p_range": [number(min(ps)), number(max(ps))], "flips": flips, "reason": None}
 
 
 def worst_level(pair: PairResult | None, result: ExperimentResult, design: Design) -> TrueLevel | None:
     """Return how far skewness pushes the level of a claim, the worst of them; without a claim, of the deciding pair."""
     judged = [p for p in (result.claims or (pair,)) if p is not None and p.verdict.code not in (INVALID, NO_INFERENCE)]
-    found = [true_level(p.a, p.b, design, p.evidence.level) for p in judged if not p.by_failures]
-    return max((f for f in found if f is not None), key=lambda f: f.simulated / f.nominal, default=None)
+    levels = [true_level(p.a, p.b, design, p.evidence.level) for p in judged if not p.by_failures]
+    return max((f for f in levels if f is not None), key=lambda f: f.simulated / f.nominal, default=None)
 
 
 def _without(pair: PairResult, block: int, design: Design) -> PairTest:
@@ -174,8 +174,12 @@ def bayes_panel(result: ExperimentResult, design: Design, scores: MetricScores) 
         return None
     pairs = []
     for pair in result.pairs:
-        found = reference_posterior(paired_differences(pair.a, pair.b), design.sesoi)
-        row = {"p_above": found.p_above, "p_rope": found.p_rope, "p_below": found.p_below} if found else None
+        posterior = reference_posterior(paired_differences(pair.a, pair.b), design.sesoi)
+        row = (
+            {"p_above": posterior.p_above, "p_rope": posterior.p_rope, "p_below": posterior.p_below}
+            if posterior
+            else None
+        )
         first, second = (next(a for a in scores.arms if a.label == x.label) for x in (pair.a, pair.b))
         pairs.append(
             {
@@ -206,7 +210,7 @@ def omnibus(result: ExperimentResult, design: Design) -> dict[str, Any] | None:
     if any(np.ptp(v) == 0 for v in values):
         return None
     labels = [arm.label for arm in result.arms]
-    found: dict[str, Any] = {
+    section: dict[str, Any] = {
         name: {f"{labels[i]}|{labels[j]}": number(p) for (i, j), p in tukey(values, equal).items()}
         for name, equal in (("tukey_p", True), ("games_howell_p", False))
     }
@@ -214,8 +218,8 @@ def omnibus(result: ExperimentResult, design: Design) -> dict[str, Any] | None:
         at = labels.index(design.control)
         others = [v for i, v in enumerate(values) if i != at]
         ps = dunnett_test(others, values[at], design.rng())[1]
-        found["dunnett_p"] = dict(zip([x for x in labels if x != design.control], map(number, ps), strict=True))
-    return found
+        section["dunnett_p"] = dict(zip([x for x in labels if x != design.control], map(number, ps), strict=True))
+    return section
 
 
 def replicates_more(

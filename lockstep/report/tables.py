@@ -171,13 +171,12 @@ def early_stops_table(report: Report) -> TextTable:
 
 def overrun_table(report: Report) -> TextTable:
     """Return the pooled estimates with blocks that finished after the question was answered."""
-    found = report.get("overrun")
-    if found is None:
+    overrun = report.get("overrun")
+    if overrun is None:
         return TextTable("Overrun", (), ())
-    rows = tuple((f"{c['a']} - {c['b']}", signed(c["estimate"]), signed(c["pooled"])) for c in found["comparisons"])
-    note = (
-        f"OVERRUN, not confirmatory: {len(found['blocks'])} blocks finished after the answer. The verdict above stands."
-    )
+    rows = tuple((f"{c['a']} - {c['b']}", signed(c["estimate"]), signed(c["pooled"])) for c in overrun["comparisons"])
+    count = len(overrun["blocks"])
+    note = f"OVERRUN, not confirmatory: {count} blocks finished after the answer. The verdict above stands."
     return TextTable("Overrun", ("comparison", "at the look", "all blocks pooled"), rows, note, muted=True)
 
 
@@ -373,16 +372,16 @@ def bayes_table(report: Report) -> TextTable:
 
 def exploratory_table(report: Report) -> TextTable:
     """Return the pooled analysis of an extension decided after data were seen."""
-    found = report["exploratory"]
-    if found is None:
+    exploratory = report["exploratory"]
+    if exploratory is None:
         return TextTable("Exploratory", (), ())
     rows = tuple(
         (f"{c['a']} - {c['b']}", signed(c["estimate"]), span(c["ci_superiority"]), p_cell(c["p"]))
-        for c in found["comparisons"]
+        for c in exploratory["comparisons"]
     )
     note = (
-        f"EXPLORATORY: all {found['blocks']} blocks together, decided on {found['decided_utc']} after "
-        f"results had been seen ({found['reason']}). The registered verdict above stays as it was."
+        f"EXPLORATORY: all {exploratory['blocks']} blocks together, decided on {exploratory['decided_utc']} after "
+        f"results had been seen ({exploratory['reason']}). The registered verdict above stays as it was."
     )
     return TextTable("Extended data (exploratory)", ("comparison", "difference", "CI", "p"), rows, note, muted=True)
 
@@ -490,8 +489,8 @@ def _companion_text(c: Mapping[str, Any]) -> str:
         "t_p": "t p",
         "tost_p": "equivalence (TOST) p",
     }
-    found = [f"{name} {p_text(c['companions'][k])}" for k, name in names.items() if k in c["companions"]]
-    return ", ".join(found)
+    companions = [f"{name} {p_text(c['companions'][k])}" for k, name in names.items() if k in c["companions"]]
+    return ", ".join(companions)
 
 
 def _greyed(c: Mapping[str, Any]) -> str:

@@ -88,15 +88,15 @@ def seed_problems(
         shares_seeds: whether all arms share replicate seeds.
         used_in_tuning: ids of linked tuning experiments that used this experiment's root seed.
     """
-    found = []
+    problems = []
     if used_in_tuning:
         linked = ", ".join(used_in_tuning)
         message = f"experiment.seed was already used while tuning ({linked}); it would favour the tuned arm"
-        found.append(_found("E_SEED_REUSED", "/experiment/seed", message, "choose a seed that no tuning used"))
+        problems.append(_found("E_SEED_REUSED", "/experiment/seed", message, "choose a seed that no tuning used"))
     if analysis.paired and not shares_seeds:
         message = "analysis.paired true needs arms that share replicate seeds"
-        found.append(_found("E_PAIRING", "/analysis/paired", message, "set analysis.paired to false"))
-    return found
+        problems.append(_found("E_PAIRING", "/analysis/paired", message, "set analysis.paired to false"))
+    return problems
 
 
 def problems_from_validation_error(error: ValidationError, data: Any) -> list[Problem]:
@@ -341,9 +341,9 @@ def _power_warnings(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]:
         return
     if not isfinite(analysis.sesoi) or analysis.sesoi <= 0:
         return
-    found = expected_power(analysis, len(facts.labels), analysis.pilot_sd)
-    if found is not None and found < 0.5:
-        message = f"expected power at {analysis.sesoi:g} is {found:.2f} with the pilot SD {analysis.pilot_sd:g}"
+    power = expected_power(analysis, len(facts.labels), analysis.pilot_sd)
+    if power is not None and power < 0.5:
+        message = f"expected power at {analysis.sesoi:g} is {power:.2f} with the pilot SD {analysis.pilot_sd:g}"
         yield _found("W_LOW_POWER", "/analysis/replicates/max", message, "plan more replicates or a larger sesoi")
 
 

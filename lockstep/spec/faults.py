@@ -76,16 +76,16 @@ def problems_of(
         if detail["type"] == "too_short" and len(detail["input"]) >= detail["ctx"]["min_length"]:
             continue  # pydantic counts the entries that are right; the wrong ones are told by themselves
         grouped.setdefault(_in_data(detail, data), []).append(detail)
-    found = []
+    faults = []
     for location, details in grouped.items():
         at = pointer(*root, *location) if place is None else place(location)
         if details[0]["type"] == "extra_forbidden":
             key = str(location[-1])
             remedy = remedy_for_key(key, _known_keys(model, location), list(paths_of(model, dotted((*root, "")))))
-            found.append(Problem(at, "unknown_key", f"unknown key {key!r}", remedy))
+            faults.append(Problem(at, "unknown_key", f"unknown key {key!r}", remedy))
         else:
-            found.append(Problem(at, details[0]["type"], *sentence(dotted((*root, *location)), details)))
-    return found
+            faults.append(Problem(at, details[0]["type"], *sentence(dotted((*root, *location)), details)))
+    return faults
 
 
 def sentence(field: str, details: Sequence[ErrorDetails]) -> tuple[str, str]:
@@ -160,13 +160,13 @@ def remedy_for_key(key: str, known: Sequence[str], elsewhere: Sequence[str] = ()
 
 def _in_data(detail: ErrorDetails, data: Any) -> Location:
     """Return the parts of a location that lead through the data; pydantic names the forms of a union among them."""
-    found: list[int | str] = []
+    path: list[int | str] = []
     for part in detail["loc"]:
         is_there = part in data if isinstance(data, Mapping) else isinstance(data, list) and part in range(len(data))
         if is_there:
             data = data[part]
-            found.append(part)
-    return (*found, detail["loc"][-1]) if detail["type"] == "missing" else tuple(found)
+            path.append(part)
+    return (*path, detail["loc"][-1]) if detail["type"] == "missing" else tuple(path)
 
 
 def _told(field: str, detail: ErrorDetails) -> tuple[str, str]:

@@ -48,13 +48,13 @@ _PREFIXES = (("eval/", ""), ("eval/stochastic_", ", under sampled actions"))
 
 def registered() -> dict[str, Metric]:
     """Return every metric by its full name."""
-    found: dict[str, Metric] = {}
+    metrics: dict[str, Metric] = {}
     for prefix, suffix in _PREFIXES:
         for family in FAMILIES.values():
             for score in family.scores:
                 full = prefix + score.name
-                kinds = (*found[full].env_kinds, family.name) if full in found else (family.name,)
-                found[full] = Metric(
+                kinds = (*metrics[full].env_kinds, family.name) if full in metrics else (family.name,)
+                metrics[full] = Metric(
                     full,
                     score.unit,
                     score.direction,
@@ -64,7 +64,7 @@ def registered() -> dict[str, Metric]:
                     kinds,
                     score.description + suffix,
                 )
-    return found
+    return metrics
 
 
 def find_metric(name: str) -> Metric | None:

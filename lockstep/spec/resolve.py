@@ -119,17 +119,17 @@ def parse(raw: Mapping[str, Any]) -> ResolvedSpec:
 
 def diff_paths(base: Mapping[str, Any], other: Mapping[str, Any], prefix: str = "") -> list[Difference]:
     """Return the leaves in which two nested dictionaries differ, in path order."""
-    found: list[Difference] = []
+    differences: list[Difference] = []
     for key in sorted({*base, *other}):
         path = f"{prefix}{key}"
         left, right = base.get(key), other.get(key)
         if isinstance(left, Mapping) and isinstance(right, Mapping):
-            found.extend(diff_paths(left, right, path + "."))
+            differences.extend(diff_paths(left, right, path + "."))
         elif isinstance(right, Mapping) and key not in base:
-            found.extend(diff_paths({}, right, path + "."))
+            differences.extend(diff_paths({}, right, path + "."))
         elif left != right:
-            found.append(Difference(path, left, right))
-    return found
+            differences.append(Difference(path, left, right))
+    return differences
 
 
 def _problem(at: str, code: str, message: str, remedy: str) -> InvalidSpecError:

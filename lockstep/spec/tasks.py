@@ -54,14 +54,14 @@ class CnnShape:
 
     def slots(self) -> list[SlotSpec]:
         """Return every slot in execution order: r0c0, r1c0, r0c1, r1c1, .."""
-        found: list[SlotSpec] = []
+        slots: list[SlotSpec] = []
         size = self.size
         for block in range(self.blocks):
             surfaces = [(0, size), (1, size // 2)] if block < self.pools else [(0, size)]
             for row, edge in surfaces:
-                found.append(SlotSpec(f"r{row}c{block}", row, block, self.channels(block), edge, edge, len(found)))
+                slots.append(SlotSpec(f"r{row}c{block}", row, block, self.channels(block), edge, edge, len(slots)))
             size = surfaces[-1][1]
-        return found
+        return slots
 
 
 @dataclass(frozen=True)

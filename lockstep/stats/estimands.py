@@ -53,14 +53,14 @@ class Contradiction:
 def contradictions(result: ExperimentResult, arms: Sequence[ArmScores], design: Design) -> tuple[Contradiction, ...]:
     """Return what the means and the failures have against the claims of the headline."""
     by_label = {arm.label: arm for arm in arms}
-    found = []
+    notes = []
     for pair in claimed_pairs(result, design):
         kind = _against(pair, by_label, design)
         if kind is not None:
             counts = _failures(by_label[pair.a.label]), _failures(by_label[pair.b.label])
             mean = float(pair.a.values.mean() - pair.b.values.mean())
-            found.append(Contradiction(pair.a.label, pair.b.label, kind, mean, counts, _fisher_p(*counts)))
-    return tuple(found)
+            notes.append(Contradiction(pair.a.label, pair.b.label, kind, mean, counts, _fisher_p(*counts)))
+    return tuple(notes)
 
 
 def claimed_pairs(result: ExperimentResult, design: Design) -> tuple[PairResult, ...]:
@@ -93,8 +93,8 @@ def bimodal_gap(values: Floats) -> tuple[float, float] | None:
 
 def bimodal_arms(arms: Sequence[FlooredArm]) -> Mapping[str, tuple[float, float]]:
     """Return the gap of every arm whose scores fall into two groups."""
-    found = {arm.label: bimodal_gap(arm.values) for arm in arms}
-    return {label: gap for label, gap in found.items() if gap is not None}
+    gaps = {arm.label: bimodal_gap(arm.values) for arm in arms}
+    return {label: gap for label, gap in gaps.items() if gap is not None}
 
 
 def quantity_flags(result: ExperimentResult, arms: Sequence[ArmScores], design: Design) -> set[str]:

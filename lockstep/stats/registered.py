@@ -278,8 +278,8 @@ def _centred(interval: Interval | None) -> Interval | None:
 
 def _sds(x: FlooredArm, y: FlooredArm) -> tuple[float, float]:
     scale = TIE * max(float(np.abs(x.values).max()), float(np.abs(y.values).max()))
-    found = [sd(arm.values) for arm in (x, y)]
-    return (found[0] if found[0] > scale else 0.0), (found[1] if found[1] > scale else 0.0)
+    deviations = [sd(arm.values) for arm in (x, y)]
+    return (deviations[0] if deviations[0] > scale else 0.0), (deviations[1] if deviations[1] > scale else 0.0)
 
 
 def _welch_se(x: FlooredArm, y: FlooredArm) -> float | None:

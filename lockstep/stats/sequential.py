@@ -327,8 +327,8 @@ def _t_evalues(n: Floats, t: Floats, g: float = 1.0) -> Floats:
     square = np.where(np.isinf(t), 0.0, t) ** 2
     ratio = (1 + square / nu) / (1 + square / (nu * (1 + n * g)))
     # E = (1 + ng)^(-1/2) [(1 + t^2/nu) / (1 + t^2/(nu (1 + ng)))]^(n/2)
-    found = (1 + n * g) ** -0.5 * np.where(np.isinf(t), 1 + n * g, ratio) ** (n / 2)
-    return np.asarray(np.where(n < 2, 1.0, found))
+    inverse = (1 + n * g) ** -0.5 * np.where(np.isinf(t), 1 + n * g, ratio) ** (n / 2)
+    return np.asarray(np.where(n < 2, 1.0, inverse))
 
 
 def _betting_paths(d: Floats, thetas: Floats, reach: float) -> Floats:
