@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import csv
+import re
 import time
 from pathlib import Path
 
@@ -26,6 +27,7 @@ def test_parts_of_a_finished_experiment_are_whole(sqlite_server: LiveServer, pag
     page.goto(f"{sqlite_server.url}/experiments/{experiment_id}")
     expect(page.locator("#verdict")).to_be_visible()
     expect(page.locator(".stick #question")).to_contain_text("Which arm is better by eval/accuracy?")
+    expect(page.locator("#difference svg")).to_have_attribute("aria-label", re.compile(r"^no minus A: mean \+13"))
     page.locator(".tabs a", has_text="Report").click()
     expect(page.frame_locator("#report").locator("body")).to_contain_text("eval/accuracy")
     page.wait_for_function("() => document.querySelector('#report').clientHeight > 1000")

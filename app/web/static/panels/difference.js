@@ -13,7 +13,10 @@ let width = 460; // of the box: letters of a picture are as large as those besid
 export function mount(store) {
   const box = document.getElementById("difference");
   const pick = document.getElementById("difference-pair");
-  pick.addEventListener("change", () => draw(store, box, pick));
+  pick.addEventListener("change", () => {
+    pick.dataset.isChosen = "yes";
+    draw(store, box, pick);
+  });
   document
     .getElementById("difference-svg")
     .addEventListener("click", () => saveShown(box.querySelector("svg"), `${store.id}-difference`));
@@ -24,12 +27,17 @@ export function mount(store) {
   store.on(["experiment", "points", "rounds"], () => draw(store, box, pick));
 }
 
+// Of two arms the one the answer names first comes first: one sign on the whole page.
 function offer(store, pick) {
-  if (pick.options.length) return;
-  store.arms.forEach((first, i) =>
-    store.arms.forEach((second, j) => {
-      if (j < i) pick.append(element("option", { value: `${i} ${j}` }, `${first} − ${second}`));
-    }),
+  const { pair } = store.experiment.answer || {};
+  const named = pair ? [store.arms.indexOf(pair.a), store.arms.indexOf(pair.b)] : null;
+  if (pick.dataset.isChosen || pick.dataset.pairs === String(named)) return;
+  pick.dataset.pairs = String(named);
+  const pairs = store.arms.flatMap((_, i) => store.arms.slice(0, i).map((__, j) => [i, j]));
+  const isNamed = ([i, j]) => named && named.includes(i) && named.includes(j);
+  const all = named ? [named, ...pairs.filter((one) => !isNamed(one))] : pairs;
+  pick.replaceChildren(
+    ...all.map(([i, j]) => element("option", { value: `${i} ${j}` }, `${store.arms[i]} − ${store.arms[j]}`)),
   );
   pick.parentElement.hidden = pick.options.length < 2;
 }
