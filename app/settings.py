@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 from urllib.parse import quote
@@ -25,6 +26,7 @@ class Settings(BaseSettings):
     model_config = SettingsConfigDict(env_prefix="LOCKSTEP_", frozen=True, extra="ignore")
 
     database_url: str = Field("", description="SQLAlchemy URL; default: SQLite in data_dir")
+    database_password_file: Path | None = Field(None, description="File with the password for database_url")
     listen_url: str = Field(
         "", description="PostgreSQL URL by which to hear of other API processes, past a pooler; default: database_url"
     )
@@ -88,6 +90,13 @@ class Settings(BaseSettings):
     def _home(cls, given: Path) -> Path:
         return clean_path(given)
 
+    @field_validator("database_password_file", mode="after")
+    @classmethod
+    def _readable(cls, given: Path | None) -> Path | None:
+        if given is not None:
+            _read_secret(clean_path(given))
+        return given
+
     @model_validator(mode="after")
     def _consistent(self) -> Settings:
         if self.lease_ttl_seconds < 4 * self.heartbeat_seconds:
@@ -117,7 +126,10 @@ class Settings(BaseSettings):
 
     @property
     def url(self) -> str:
-        """The database URL, with the default filled in."""
+        """The database URL, with the default filled in and the password of its file, whatever signs that has."""
+        if self.database_url and self.database_password_file is not None:
+            password = quote(_read_secret(clean_path(self.database_password_file)), safe="")
+            return re.sub(r"^(\S+?://[^:@/]*)@", lambda user: f"{user[1]}:{password}@", self.database_url, count=1)
         return self.database_url or f"sqlite:///{quote(str((self.data_dir / 'lockstep.db').absolute()))}"
 
     @property
@@ -129,3 +141,16 @@ class Settings(BaseSettings):
         """Return whether pages of an Origin may write to the site at ``host``: its own, or one on the list."""
         scheme, _, authority = origin.partition("://")
         return origin in self.allowed_origins or (scheme in ("http", "https") and authority == host)
+
+
+def _read_secret(path: Path) -> str:
+    """Return the one line of a file of a secret.
+
+    Raises:
+        ValueError: it cannot be read.
+    """
+    try:
+        return path.read_text(encoding="utf-8").removesuffix("\n").removesuffix("\r")
+    except (OSError, UnicodeDecodeError) as error:
+        why = error.strerror if isinstance(error, OSError) else "it holds no text"
+        raise ValueError(f"the file {path} cannot be read ({why}); correct the path or its rights") from error

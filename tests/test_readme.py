@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import typer
 
-from app.cli import admin, specs
+from app.cli import admin, launch, specs
 from app.cli.people import HANDED_OVER, app
 from worker import env_cli
 from worker.__main__ import parse
@@ -25,7 +25,7 @@ PAGES = sorted(
     key=lambda path: path.name,
 )
 #: `lockstep ...` alone in back quotes, or at the place of the command in a line of a block.
-COMMAND = re.compile(r"(?:^|`|\s)(?:\.venv/bin/)?(lockstep [a-z][^`#\n]*)", re.MULTILINE)
+COMMAND = re.compile(r"(?:^|`|\s)(?:\.venv/bin/)?(lockstep [a-z][^`#>\n]*)", re.MULTILINE)
 
 
 def lines(page: Path) -> list[str]:
@@ -64,8 +64,9 @@ def test_command_lines_of_a_page_are_those_of_the_program(page: Path, monkeypatc
             parse(words[1:])
         elif words[0] == "env":
             env_cli.parse(words[1:])
-        elif words[0] == "spec":
-            refuse_unknown(typer.main.get_command(specs.app), words[1:])
+        elif words[0] in ("spec", "launch"):
+            program = specs.app if words[0] == "spec" else launch.app
+            refuse_unknown(typer.main.get_command(program), words[1:])
         elif words[0] != "data":
             refuse_unknown(operators if words[0] in HANDED_OVER else people, words)
 
