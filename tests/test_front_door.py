@@ -35,3 +35,23 @@ def test_commands_of_the_pages_are_make_targets() -> None:
     named = set(re.findall(r"(?:`|^)make ([a-z-]+)", pages, re.MULTILINE))
     assert named
     assert named <= targets
+
+
+def test_readme_is_short_and_shows_one_picture_of_the_page() -> None:
+    text = (ROOT / "README.md").read_text()
+    assert len(text.split()) <= 600
+    (picture,) = re.findall(r"!\[[^\]]+\]\(([^)]+)\)", text)
+    assert (ROOT / picture).stat().st_size < 200_000
+
+
+def test_functions_that_the_table_of_the_house_names_stand_in_the_file_beside_them() -> None:
+    rows = (ROOT / "ARCHITECTURE.md").read_text().splitlines()
+    named = [
+        (path, name)
+        for row in rows
+        for path, told in re.findall(r"`([\w/]+\.py)`(?::| \()((?: ?`\w+`,?)+)", row)
+        for name in re.findall(r"`(\w+)`", told)
+    ]
+    assert len(named) >= 8
+    for path, name in named:
+        assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE), f"no {name} in {path}"

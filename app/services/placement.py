@@ -134,7 +134,7 @@ def pack_size(need: Need, waiting: int, workers: Sequence[WorkerView]) -> int:
     return min(need.pack, -(-waiting // max(1, len(able))))
 
 
-def gang_class(need: Need, workers: Sequence[WorkerView]) -> str | None:
+def class_to_hold(need: Need, workers: Sequence[WorkerView]) -> str | None:
     """Return the device class that a waiting block of several devices may hold: one with enough healthy workers."""
     if need.placement != "one_per_device":
         return None

@@ -12,7 +12,7 @@ from sqlalchemy.orm import Session
 from app.errors import NotFoundError
 from app.services.context import Context
 from app.services.fencing import refuse_gone
-from app.services.placement import Fit, Need, Pack, Wait, WorkerView, device_order, fit, gang_class, pack_size
+from app.services.placement import Fit, Need, Pack, Wait, WorkerView, class_to_hold, device_order, fit, pack_size
 from app.settings import Settings
 from app.store import blocks, experiment_cache, experiments, leases, results, scheduling, workers
 from app.store.blocks import Why
@@ -160,7 +160,7 @@ class _Tick:
     def _hold(self, block: WaitingBlock, need: Need) -> None:
         """The first block of several devices in order that has waited long enough keeps its class from later blocks."""
         if self.now - block.waiting_since_epoch >= self.settings.gang_patience_seconds:
-            name = gang_class(need, list(self.views.values()))
+            name = class_to_hold(need, list(self.views.values()))
             self.held |= {name} if name else frozenset()
 
 
