@@ -309,13 +309,28 @@ class AssignmentRunner:
         self._child = child = self._start(command)
         self._log.info("training", arms=[run.arm for run in self._lease.runs])
         if child.output is not None:
-            self._reading = threading.Thread(target=self._logs.read, args=(child.output,), name="logs", daemon=True)
-            self._reading.start()
-        threading.Thread(target=self._watch, args=(child,), name="ladder", daemon=True).start()
+            self._reading = self._beside(child, "logs", partial(self._logs.read, child.output))
+        self._beside(child, "ladder", partial(self._watch, child))
         return child
 
+    def _beside(self, child: Trainer, name: str, act: Callable[[], None]) -> threading.Thread:
+        """Start a thread that helps; should it die, the share ends with its error instead of waiting for it."""
+
+        def guarded() -> None:
+            try:
+                act()
+            except Exception as error:
+                self._log.error("helper_died", thread=name, reason=repr(error))
+                cause = "worker_lost" if isinstance(error, OSError) else "bug"
+                self._failure = {"cause": cause, "detail": f"the worker's thread {name} died: {error!r}"}
+                child.kill()
+
+        thread = threading.Thread(target=guarded, name=name, daemon=True)
+        thread.start()
+        return thread
+
     def _relay(self, child: Trainer) -> None:
-        threading.Thread(target=self._send_all, args=(child,), name="sender", daemon=True).start()
+        self._beside(child, "sender", partial(self._send_all, child))
         for frame in child.frames():
             self._last_frame = time.monotonic()
             self._on_frame(frame)

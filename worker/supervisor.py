@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import json
 import os
+import select
 import signal
 import subprocess
 import sys
@@ -24,6 +25,7 @@ _PR_SET_CHILD_SUBREAPER = 36
 _ALLOWED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH", "LD_LIBRARY_PATH")
 FRAMES_FD, COMMANDS_FD = 3, 4
 _KILL_SECONDS = 10.0
+_LOOK_SECONDS, _PIECE_BYTES = 0.5, 2**20
 
 
 def become_subreaper() -> None:
@@ -115,9 +117,18 @@ class Child:
         _children.append(self)
 
     def frames(self) -> Iterator[dict[str, Any]]:
-        """Yield frames until the child closes its pipe."""
-        for line in self._frames:
-            yield json.loads(line)
+        """Yield frames until the child closes its pipe or has ended: what it left behind may hold the pipe open."""
+        rest = b""
+        while True:
+            has_ended = not self.is_alive()  # asked first: what it wrote before is read below
+            if select.select([self._frames], [], [], 0.0 if has_ended else _LOOK_SECONDS)[0]:
+                piece = os.read(self._frames.fileno(), _PIECE_BYTES)
+                if not piece:
+                    return
+                *lines, rest = (rest + piece).split(b"\n")
+                yield from map(json.loads, lines)
+            elif has_ended:
+                return
 
     def send(self, frame: Mapping[str, Any]) -> None:
         """Send a frame; a child that has gone is no error here."""

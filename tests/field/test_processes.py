@@ -150,3 +150,27 @@ def test_l20_cancel_at_the_start_barrier_of_a_gang_frees_both_devices(ctx: Conte
     assert reading.list_blocks(ctx, experiment_id)[0]["status"] == "cancelled"
     assert {item["status"] for item in reading.list_workers(ctx)} == {"idle"}
     workers.drain(ctx, pair[0].worker_id, LOCAL, now=True)
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_share_ends_with_its_process_whatever_holds_its_pipes(server: LiveServer, light_worker: StartLight) -> None:
+    with Client(server.url) as client:
+        experiment_id = client.submit(tiny_spec())["id"]
+        light_worker(server.url, "daemon")
+        wait_until(lambda: block_status(client, experiment_id) == "succeeded", timeout=60, what="the end")
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_a_thread_that_dies_ends_the_share_with_its_error(server: LiveServer, light_worker: StartLight) -> None:
+    with Client(server.url) as client:
+        experiment_id = client.submit(tiny_spec())["id"]
+        worker = light_worker(server.url, "lost_file")
+
+        def reasons() -> list[str]:
+            return [item["text"] for item in timeline(client, experiment_id) if item["cause"] == "worker_lost"]
+
+        wait_until(reasons, timeout=60, what="the end of the share")
+        assert "the worker's thread sender died: FileNotFoundError" in reasons()[0]
+        assert worker.process.poll() is None

@@ -1,7 +1,8 @@
 """A trainer without torch that speaks the frame protocol and misbehaves as its first argument says.
 
 Modes: plain, slow_stop, native, family, flood, environment, gil, wait_before_ready, wait_after_ready,
-wait_in_round, done_early and exit_early (after the first round), no_final (no checkpoint after the last round).
+wait_in_round, done_early and exit_early (after the first round), no_final (no checkpoint after the last round),
+lost_file (each checkpoint's files are gone), daemon (it leaves a process that holds its pipes).
 The second argument is a folder for what the test wants to know.
 """
 
@@ -11,6 +12,7 @@ import hashlib
 import json
 import os
 import re
+import shutil
 import signal
 import subprocess
 import sys
@@ -82,6 +84,8 @@ def checkpoint(assignment: dict[str, Any], root: Path, next_round: int) -> None:
         body = f"{run['arm']} {next_round}".encode()
         (directory / f"{run['arm']}.safetensors").write_bytes(body)
         files[run["arm"]] = hashlib.sha256(body).hexdigest()
+    if MODE == "lost_file":
+        shutil.rmtree(directory)
     send("checkpoint", next_round=next_round, directory=str(directory), files=files, policies=[])
 
 
@@ -146,6 +150,9 @@ def main() -> None:
         checkpoint(assignment, root, index)
         if stopped.is_set():
             break
+    if MODE == "daemon":  # holds every pipe open for longer than any test
+        code = "import os, time; os.setsid(); time.sleep(600)"
+        subprocess.Popen([sys.executable, "-c", code], pass_fds=(frames.fileno(),))
     send("done", stopped=index < assignment["rounds"])
 
 
