@@ -122,25 +122,24 @@ def test_the_limit_of_devices_counts_a_packed_worker_once(ctx: Context) -> None:
 
 
 def test_one_fails_and_the_others_go_on_and_it_is_not_packed_again(ctx: Context, clock: Clock) -> None:
-    experiment_id = cartpoles(ctx, 3, budget={"rounds": 2})
-    worker = packs(ctx)
+    experiment_id = cartpoles(ctx, 4, budget={"rounds": 2})
+    worker = packs(ctx, max_blocks=3)
     seats = claimed(worker)
     assert all(one.ready() for one in seats)
     seats[1].hand_in(0)
     failed = seats[1].held.block_id
     seats[1].release("error", "bug", "the environment broke")
     assert reading.list_workers(ctx)[0]["status"] == "busy"
-    assert states(ctx, experiment_id) == {0: "running", 1: "queued", 2: "running"}
+    assert states(ctx, experiment_id) == {0: "running", 1: "queued", 2: "running", 3: "queued"}
     for one in (seats[0], seats[2]):
         for index in range(2):
             one.hand_in(index)
             one.checkpoint(index + 1)
-    assert states(ctx, experiment_id) == {0: "succeeded", 1: "queued", 2: "succeeded"}
+    assert states(ctx, experiment_id) == {0: "succeeded", 1: "queued", 2: "succeeded", 3: "queued"}
     for one in (seats[0], seats[2]):
         one.release()
     clock.advance(3600.0)
     worker.beat("idle")
-    cartpoles(ctx, 1)
     assert replicates(claimed(worker)) == [1]
     with ctx.store.read() as session:
         block = store_blocks.get(session, failed)
