@@ -6,6 +6,8 @@ STAMP := $(VENV)/.installed
 TESTS := -m "not gpu and not slow"
 export OMP_NUM_THREADS ?= 1
 
+NOT_QUICK := --ignore=tests/field --ignore=tests/benchmarks --ignore=tests/migrations --ignore=tests/e2e
+
 .DEFAULT_GOAL := help
 .PHONY: help setup demo test test-quick test-slow test-pg test-browser test-gpu soak lint type format bench bench-gpu serve worker lock clean
 
@@ -34,8 +36,8 @@ test: setup  ## everything but gpu and slow
 	tests/prepare.sh $(BIN)
 	$(BIN)/pytest -n 2 --dist loadgroup $(TESTS)
 
-test-quick: setup  ## no network, GPU, server or browser
-	$(BIN)/pytest -n 2 -m "not gpu and not slow and not server and not browser and not pg"
+test-quick: setup  ## no network, GPU, server or browser; not what takes seconds: whole systems, benchmarks, migrations
+	$(BIN)/pytest -n 2 -m "not gpu and not slow and not long and not server and not browser and not pg" $(NOT_QUICK)
 
 test-slow: setup  ## the full number of random trials
 	$(BIN)/pytest -m slow

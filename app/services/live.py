@@ -282,7 +282,18 @@ def _snapshot_series(
     fitting = list(runs)[: max(1, 200 // len(interest.metrics))]
     request = SeriesRequest(fitting, sorted(interest.metrics), "round", None, None, min(interest.max_points, room))
     document = read_series(ctx, experiment_id, request)
-    return list(document["series"])
+    return [_whole(series) for series in document["series"]]
+
+
+#: Columns of a bucket that say nothing new where each is a single point: min = max = first = last = mean.
+_OF_BUCKETS = frozenset(("min", "max", "first", "last", "count", "n_nonfinite"))
+
+
+def _whole(series: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return a series with what a reader needs: of every single point x and value, of buckets all."""
+    if series["bucketed"]:
+        return series
+    return {name: column for name, column in series.items() if name not in _OF_BUCKETS}
 
 
 def last_end(ctx: Context, experiment_id: str) -> dict[str, Any] | None:

@@ -7,6 +7,8 @@ import sys
 import tomllib
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).parents[2]
 #: Makes every package of the extras absent, as on a machine with `pip install lockstep`.
 HIDE = """
@@ -34,6 +36,7 @@ def test_client_comes_from_the_package_and_is_loaded_when_asked_for() -> None:
     assert found.stdout.strip() == "lockstep.client", found.stderr
 
 
+@pytest.mark.long
 def test_commands_for_people_run_without_server_and_worker_packages() -> None:
     arguments = ["lockstep", "check", "examples/digits-shaped-vs-simplified.yaml"]
     found = run(f"import app.cli.people\nsys.argv = {arguments!r}\nfrom app.cli.specs import main\nmain()")
@@ -41,6 +44,7 @@ def test_commands_for_people_run_without_server_and_worker_packages() -> None:
     assert found.stdout.startswith("valid, hash")
 
 
+@pytest.mark.long
 def test_a_command_without_its_packages_names_what_to_install() -> None:
     for name, extra in (("serve", "server"), ("token", "server"), ("worker", "worker"), ("env", "worker,gym")):
         found = run(f"sys.argv = ['lockstep', {name!r}]\nfrom app.cli.people import main\nmain()")

@@ -309,6 +309,7 @@ def _postgresql(url: str) -> Callable[[Path], str]:
     return make
 
 
+@pytest.mark.long
 def test_queue_on_sqlite_under_random_faults_keeps_its_invariants(sqlite_template: Path) -> None:
     run_machine(_sqlite(sqlite_template), 500)
 

@@ -30,11 +30,14 @@ export class Store {
     for (const kind of kinds) this.listeners.set(kind, [...(this.listeners.get(kind) || []), act]);
   }
 
-  // Panels are drawn four times a second at most, in a frame, whatever came meanwhile.
+  // Panels are drawn four times a second at most, in a frame, whatever came meanwhile; the first curve at once.
   tell(kind) {
     this.pending = this.pending || new Set();
     this.pending.add(kind);
-    if (this.timer) return;
+    const isFirst = kind === "points" && !this.hasDrawn;
+    if (this.timer && !isFirst) return;
+    clearTimeout(this.timer);
+    this.hasDrawn = this.hasDrawn || isFirst;
     this.timer = setTimeout(
       () =>
         requestAnimationFrame(() => {
@@ -43,7 +46,7 @@ export class Store {
           this.pending.clear();
           acts.forEach((act) => act());
         }),
-      250,
+      isFirst ? 0 : 250,
     );
   }
 

@@ -367,6 +367,7 @@ def checked(seeds: range) -> dict[str, int]:
     return codes
 
 
+@pytest.mark.long
 def test_random_sentences_are_true() -> None:
     assert len(checked(range(25))) >= 4
 

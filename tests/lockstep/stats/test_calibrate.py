@@ -20,6 +20,7 @@ from lockstep.stats.scores import ArmScores, arm_scores
 from lockstep.stats.verdict import analyse
 
 
+@pytest.mark.long
 def test_standard_suite_every_mode_passes() -> None:
     found = standard_suite(200)
     assert len(found) == 10

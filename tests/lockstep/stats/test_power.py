@@ -49,6 +49,7 @@ def simulated(found: Plan, effect: float, failure: float, repetitions: int) -> d
     return {code: codes.count(code) / repetitions for code in codes}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("found", "effect", "failure"),
     [
@@ -68,6 +69,7 @@ def test_verdicts_come_as_often_as_from_the_pipeline(found: Plan, effect: float,
         assert ours.get(code, 0.0) == pytest.approx(theirs.get(code, 0.0), abs=0.08), code
 
 
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("found", "effect", "failure"),
     [
