@@ -111,8 +111,9 @@ def main() -> None:
     specs = {path: shortened(path, options.replicates, options.steps) for path in options.specs}
     with service(options.port) as running:
         client = running.client
-        submitted = {path: client.submit(spec)["id"] for path, spec in specs.items()}
         running.start_workers([options.device] * options.workers)
+        running.wait_for_workers(options.workers)
+        submitted = {path: client.submit(spec)["id"] for path, spec in specs.items()}
         for path, experiment_id in submitted.items():
             with running.explained(experiment_id):
                 wait(client, experiment_id)

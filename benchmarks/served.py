@@ -25,6 +25,7 @@ import httpx
 from lockstep.client import ApiError, Client
 
 _LOG_LINES = 20
+_START_SECONDS = 300.0
 
 
 def parser(about: str | None, port: int) -> argparse.ArgumentParser:
@@ -98,6 +99,18 @@ class Service:
             command = ["worker", "--api", self.url, "--device", device, "--work-dir", str(self.work / "workers")]
             command += ["--data-dir", str(data_dir)] if data_dir else []
             self._stack.enter_context(process(command, self.work / f"worker-{number}.log", self._environment))
+
+    def wait_for_workers(self, count: int) -> None:
+        """Wait until so many have registered, and with them the plug-ins that they have.
+
+        Raises:
+            TimeoutError: they did not within five minutes.
+        """
+        deadline = time.monotonic() + _START_SECONDS
+        while len(self.client.workers()) < count:
+            if time.monotonic() > deadline:
+                raise TimeoutError(f"fewer than {count} workers registered within {_START_SECONDS:.0f} s")
+            time.sleep(0.5)
 
     @contextlib.contextmanager
     def explained(self, experiment_id: str) -> Iterator[None]:
@@ -195,7 +208,7 @@ def _measured(client: Client, experiment_id: str) -> dict[str, Any]:
 
 
 def _wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:
-    deadline = time.monotonic() + 300
+    deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline:
         if server.poll() is not None:
             last = "\n".join(log.read_text(errors="replace").splitlines()[-_LOG_LINES:])

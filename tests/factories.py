@@ -100,10 +100,10 @@ class SimulatedWorker:
         assert self.assignment is not None
         return self.assignment
 
-    def ready(self) -> bool:
+    def ready(self, **warm_up: Any) -> bool:
         """Say that the child is ready; return whether the start barrier is open."""
         held = self.held
-        request = p.ReadyRequest(device_uid=self.device.uid, resume_round=held.resume_round)
+        request = p.ReadyRequest(device_uid=self.device.uid, resume_round=held.resume_round, warm_up=warm_up)
         return assignments.ready(self.ctx, held.assignment_id, held.lease, request).start
 
     def hand_in(self, index: int, *, flavour: str = "", diverged: Sequence[str] = (), **given: Any) -> p.RoundReply:

@@ -193,7 +193,7 @@ def plan_of(assignment: Assignment) -> BlockPlan:
     )
 
 
-def record_of(plan: BlockPlan, device: torch.device) -> dict[str, Any]:
+def record_of(plan: BlockPlan, device: torch.device, limits: Mapping[str, str]) -> dict[str, Any]:
     """Return what the report must know of how an assignment was computed; equal for all its runs."""
     config = plan.runs[0].config
     episodes = int(config["eval"]["episodes"])
@@ -211,6 +211,7 @@ def record_of(plan: BlockPlan, device: torch.device) -> dict[str, Any]:
         "deterministic": bool(config["lockstep"]["deterministic"]),
         "precision": config["precision"],
         "device_model": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),
+        "limits": dict(limits),
     }
 
 
@@ -291,7 +292,8 @@ def _prepare(seat: Seat, seats: Sequence[Seat], index: int) -> bool:
         seat.leave()
         return False
     beside = sorted(other.assignment.replicate for other in seats if other is not seat)
-    told = {**warm_up, "record": record_of(plan, device), **({"packed_with": beside} if beside else {})}
+    record = record_of(plan, device, seat.trainer.envs.limits)
+    told = {**warm_up, "record": record, **({"packed_with": beside} if beside else {})}
     seat.options["ready"] = {
         "device_uid": device_uid(device, str(options["device_uid"])),
         "resume_round": start,

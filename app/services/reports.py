@@ -39,7 +39,7 @@ from lockstep.report.inputs import (
 )
 from lockstep.spec.analysis_rules import AnalysisSpec
 from lockstep.spec.families import family_of
-from lockstep.spec.gymnasium import CAPPED
+from lockstep.spec.gymnasium import CAPPED, RANDOM_NUMBERS, RESUMED_EPISODES
 from lockstep.status import TERMINAL_BLOCK, BlockStatus, Cause, RunStatus
 
 #: Where the stamp of the last calibration is kept.
@@ -313,6 +313,11 @@ def _notes(gathered: _Gathered) -> dict[str, str]:
     }
     if gathered.eval_rows and family_of(spec["env"]["kind"]).eval_max_steps is not None:
         notes[CUT_EPISODES] = _cut_episodes(gathered)
+    limits = {name: text for run in gathered.runs for name, text in (run.record.get("limits") or {}).items()}
+    if RANDOM_NUMBERS in limits:
+        notes[RANDOM_NUMBERS] = limits[RANDOM_NUMBERS]
+    if RESUMED_EPISODES in limits and any(gathered.resumes.get(run.no) for run in gathered.runs):
+        notes[RESUMED_EPISODES] = limits[RESUMED_EPISODES]
     return {key: str(value) for key, value in notes.items()}
 
 

@@ -13,11 +13,14 @@ from dataclasses import dataclass, field
 from math import inf
 
 from lockstep.spec.analysis import AnalysisSpec
+from lockstep.spec.gymnasium import RANDOM_NUMBERS, RESUMED_EPISODES
 from lockstep.spec.metrics import find_metric
 from lockstep.stats.scores import ArmScores, arm_scores
 
 #: The note that says of each arm how many evaluation episodes were cut at their limit of steps.
 CUT_EPISODES = "Evaluation episodes cut"
+#: Notes that stand among the facts where there are any.
+FACT_NOTES = (CUT_EPISODES, RANDOM_NUMBERS, RESUMED_EPISODES)
 #: The outcome of one run: a score, a failure of its own, or a loss that says nothing of its arm.
 STATUSES = ("ok", "failed", "lost")
 

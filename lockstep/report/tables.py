@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.report.inputs import CUT_EPISODES
+from lockstep.report.inputs import FACT_NOTES
 from lockstep.report.numbers import difference_unit, p_text, percent, plain, signed
 from lockstep.report.words.glossary import FLAGS
 
@@ -408,7 +408,7 @@ def fact_items(report: Report) -> list[tuple[str, str]]:
         ("Failed runs", ", ".join(f"{arm}: {k}" for arm, k in facts["failed"].items())),
         ("Lost runs", ", ".join(f"{arm}: {k}" for arm, k in facts["lost"].items())),
         ("Environment steps per run", "not recorded" if facts["steps"] is None else f"{facts['steps']:,}"),
-        *([(CUT_EPISODES, report["notes"][CUT_EPISODES])] if CUT_EPISODES in report["notes"] else []),
+        *[(name, report["notes"][name]) for name in FACT_NOTES if name in report["notes"]],
         ("Device-hours", "not recorded" if facts["device_hours"] is None else plain(facts["device_hours"])),
         ("Analysis", look),
         ("Correlation within blocks", "n/a" if facts["rho"] is None else plain(facts["rho"], 2)),

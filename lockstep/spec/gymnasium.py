@@ -15,6 +15,9 @@ WRAPPERS = ("mask_velocity",)
 EVAL_MAX_STEPS = 100_000
 #: Outcome of an episode of evaluation that was cut so, beside ``done`` and ``horizon`` (the environment's own limit).
 CAPPED = "capped"
+#: What holds only in part with some batched simulators, as records of runs and reports name it: pairing by equal random
+#: numbers, and that a resumed run equals one that was not interrupted.
+RANDOM_NUMBERS, RESUMED_EPISODES = "Common random numbers", "Resumed episodes"
 #: A guess for control tasks, before a worker has measured one.
 _STEPS_PER_SECOND = 4_000
 

@@ -137,6 +137,8 @@ def _rules(env: Env, arms: Sequence[ResolvedArm]) -> Iterator[Problem]:
         if "action" in arm.config:
             message = "env.kind morphogenesis has no real-numbered actions"
             yield Problem(arm.at(index, "action", "bounds"), "not_applicable", message, "remove action.bounds")
+    if env.processes != 1:
+        yield Problem("/env/processes", "not_applicable", "env.processes belongs to env.kind gymnasium", "leave it out")
     if env.max_episode_steps is not None:
         message = "env.max_episode_steps belongs to env.kind gymnasium"
         yield Problem("/env/max_episode_steps", "not_applicable", message, "use env.horizon")

@@ -126,6 +126,15 @@ class Env(Section):
         exclude_if=lambda value: value is None,
         description="Factor of the rewards that a policy learns from; scores stay as they are",
     )
+    processes: int = Field(
+        1,
+        ge=1,
+        le=64,
+        # left out of the resolved spec while it is not given, so that specs from before it keep their hash
+        exclude_if=lambda value: value == 1,
+        description="Processes in which the environments of a block step side by side, for slow simulators; no number "
+        "depends on it (gymnasium, not batched simulators)",
+    )
     wrappers: tuple[str, ...] = Field((), max_length=8, description="Registered wrappers (gymnasium)")
     kwargs: dict[str, Scalar] = Field(default_factory=dict, description="JSON scalars (gymnasium)")
     slots: tuple[str, ...] | None = Field(None, min_length=1, description="Slots; default: the task's")

@@ -8,6 +8,7 @@ from app.errors import ConflictError, LeaseLostError
 from app.services import reading, reports, steering, sweeping
 from app.services.context import Context
 from app.services.finishing import finish_due
+from lockstep.report.tables import fact_items
 from lockstep.status import BlockStatus, Desired, ExperimentStatus
 from tests.conftest import Clock
 from tests.factories import LOCAL, SimulatedWorker, submit, tiny_spec
@@ -51,6 +52,31 @@ def test_report_names_the_rounds_at_which_runs_were_resumed(ctx: Context) -> Non
     assert (
         gate["detail"] == "resumed from a checkpoint: A of replicate 0 at rounds 1, 3; B of replicate 0 at rounds 1, 3"
     )
+
+
+def test_report_tells_what_holds_only_in_part_with_a_simulator(ctx: Context) -> None:
+    limits = {"Common random numbers": "hold for each batch", "Resumed episodes": "began anew", "other": "no fact"}
+    facts = []
+    for resumed in (False, True):
+        experiment_id = submit(ctx, tiny_spec(budget={"rounds": 2}))
+        worker = SimulatedWorker(ctx).register()
+        assert worker.claim() is not None
+        worker.ready(record={"limits": limits})
+        if resumed:
+            worker.hand_in(0)
+            worker.checkpoint(1)
+            worker.release("error", "worker_lost", "killed")
+            assert worker.claim() is not None
+            worker.ready(record={"limits": limits})
+        for index in range(int(resumed), 2):
+            worker.hand_in(index)
+            worker.checkpoint(index + 1)
+        worker.release()
+        finish_due(ctx)
+        facts.append(dict(fact_items(reports.read(ctx, experiment_id).content)))
+    assert [told.get("Common random numbers") for told in facts] == ["hold for each batch", "hold for each batch"]
+    assert [told.get("Resumed episodes") for told in facts] == [None, "began anew"]
+    assert not any("other" in told for told in facts)
 
 
 def test_claim_repeated_returns_the_same_assignment(ctx: Context) -> None:

@@ -155,6 +155,8 @@ class LockstepEnvs(Protocol):
     steps_per_round: int
     #: True when a round begins with fresh episodes (recurrent state starts at zero).
     resets_each_round: bool
+    #: What of a paired comparison holds only in part with these environments, by subject (``lockstep.spec.gymnasium``).
+    limits: Mapping[str, str]
 
     def begin_round(self, round_index: int) -> list[tuple[Observation, Masks]]:
         """Start a round: reset (or carry on) every environment of every run."""

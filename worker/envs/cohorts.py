@@ -35,7 +35,7 @@ class Cohorts:
             raise ValueError("environments that go on over rounds step as one cohort")
         self.cohorts: Sequence[Cohort] = tuple(cohorts)
         self.obs_spec, self.heads = first.obs_spec, first.heads
-        self.steps_per_round = first.steps_per_round
+        self.steps_per_round, self.limits = first.steps_per_round, first.limits
         positions = [run for cohort in cohorts for run in cohort.runs]
         #: Of every run: its cohorts, each with the index of the run in it.
         self._parts = [

@@ -3,6 +3,7 @@
 Whoever calls such code names the work, so that the sentence of the cause says where it failed, with the last line of
 the user's own traceback. What is raised while something is built is a ``ValueError`` (the configuration is refused);
 later it is an ``EnvironmentFault``. Memory that runs out on the device passes through: that has a cause of its own.
+No torch: processes that only step environments import this.
 """
 
 from __future__ import annotations
@@ -11,20 +12,30 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
-
 from worker.envs.inside import INSIDE
 
 #: What the user's code may raise; a script's ``sys.exit`` must not end the training process without a word.
 RAISED = (Exception, SystemExit)
+_OUT_OF_MEMORY = ("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError")
 
 
 class EnvironmentFault(RuntimeError):  # noqa: N818 - says what is at fault
     """The user's environment or reward raised, or returned what its spaces forbid; the message names where."""
 
 
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return whether memory ran out on a device, without importing torch for it."""
+    return any(f"{kind.__module__}.{kind.__name__}" in _OUT_OF_MEMORY for kind in type(error).__mro__)
+
+
+class Told(Exception):  # noqa: N818 - what it says is an error of its own
+    """What the user's code raised in another process: the last line of its traceback."""
+
+
 def last_line(error: BaseException) -> str:
     """Return the last line of the traceback of an error."""
+    if isinstance(error, Told):
+        return str(error)
     lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
     return lines[-1].strip() if lines else type(error).__name__
 
@@ -35,9 +46,11 @@ def playing(work: str) -> Iterator[None]:
     try:
         with INSIDE.doing(work):
             yield
-    except (EnvironmentFault, torch.OutOfMemoryError):
+    except EnvironmentFault:
         raise
     except RAISED as error:
+        if is_out_of_memory(error):
+            raise
         raise EnvironmentFault(f"{work} raised {last_line(error)}") from error
 
 
@@ -47,7 +60,7 @@ def building(what: str) -> Iterator[None]:
     try:
         with INSIDE.doing(f"building {what}"):
             yield
-    except torch.OutOfMemoryError:
-        raise
     except RAISED as error:
+        if is_out_of_memory(error):
+            raise
         raise ValueError(f"{what} cannot be built: {last_line(error)}") from error

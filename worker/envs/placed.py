@@ -36,7 +36,7 @@ class Placed:
         self.obs_spec: ObsSpec = host.obs_spec
         self.heads: Sequence[HeadSpec] = host.heads
         self.num_envs, self.steps_per_round = host.num_envs, host.steps_per_round
-        self.resets_each_round = host.resets_each_round
+        self.resets_each_round, self.limits = host.resets_each_round, host.limits
         self._masks: Masks | None = None
 
     @property

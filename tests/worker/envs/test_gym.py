@@ -14,7 +14,7 @@ from gymnasium import spaces
 
 from lockstep.keys import derive
 from tests.worker.envs.kit import LENGTH, Kit
-from worker.envs.gymnasium import env as gym
+from worker.envs.gymnasium import build
 from worker.envs.gymnasium.actions import UnsupportedSpace
 from worker.envs.gymnasium.env import GymEnvs, make_envs
 
@@ -98,8 +98,8 @@ def test_truncation_delivers_the_true_final_image_and_whether_it_succeeded() -> 
 def test_a_time_limit_of_the_spec_cuts_registered_tasks_and_those_of_packages(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    point = EntryPoint("Unlimited-v0", "tests.worker.envs.kit:unlimited", gym.ENTRY_POINTS)
-    monkeypatch.setattr(gym, "entry_points", lambda name, **_: [point] if name == point.name else [])
+    point = EntryPoint("Unlimited-v0", "tests.worker.envs.kit:unlimited", build.ENTRY_POINTS)
+    monkeypatch.setattr(build, "entry_points", lambda name, **_: [point] if name == point.name else [])
     envs = envs_of(1, name=name, max_episode_steps=3)
     envs.begin_round(0)
     idle = torch.zeros(1, envs.heads[0].columns, dtype=torch.int64)
@@ -227,6 +227,6 @@ def test_an_id_that_names_a_module_to_import_is_refused() -> None:
 
 
 def test_a_name_without_a_version_is_its_newest() -> None:
-    assert gym._versioned("CartPole") == "CartPole-v1"
-    assert gym._versioned("CartPole-v0") == "CartPole-v0"
-    assert gym._versioned("nothing") == "nothing"
+    assert build.versioned("CartPole") == "CartPole-v1"
+    assert build.versioned("CartPole-v0") == "CartPole-v0"
+    assert build.versioned("nothing") == "nothing"

@@ -55,7 +55,7 @@ def test_constructor_reset_and_step_of_an_environment_are_told_and_nothing_after
     with pytest.raises(EnvironmentFault, match="in step 2 raised KeyError"):
         envs.step([torch.zeros(1, 1, dtype=torch.int64)])
     assert read(path, "Reader-v0") == ""
-    built, *rest = envs._lanes[0][0].env.unwrapped.told  # type: ignore[attr-defined]  # the environment's own
+    built, *rest = envs._lanes[0][0].env.unwrapped.told  # the environment's own
     assert built.startswith("building env.id='Reader-v0' with env.kwargs=")
     steps = [f"environment 'Reader-v0' (number 0) in step {step} of its episode" for step in (1, 2)]
     assert rest == ["environment 'Reader-v0' (number 0) in reset", *steps]

@@ -8,8 +8,8 @@ from pathlib import Path
 import gymnasium
 import pytest
 
+from worker.envs.gymnasium.build import build_one
 from worker.envs.gymnasium.catalog import tasks
-from worker.envs.gymnasium.env import build_one
 
 _REGISTERS = """
 import gymnasium

@@ -16,6 +16,7 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
+from lockstep.spec.gymnasium import RANDOM_NUMBERS, RESUMED_EPISODES
 from tests.worker.train.cases import CPU, GYM, GYM_ARMS, block, digests, train
 from worker.envs.base import LockstepEnvs, StepResult
 from worker.envs.faults import EnvironmentFault
@@ -214,6 +215,7 @@ def test_a_simulator_that_gives_its_state_is_resumed_bit_for_bit(
     rest = list(second.rounds(second.load_checkpoint(tmp_path)))
     for run in ("run-A", "run-B"):
         assert digests(rest, run) == digests(whole, run)[1:]
+    assert second.envs.limits == {RANDOM_NUMBERS: "hold for each batch: the simulator takes one seed for all"}
 
 
 def test_a_simulator_without_state_goes_on_with_new_episodes_and_says_so(
@@ -226,6 +228,7 @@ def test_a_simulator_without_state_goes_on_with_new_episodes_and_says_so(
     first.save_checkpoint(tmp_path, 1)
     second = BlockTrainer(plan, CPU)
     assert len(list(second.rounds(second.load_checkpoint(tmp_path)))) == plan.rounds - 1
+    assert second.envs.limits == {RESUMED_EPISODES: "began anew: the simulator does not give its state"}
     assert "every episode begins anew" in capfd.readouterr().err
 
 

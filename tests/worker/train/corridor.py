@@ -77,6 +77,7 @@ class Corridor:
     """E corridors of each of K runs; every round is one episode."""
 
     resets_each_round = True
+    limits: Mapping[str, str] = {}
     steps_per_round = STEPS
     heads: Sequence[HeadSpec] = (HeadSpec("move", 2),)
 

@@ -24,7 +24,8 @@ from lockstep.spec.gymnasium import EVAL_MAX_STEPS
 from worker.envs.base import StepResult
 from worker.envs.family import Order, RunEnv, UniformControl
 from worker.envs.faults import RAISED, EnvironmentFault, last_line
-from worker.envs.gymnasium.env import GymEnvs, batched_factory, build_one, make_envs
+from worker.envs.gymnasium.build import build_one
+from worker.envs.gymnasium.env import GymEnvs, batched_factory, make_envs
 from worker.envs.gymnasium.observations import ObservationDoor
 from worker.envs.gymnasium.rewards import make_gym_reward
 from worker.envs.gymnasium.vector import VectorEnvs

@@ -7,36 +7,34 @@ the actions since each reset and compares rewards, ends and the last observation
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from array import array
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from importlib.metadata import entry_points
 from typing import Any, cast
 
 import gymnasium
 import numpy as np
 import torch
-from gymnasium import spaces
-from gymnasium.wrappers import TimeLimit
 from torch import Tensor
 
 from lockstep.spec.gymnasium import CAPPED, EVAL_MAX_STEPS
 from lockstep.spec.sections import CLIP
 from worker.envs.base import HeadSpec, Masks, Observation, StepResult
-from worker.envs.faults import RAISED, EnvironmentFault, building, last_line, playing
+from worker.envs.faults import RAISED, EnvironmentFault, building, is_out_of_memory, last_line, playing
 from worker.envs.gymnasium.actions import ActionDoor
+from worker.envs.gymnasium.build import build_one, registered
 from worker.envs.gymnasium.door import BadValue, is_true, reset_values, reward_of, step_values
 from worker.envs.gymnasium.ledger import Ledger
 from worker.envs.gymnasium.observations import ObservationDoor
-from worker.envs.gymnasium.packages import register
+from worker.envs.gymnasium.remote import Pool, RemoteEnv
 from worker.envs.gymnasium.rewards import GymReward, Transition, make_gym_reward
 from worker.envs.gymnasium.stepped import Stepped
 from worker.envs.gymnasium.vector import is_batched
 from worker.envs.inside import INSIDE, OUTSIDE, RESET, STEP
 
-ENTRY_POINTS = "lockstep.environments"
 #: Environments that step between two signs of life: all of a run may be thousands, and each may be slow.
 _STEPS_BETWEEN_SIGNS = 16
 #: Positions of the velocities in the observations of the classic tasks.
@@ -49,19 +47,11 @@ VELOCITIES: Mapping[str, tuple[int, ...]] = {
 }
 
 
-class _Choices(spaces.Discrete):
-    """A Discrete space with a plain test of membership: environments ask it at every step."""
-
-    def contains(self, x: Any) -> bool:
-        """Return whether ``x`` is a member."""
-        return 0 <= int(x) - int(self.start) < int(self.n) if type(x) is np.int64 else super().contains(x)
-
-
 @dataclass
 class _Lane:
     """One environment instance and its running episode."""
 
-    env: gymnasium.Env[Any, Any]
+    env: Any  # a gymnasium.Env, or one in a process of its own
     episode: int = -1
     reset_seed: int = 0
     steps: int = 0
@@ -108,6 +98,7 @@ class GymEnvs(Stepped):
         self._alive = alive
         self._name, self._bounds = str(section["id"]), list(bounds)
         self._lanes: list[list[_Lane]] = [[] for _ in ledgers]
+        self._pool: Pool | None = None
         try:
             self._build(section, config.get("eval", {}).get("max_steps"))
         except BaseException:
@@ -116,11 +107,7 @@ class GymEnvs(Stepped):
 
     def _build(self, section: Mapping[str, Any], cap: int | None) -> None:
         num_runs, num_envs = len(self._lanes), self.num_envs
-        for lanes in self._lanes:
-            for _ in range(num_envs):
-                lanes.append(_Lane(build_one(section)))
-                self._alive()
-        sample = self._lanes[0][0].env
+        sample = self._lay(section)
         with building(f"env.id={self._name!r}"):
             seen, acted = sample.observation_space, sample.action_space
         self.entry = ObservationDoor(seen)
@@ -146,6 +133,21 @@ class GymEnvs(Stepped):
             Observation(torch.from_numpy(seen), no_ids, torch.from_numpy(bytes_of) if self.obs_spec.images else None)
             for seen, bytes_of in zip(self._obs, self._pixels, strict=True)
         ]
+
+    def _lay(self, section: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+        """Build every environment, here or in processes of their own; return one that can be asked for its spaces."""
+        count, processes = len(self._lanes) * self.num_envs, int(section.get("processes", 1))
+        if processes == 1:
+            for lanes in self._lanes:
+                for _ in range(self.num_envs):
+                    lanes.append(_Lane(build_one(section)))
+                    self._alive()
+            return cast("gymnasium.Env[Any, Any]", self._lanes[0][0].env)
+        with contextlib.closing(build_one(section)) as sample:
+            self._pool = Pool(self._name, section, processes, count, self._alive)
+        for index, env in enumerate(self._pool.envs):
+            self._lanes[index // self.num_envs].append(_Lane(env))
+        return sample
 
     def begin_round(self, round_index: int) -> list[tuple[Observation, Masks]]:
         """Start a round: reset in evaluation and before the first round, else carry on."""
@@ -206,6 +208,8 @@ class GymEnvs(Stepped):
 
     def close(self) -> None:
         """Close every environment; one that fails to close is named in the log and keeps none of the others open."""
+        if self._pool is not None:
+            self._pool.close()
         for lanes in self._lanes:
             while lanes:
                 try:
@@ -213,6 +217,20 @@ class GymEnvs(Stepped):
                         lanes.pop().env.close()
                 except RAISED as error:
                     sys.stderr.write(f"environment {self._name!r} raised in close: {last_line(error)}\n")
+
+    def step(self, actions: Sequence[Tensor | None]) -> list[StepResult | None]:
+        """Execute one action [E, C] per run; environments in other processes step at the same time."""
+        if self._pool is not None:
+            told: list[tuple[RemoteEnv, Any]] = []
+            for lanes, batch, bounds in zip(self._lanes, actions, self._bounds, strict=True):
+                rows = [] if batch is None else self._door.executed(batch, bounds).tolist()
+                told += [
+                    (lane.env, self._door.native(row))
+                    for lane, row in zip(lanes, rows, strict=False)
+                    if not lane.is_over
+                ]
+            self._pool.begin(told)
+        return super().step(actions)
 
     def _step_run(self, run: int, actions: Tensor) -> StepResult:
         E, lanes, ledger = self.num_envs, self._lanes[run], self._ledgers[run]
@@ -300,7 +318,7 @@ class GymEnvs(Stepped):
             raise self._fault(run, index, error) from error
 
     def _fault(self, run: int, index: int, error: BaseException) -> BaseException:
-        if isinstance(error, EnvironmentFault | torch.OutOfMemoryError):
+        if isinstance(error, EnvironmentFault) or is_out_of_memory(error):
             return error
         what = f"returned {error}" if isinstance(error, BadValue) else f"raised {last_line(error)}"
         return EnvironmentFault(f"{self._where(run, index)} {what}")
@@ -389,40 +407,8 @@ def make_envs(
 def batched_factory(name: str) -> Callable[..., Any] | None:
     """Return the factory of a registered task that is a batched simulator, None where it is none."""
     with building(f"env.id={name!r}"):
-        factory = _registered(name)
+        factory = registered(name)
     return factory if factory is not None and is_batched(factory) else None
-
-
-def _registered(name: str) -> Callable[..., Any] | None:
-    """Load the factory that a package registers under a name, None where none does."""
-    point = next(iter(entry_points(group=ENTRY_POINTS, name=name)), None)
-    return None if point is None else cast("Callable[..., Any]", point.load())
-
-
-def build_one(section: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-    """Build an environment from the ``id`` and ``kwargs`` of an ``env`` section, else raise ``ValueError``."""
-    name, kwargs, limit = section["id"], section.get("kwargs") or {}, section.get("max_episode_steps")
-    given = f" with env.kwargs={dict(kwargs)!r}" if kwargs else ""
-    with building(f"env.id={name!r}{given}"):
-        factory = _registered(name)
-        if factory is not None:
-            own = cast("gymnasium.Env[Any, Any]", factory(**kwargs))
-            return own if limit is None else TimeLimit(own, limit)
-        register(str(name))
-        # by the registry alone: "module:name" would import what a spec names. The order of calls is ours to keep
-        registered = replace(gymnasium.spec(_versioned(name)), order_enforce=False)
-        named = {} if limit is None else {"max_episode_steps": limit}
-        env = gymnasium.make(registered, disable_env_checker=True, **{**kwargs, **named})
-    space = vars(env.unwrapped).get("action_space")
-    if type(space) is spaces.Discrete and space.dtype == np.int64:
-        env.unwrapped.action_space = _Choices(space.n, start=space.start)
-    return env
-
-
-def _versioned(name: str) -> str:
-    """Return a name without a version with that of its newest one, as ``gymnasium.make`` does."""
-    newest = max((s for s in gymnasium.registry.values() if s.name == name), key=lambda s: s.version or 0, default=None)
-    return name if newest is None else newest.id
 
 
 def _copied(view: Observation) -> Observation:

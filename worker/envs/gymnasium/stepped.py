@@ -34,6 +34,7 @@ class Stepped(ABC):
     heads: Sequence[HeadSpec]
     steps_per_round: int
     resets_each_round: bool
+    limits: Mapping[str, str] = {}
 
     def __init__(self, ledgers: Sequence[Ledger], num_envs: int, seed: int, phase: str) -> None:
         self.num_envs, self._ledgers, self._seed, self._phase = num_envs, list(ledgers), seed, phase

@@ -23,7 +23,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from torch import Tensor
 
 from lockstep.keys import derive
-from lockstep.spec.gymnasium import CAPPED, EVAL_MAX_STEPS
+from lockstep.spec.gymnasium import CAPPED, EVAL_MAX_STEPS, RANDOM_NUMBERS, RESUMED_EPISODES
 from worker.envs.base import HeadSpec, Masks, Observation, StepResult
 from worker.envs.family import Order
 from worker.envs.faults import RAISED, EnvironmentFault, building, last_line, playing
@@ -83,7 +83,7 @@ class VectorEnvs(Stepped):
 
     def _build(self, config: Mapping[str, Any], factory: Callable[..., Any], device: torch.device) -> None:
         section, num_runs, E = config["env"], len(self._ledgers), self.num_envs
-        for name in ("wrappers", "max_episode_steps"):
+        for name in ("wrappers", "max_episode_steps", "processes"):
             if section.get(name):
                 raise ValueError(f"env.{name}: a batched simulator has its own; give it through env.kwargs")
         with building(f"env.id={self._name!r} with env.kwargs={dict(section.get('kwargs') or {})!r}"):
@@ -114,6 +114,11 @@ class VectorEnvs(Stepped):
         self.device = shown.device if self._is_tensor else torch.device("cpu")
         if self._is_tensor and not self._is_plain:
             raise ValueError(f"env.id={self._name!r}: a simulator of tensors observes one Box of numbers")
+        limits = {
+            RANDOM_NUMBERS: None if self.takes_seeds else "hold for each batch: the simulator takes one seed for all",
+            RESUMED_EPISODES: None if self.keeps_state else "began anew: the simulator does not give its state",
+        }
+        self.limits = {name: text for name, text in limits.items() if text is not None}
         self._lay(num_runs)
 
     def _lay(self, num_runs: int) -> None:

@@ -45,6 +45,7 @@ class MorphEnvs:
     """The environments of all runs; see ``worker.envs.base.LockstepEnvs``."""
 
     resets_each_round: bool = True
+    limits: Mapping[str, str] = {}
 
     def __init__(
         self,

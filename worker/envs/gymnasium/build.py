@@ -1,0 +1,61 @@
+"""How one environment of a task is built, from the registry of Gymnasium or by the factory of a package.
+
+No torch: processes that only step environments import this.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import replace
+from importlib.metadata import entry_points
+from typing import Any, cast
+
+import gymnasium
+import numpy as np
+from gymnasium import spaces
+from gymnasium.wrappers import TimeLimit
+
+from worker.envs.faults import building
+from worker.envs.gymnasium.packages import register
+
+ENTRY_POINTS = "lockstep.environments"
+
+
+class _Choices(spaces.Discrete):
+    """A Discrete space with a plain test of membership: environments ask it at every step."""
+
+    def contains(self, x: Any) -> bool:
+        """Return whether ``x`` is a member."""
+        return 0 <= int(x) - int(self.start) < int(self.n) if type(x) is np.int64 else super().contains(x)
+
+
+def registered(name: str) -> Callable[..., Any] | None:
+    """Load the factory that a package registers under a name, None where none does."""
+    point = next(iter(entry_points(group=ENTRY_POINTS, name=name)), None)
+    return None if point is None else cast("Callable[..., Any]", point.load())
+
+
+def build_one(section: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+    """Build an environment from the ``id`` and ``kwargs`` of an ``env`` section, else raise ``ValueError``."""
+    name, kwargs, limit = section["id"], section.get("kwargs") or {}, section.get("max_episode_steps")
+    given = f" with env.kwargs={dict(kwargs)!r}" if kwargs else ""
+    with building(f"env.id={name!r}{given}"):
+        factory = registered(name)
+        if factory is not None:
+            own = cast("gymnasium.Env[Any, Any]", factory(**kwargs))
+            return own if limit is None else TimeLimit(own, limit)
+        register(str(name))
+        # by the registry alone: "module:name" would import what a spec names. The order of calls is ours to keep
+        spec = replace(gymnasium.spec(versioned(name)), order_enforce=False)
+        named = {} if limit is None else {"max_episode_steps": limit}
+        env = gymnasium.make(spec, disable_env_checker=True, **{**kwargs, **named})
+    space = vars(env.unwrapped).get("action_space")
+    if type(space) is spaces.Discrete and space.dtype == np.int64:
+        env.unwrapped.action_space = _Choices(space.n, start=space.start)
+    return env
+
+
+def versioned(name: str) -> str:
+    """Return a name without a version with that of its newest one, as ``gymnasium.make`` does."""
+    newest = max((s for s in gymnasium.registry.values() if s.name == name), key=lambda s: s.version or 0, default=None)
+    return name if newest is None else newest.id
