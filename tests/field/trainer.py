@@ -2,7 +2,8 @@
 
 Modes: plain, slow_stop, native, family, flood, environment, gil, wait_before_ready, wait_after_ready,
 wait_in_round, done_early and exit_early (after the first round), no_final (no checkpoint after the last round),
-lost_file (each checkpoint's files are gone), daemon (it leaves a process that holds its pipes).
+lost_file (each checkpoint's files are gone), daemon (after the first round it
+leaves a process that holds its pipes).
 The second argument is a folder for what the test wants to know.
 """
 
@@ -115,6 +116,9 @@ def misbehave() -> None:
 
 def lie(is_last: bool) -> None:
     """End after a round as if there were nothing left to do."""
+    if MODE == "daemon":  # holds every pipe open for longer than any test
+        subprocess.Popen(["sleep", "600"], pass_fds=(frames.fileno(),), start_new_session=True)
+        sys.exit(3)
     if MODE == "done_early" or (MODE == "no_final" and is_last):
         send("done", stopped=False)
     elif MODE != "exit_early":
@@ -150,9 +154,6 @@ def main() -> None:
         checkpoint(assignment, root, index)
         if stopped.is_set():
             break
-    if MODE == "daemon":  # holds every pipe open for longer than any test
-        code = "import os, time; os.setsid(); time.sleep(600)"
-        subprocess.Popen([sys.executable, "-c", code], pass_fds=(frames.fileno(),))
     send("done", stopped=index < assignment["rounds"])
 
 
