@@ -10,7 +10,8 @@ from lockstep.spec.family import Family, Score
 from lockstep.spec.problems import Problem, nearest, pointer
 from lockstep.spec.sections import Env
 
-WRAPPERS = ("mask_velocity",)
+#: ``mask_velocity`` hides the velocities of a classic task, ``atari`` prepares a game of ale-py.
+MASK_VELOCITY, ATARI = WRAPPERS = "mask_velocity", "atari"
 #: Steps after which an episode of evaluation is cut where neither the spec nor the environment has a limit.
 EVAL_MAX_STEPS = 100_000
 #: Outcome of an episode of evaluation that was cut so, beside ``done`` and ``horizon`` (the environment's own limit).

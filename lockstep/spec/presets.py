@@ -61,6 +61,14 @@ _IMAGES: dict[str, Any] = {
 }
 
 
+#: The same with the games prepared as published (docs/environments.md).
+_ATARI: dict[str, Any] = {
+    **_IMAGES,
+    "env": {**_IMAGES["env"], "wrappers": ["atari"], "kwargs": {"repeat_action_probability": 0.0}},
+    "net": {"body": "mlp", "hidden": 512, "encoder": "nature"},
+}
+
+
 #: Many environments in one simulator on a GPU (docs/environments.md).
 _SIMULATOR: dict[str, Any] = {
     **_GYM,
@@ -169,6 +177,7 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
     "lm_bench": {"env": {"task": "lm_tiny", "horizon": 40}, "host": {"lr": 3e-4}, "graft": {"lr": 0.02}},
     "gym_classic": _GYM,
     "gym_continuous": _CONTINUOUS,
+    "gym_atari": _ATARI,
     "gym_image_small": _IMAGES,
     "gpu_sim": _SIMULATOR,
     "gym_lstm": {

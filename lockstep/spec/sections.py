@@ -135,7 +135,7 @@ class Env(Section):
         description="Processes in which the environments of a block step side by side, for slow simulators; no number "
         "depends on it (gymnasium, not batched simulators)",
     )
-    wrappers: tuple[str, ...] = Field((), max_length=8, description="Registered wrappers (gymnasium)")
+    wrappers: tuple[str, ...] = Field((), max_length=8, description="mask_velocity, atari (gymnasium)")
     kwargs: dict[str, Scalar] = Field(default_factory=dict, description="JSON scalars (gymnasium)")
     slots: tuple[str, ...] | None = Field(None, min_length=1, description="Slots; default: the task's")
     max_grafts: Count | None = Field(None, description="Active plus fossilised grafts per host")

@@ -13,12 +13,14 @@ from typing import Any, cast
 import gymnasium
 import numpy as np
 from gymnasium import spaces
-from gymnasium.wrappers import TimeLimit
+from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TimeLimit, TransformReward
 
+from lockstep.spec.gymnasium import ATARI
 from worker.envs.faults import building
 from worker.envs.gymnasium.packages import register
 
 ENTRY_POINTS = "lockstep.environments"
+_ATARI_FRAMES = 4
 
 
 class _Choices(spaces.Discrete):
@@ -35,9 +37,16 @@ def registered(name: str) -> Callable[..., Any] | None:
     return None if point is None else cast("Callable[..., Any]", point.load())
 
 
-def build_one(section: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
-    """Build an environment from the ``id`` and ``kwargs`` of an ``env`` section, else raise ``ValueError``."""
+def build_one(section: Mapping[str, Any], *, training: bool = False) -> gymnasium.Env[Any, Any]:
+    """Build an environment from an ``env`` section, else raise ``ValueError``.
+
+    Args:
+        section: ``id``, ``kwargs``, ``max_episode_steps`` and ``wrappers``.
+        training: whether what wrappers change for training alone is changed.
+    """
     name, kwargs, limit = section["id"], section.get("kwargs") or {}, section.get("max_episode_steps")
+    if ATARI in (section.get("wrappers") or ()):
+        return _atari(section, training=training)
     given = f" with env.kwargs={dict(kwargs)!r}" if kwargs else ""
     with building(f"env.id={name!r}{given}"):
         factory = registered(name)
@@ -53,6 +62,18 @@ def build_one(section: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     if type(space) is spaces.Discrete and space.dtype == np.int64:
         env.unwrapped.action_space = _Choices(space.n, start=space.start)
     return env
+
+
+def _atari(section: Mapping[str, Any], *, training: bool) -> gymnasium.Env[Any, Any]:
+    """Build a game as Machado et al. (2018) prepare it; in training the loss of a life ends it and signs are paid."""
+    kwargs, limit = section.get("kwargs") or {}, section.get("max_episode_steps")
+    raw = build_one({"id": section["id"], "kwargs": {"frameskip": 1, **kwargs}})
+    with building(f"env.id={section['id']!r} with env.wrappers [{ATARI}]"):
+        env: gymnasium.Env[Any, Any] = AtariPreprocessing(raw, terminal_on_life_loss=training)
+        if training:
+            env = TransformReward(env, lambda reward: float(np.sign(float(reward))))
+        env = FrameStackObservation(env, _ATARI_FRAMES)
+        return env if limit is None else TimeLimit(env, limit)
 
 
 def versioned(name: str) -> str:

@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.spec.gymnasium import CAPPED, EVAL_MAX_STEPS
+from lockstep.spec.gymnasium import CAPPED, EVAL_MAX_STEPS, MASK_VELOCITY, WRAPPERS
 from lockstep.spec.sections import CLIP
 from worker.envs.base import HeadSpec, Masks, Observation, StepResult
 from worker.envs.faults import RAISED, EnvironmentFault, building, is_out_of_memory, last_line, playing
@@ -29,7 +29,7 @@ from worker.envs.gymnasium.build import build_one, registered
 from worker.envs.gymnasium.door import BadValue, is_true, reset_values, reward_of, step_values
 from worker.envs.gymnasium.ledger import Ledger
 from worker.envs.gymnasium.observations import ObservationDoor
-from worker.envs.gymnasium.remote import Pool, RemoteEnv
+from worker.envs.gymnasium.remote import Building, Pool, RemoteEnv
 from worker.envs.gymnasium.rewards import GymReward, Transition, make_gym_reward
 from worker.envs.gymnasium.stepped import Stepped
 from worker.envs.gymnasium.vector import is_batched
@@ -92,8 +92,8 @@ class GymEnvs(Stepped):
         alive: Callable[[], None],
     ) -> None:
         section = config["env"]
-        if section.get("wrappers") and set(section["wrappers"]) - {"mask_velocity"}:
-            raise ValueError(f"env.wrappers={list(section['wrappers'])}: known are ['mask_velocity']")
+        if set(section.get("wrappers") or ()) - set(WRAPPERS):
+            raise ValueError(f"env.wrappers={list(section['wrappers'])}: known are {list(WRAPPERS)}")
         super().__init__(ledgers, num_envs, replicate_seed, phase)
         self._alive = alive
         self._name, self._bounds = str(section["id"]), list(bounds)
@@ -137,14 +137,16 @@ class GymEnvs(Stepped):
     def _lay(self, section: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
         """Build every environment, here or in processes of their own; return one that can be asked for its spaces."""
         count, processes = len(self._lanes) * self.num_envs, int(section.get("processes", 1))
+        training = self._phase == "train"
         if processes == 1:
             for lanes in self._lanes:
                 for _ in range(self.num_envs):
-                    lanes.append(_Lane(build_one(section)))
+                    lanes.append(_Lane(build_one(section, training=training)))
                     self._alive()
             return cast("gymnasium.Env[Any, Any]", self._lanes[0][0].env)
         with contextlib.closing(build_one(section)) as sample:
-            self._pool = Pool(self._name, section, processes, count, self._alive)
+            pooled = Building(self._name, section, training=training)
+            self._pool = Pool(pooled, processes, count, self._alive)
         for index, env in enumerate(self._pool.envs):
             self._lanes[index // self.num_envs].append(_Lane(env))
         return sample
@@ -416,7 +418,7 @@ def _copied(view: Observation) -> Observation:
 
 
 def _velocity_mask(section: Mapping[str, Any], size: int) -> np.ndarray | None:
-    if "mask_velocity" not in (section.get("wrappers") or ()):
+    if MASK_VELOCITY not in (section.get("wrappers") or ()):
         return None
     if section["id"] not in VELOCITIES:
         raise ValueError(f"env.wrappers: mask_velocity knows {sorted(VELOCITIES)}, not {section['id']!r}")

@@ -17,6 +17,7 @@ import sys
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from multiprocessing.reduction import ForkingPickler
 from typing import Any
@@ -27,6 +28,21 @@ from worker.envs.gymnasium.build import build_one
 _PR_SET_PDEATHSIG = 1
 #: Seconds for a process to close its environments before it is killed.
 _CLOSE_SECONDS = 5.0
+
+
+@dataclass(frozen=True)
+class Building:
+    """What the processes build.
+
+    Attributes:
+        name: of the task, for messages.
+        section: the spec's ``env``.
+        training: whether it is trained in, or evaluated.
+    """
+
+    name: str
+    section: Mapping[str, Any]
+    training: bool
 
 
 class RemoteEnv:
@@ -58,13 +74,13 @@ class RemoteEnv:
 class _Process:
     """A process and the questions that it has not answered yet."""
 
-    def __init__(self, name: str, section: Mapping[str, Any]) -> None:
+    def __init__(self, building: Building) -> None:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", __name__, str(theirs.fileno()), str(os.getpid())]
             self._popen = subprocess.Popen(command, pass_fds=[theirs.fileno()])  # noqa: S603 - this module
         self._pipe = Connection(ours.detach())
-        self._name, self._section = name, section
+        self._building = building
         self.asked: set[int] = set()
         self._answers: dict[int, Any] = {}
 
@@ -78,7 +94,8 @@ class _Process:
 
     def build(self, count: int) -> None:
         """Ask for environments in slots 0 to ``count``."""
-        self.ask("build", dict.fromkeys(range(count), self._section))
+        argument = dict(self._building.section), self._building.training
+        self.ask("build", dict.fromkeys(range(count), argument))
 
     def answer(self, slot: int) -> Any:
         """Wait for the answer of one environment; what it raised is raised here as ``Told``."""
@@ -105,15 +122,16 @@ class _Process:
     def _ended(self) -> EnvironmentFault:
         code = self._popen.wait()
         how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
-        return EnvironmentFault(f"environment {self._name!r}: a process of env.processes that steps it ended {how}")
+        return EnvironmentFault(
+            f"environment {self._building.name!r}: a process of env.processes that steps it ended {how}"
+        )
 
 
 class Pool:
     """Environments spread over processes.
 
     Args:
-        name: of the task, for messages.
-        section: the spec's ``env``.
+        building: what each environment is.
         processes: how many; never more than environments.
         count: of environments.
         alive: called as they are built.
@@ -122,13 +140,11 @@ class Pool:
         envs: the environments, in order.
     """
 
-    def __init__(
-        self, name: str, section: Mapping[str, Any], processes: int, count: int, alive: Callable[[], None]
-    ) -> None:
+    def __init__(self, building: Building, processes: int, count: int, alive: Callable[[], None]) -> None:
         self._processes: list[_Process] = []
         try:
             for _ in range(min(processes, count)):
-                self._processes.append(_Process(name, section))
+                self._processes.append(_Process(building))
             places = [divmod(index, len(self._processes)) for index in range(count)]
             for at, process in enumerate(self._processes):
                 process.build(sum(place == at for _, place in places))
@@ -161,7 +177,8 @@ def _serve(pipe: Connection) -> None:
     def one(call: str, slot: int, argument: Any) -> Any:
         try:
             if call == "build":
-                envs[slot] = build_one(argument)
+                section, training = argument
+                envs[slot] = build_one(section, training=training)
                 return None
             return envs[slot].step(argument) if call == "step" else envs[slot].reset(seed=argument)
         except RAISED as error:
