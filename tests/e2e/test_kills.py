@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 from collections.abc import Callable
@@ -24,8 +25,9 @@ ROUNDS = 9
 def named(worker: WorkerProcess, name: str) -> int | None:
     """Return the pid of what a supervisor has started under a name."""
     for pid in descendants(worker.process.pid):
-        if Path(f"/proc/{pid}/comm").read_text().strip() == name:
-            return pid
+        with contextlib.suppress(FileNotFoundError):  # one that ends just now
+            if Path(f"/proc/{pid}/comm").read_text().strip() == name:
+                return pid
     return None
 
 
