@@ -34,17 +34,18 @@ class Proxy(NamedTuple):
     url: str
 
 
-def clean_url(text: str, field: str) -> str:
-    """Return a base URL without blanks around it and without a slash at its end.
+def clean_url(text: str, field: str, *, is_base: bool = True) -> str:
+    """Return a URL without blanks around it; one that others begin with also without a slash at its end.
 
     Args:
         text: as given.
         field: the setting it comes from, for the message.
+        is_base: whether paths are put behind it, so that it can have no query.
 
     Raises:
         BadAddress: no scheme, no host, a bad port, a blank inside or something behind its path.
     """
-    url = text.strip().rstrip("/")
+    url = text.strip().rstrip("/") if is_base else text.strip()
     if any(sign.isspace() or not sign.isprintable() for sign in url):
         raise BadAddress(f"{field}: the URL has a blank or a line break in it; give it as one word")
     parts = _parts(url, field)
@@ -58,7 +59,7 @@ def clean_url(text: str, field: str) -> str:
         raise BadAddress(f"{field}: the port of the URL is not a number from 0 to 65535") from None
     if not parts.hostname:
         raise BadAddress(f"{field}: the URL names no host; for example http://127.0.0.1:7480")
-    if parts.query or parts.fragment:
+    if is_base and (parts.query or parts.fragment):
         raise BadAddress(f"{field}: the URL has something behind its path; end it before the ? or #")
     return url
 

@@ -53,7 +53,7 @@ def add(ctx: Context, url: str, events: Sequence[str], owner: str | None, actor:
         InvalidError: the URL cannot be used, or there is no event.
     """
     try:
-        cleaned = clean_url(url, "url")
+        cleaned = clean_url(url, "url", is_base=False)
     except BadAddress as error:
         raise InvalidError(str(error), code="bad_url") from error
     if not events:
