@@ -153,9 +153,9 @@ def test_l52_two_bad_experiments_fail_with_their_cause_and_a_good_one_succeeds(
     with Client(sqlite_server.url) as client:
         wait_until(lambda: client.call("GET", "workers")["items"], timeout=180, what=f"a worker ({worker.log})")
         # side by side, both replicates would find out for themselves
-        in_turn = {"lockstep": {"pack": 1}}
-        misspelt = client.submit(spec("misspelt", env={"id": "picky", "kwargs": {"lenght": 3}}, **in_turn))["id"]
-        raising = client.submit(spec("raising", env={"id": "moody"}, **in_turn))["id"]
+        in_turn = {"pack": 1}
+        misspelt = client.submit(spec("misspelt", env={"id": "picky", "kwargs": {"lenght": 3}}, lockstep=in_turn))["id"]
+        raising = client.submit(spec("raising", env={"id": "moody"}, lockstep=in_turn))["id"]
         good = client.submit(spec("good"))["id"]
         ids = (misspelt, raising, good)
         ends = ("succeeded", "failed", "partial", "cancelled")
