@@ -58,6 +58,12 @@ def test_a_process_that_ends_is_told_and_none_is_left() -> None:
             os.kill(pid, 0)
 
 
+def test_a_stop_reaches_the_trainer_alone() -> None:
+    """A supervisor sends SIGTERM to the group of the training process, which then ends its round."""
+    with opened("CartPole-v1", 2) as envs:
+        assert not {os.getpgid(pid) for pid in pids(envs)} & {os.getpgrp()}
+
+
 def test_what_an_environment_raises_is_told_in_the_same_words(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     info = tmp_path / "frail-1.0.dist-info"
     info.mkdir()

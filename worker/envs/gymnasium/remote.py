@@ -14,6 +14,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 import traceback
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
@@ -26,7 +27,7 @@ from worker.envs.faults import RAISED, EnvironmentFault, Told, last_line
 from worker.envs.gymnasium.build import build_one
 
 _PR_SET_PDEATHSIG = 1
-#: Seconds for a process to close its environments before it is killed.
+#: Seconds for the processes to close their environments before they are killed.
 _CLOSE_SECONDS = 5.0
 
 
@@ -78,7 +79,8 @@ class _Process:
         ours, theirs = socket.socketpair()
         with theirs:
             command = [sys.executable, "-m", __name__, str(theirs.fileno()), str(os.getpid())]
-            self._popen = subprocess.Popen(command, pass_fds=[theirs.fileno()])  # noqa: S603 - this module
+            # a group of its own: SIGTERM asks the training process alone to stop, and it steps on to the round's border
+            self._popen = subprocess.Popen(command, pass_fds=[theirs.fileno()], process_group=0)  # noqa: S603 - this module
         self._pipe = Connection(ours.detach())
         self._building = building
         self.asked: set[int] = set()
@@ -110,11 +112,14 @@ class _Process:
             raise answer
         return answer
 
-    def close(self) -> None:
-        """Have its environments closed, within a time; then it is killed."""
+    def hang_up(self) -> None:
+        """Have it close its environments and end."""
         self._pipe.close()
+
+    def end(self, deadline: float) -> None:
+        """Wait for its end; past the deadline it is killed."""
         try:
-            self._popen.wait(_CLOSE_SECONDS)
+            self._popen.wait(max(0.0, deadline - time.monotonic()))
         except subprocess.TimeoutExpired:
             self._popen.kill()
             self._popen.wait()
@@ -166,8 +171,11 @@ class Pool:
 
     def close(self) -> None:
         """Close the environments and end the processes."""
+        for process in self._processes:
+            process.hang_up()
+        deadline = time.monotonic() + _CLOSE_SECONDS
         while self._processes:
-            self._processes.pop().close()
+            self._processes.pop().end(deadline)
 
 
 def _serve(pipe: Connection) -> None:
