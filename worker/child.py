@@ -281,6 +281,7 @@ def _prepare(seat: Seat, seats: Sequence[Seat], index: int) -> bool:
     try:
         seat.trainer = BlockTrainer(plan, device, data_dir=data_dir, progress=Progress(seat.send), entered=enter)
         seat.opened.callback(seat.trainer.close)
+        seat.opened.callback(enter)  # called before it: another assignment may have been at work last
         warm_up = seat.trainer.warm_up(rehearse=bool(options["rehearse"]) and index == 0)
         start = seat.trainer.load_checkpoint(root) if assignment.resume_round else 0
         if start != assignment.resume_round:
@@ -386,7 +387,6 @@ def _hand_in(seat: Seat, record: RoundRecord) -> bool:
 
 
 def _end(seat: Seat, *, stopped: bool) -> None:
-    seat.trainer.enter()
     seat.opened.close()
     seat.send("done", stopped=stopped)
     seat.leave()
