@@ -24,13 +24,14 @@ from app.settings import Settings
 from tests.conftest import wait_until
 
 TOKEN = "lsk_s3cret"
-#: Stands for an interpreter that has the worker: notes how it was called, and drains on SIGTERM.
+#: Stands for an interpreter that has the worker: notes how it was called, and drains on SIGTERM. It ends with whoever
+#: started it, and after a minute: a test that is killed leaves nothing behind.
 WORKER = """#!/bin/bash
 trap 'echo drain >> {log}; exit 0' TERM
 echo "start $*" >> {log}
 [ -n "$LOCKSTEP_TOKEN" ] && echo "token $LOCKSTEP_TOKEN" >> {log}
 if rm {log}.die 2>/dev/null; then exit 1; fi
-while :; do sleep 0.02; done
+while kill -0 $PPID 2>/dev/null && ((SECONDS < 60)); do sleep 0.02; done
 """
 
 
@@ -104,6 +105,25 @@ def test_ssh_hands_over_the_token_unseen_and_drains_when_the_line_is_cut(log: Pa
     assert f"token {TOKEN}" in log.read_text(encoding="utf-8")
     process.kill()  # no chance to say anything: the input of ssh ends
     wait_until(lambda: count(log, "drain") == 2, timeout=30, what="two drained workers")
+
+
+def test_ssh_starts_a_worker_again_that_ends_by_itself(log: Path, started: Launch) -> None:
+    Path(f"{log}.die").touch()
+    program(log.parent / "ssh", '#!/bin/bash\nexec sh -c "${@: -1}"\n')
+    process = started("ssh", "node1", LOCKSTEP_TOKEN=TOKEN)
+    wait_until(lambda: count(log, "token") == 2, timeout=30, what="its second start")
+    process.send_signal(signal.SIGTERM)
+    assert process.wait(timeout=30) == 0
+    assert count(log, "drain") == 1
+
+
+def test_what_cannot_be_started_is_told_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    refused = CliRunner().invoke(launch.app, ["local", "2", "--python", str(tmp_path / "python")])
+    assert (refused.exit_code, len(refused.stderr.splitlines())) == (3, 1)
+    assert f"--python: there is no program {tmp_path / 'python'} here" in refused.stderr
+    monkeypatch.setenv("PATH", str(tmp_path))
+    refused = CliRunner().invoke(launch.app, ["ssh", "node1"])
+    assert (refused.exit_code, "there is no ssh here" in refused.stderr) == (3, True)
 
 
 def sbatch(log: Path, *words: str) -> str:
@@ -219,6 +239,13 @@ def test_k8s_manifests_hold_together() -> None:
     [worker] = found["Deployment", "lockstep-worker"]["spec"]["template"]["spec"]["containers"]
     assert worker["resources"]["limits"]["nvidia.com/gpu"] == 1
     assert "http://lockstep-api" in worker["args"]
+
+
+def test_k8s_refuses_a_scale_that_ends_before_it_begins() -> None:
+    words = ["k8s", "--image", "a", "--worker-image", "w", "--workers", "5", "--most", "3"]
+    refused = CliRunner().invoke(launch.app, words)
+    assert refused.exit_code == 2
+    assert refused.stderr == "error: --most 3: with --workers 5 as the fewest, give at least 5\n"
 
 
 def _check_deployment(spec: Mapping[str, Any]) -> None:

@@ -6,8 +6,10 @@ that what an engine kills, restarts or moves costs at most the rounds since the 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shlex
+import shutil
 import signal
 import subprocess
 import sys
@@ -78,7 +80,8 @@ class Fleet:
         with self._lock:
             for process in self._running.values():
                 if process.stdin is not None:
-                    process.stdin.close()
+                    with contextlib.suppress(BrokenPipeError):
+                        process.stdin.close()
                 else:
                     process.terminate()
 
@@ -99,18 +102,23 @@ class Fleet:
         with self._lock:
             if self._stopping.is_set():
                 return 0
-            # a session of its own: Ctrl-C reaches this process alone, which drains
-            process = subprocess.Popen(  # noqa: S603 - our own command
-                command,
-                stdin=subprocess.PIPE if self._first_line is not None else subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                start_new_session=True,
-            )
+            try:
+                # a session of its own: Ctrl-C reaches this process alone, which drains
+                process = subprocess.Popen(  # noqa: S603 - our own command
+                    command,
+                    stdin=subprocess.PIPE if self._first_line is not None else subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=subprocess.STDOUT,
+                    start_new_session=True,
+                )
+            except OSError as error:  # the machine has no process or memory left for it now
+                typer.echo(f"worker {number} cannot be started ({error.strerror})", err=True)
+                return 1
             self._running[number] = process
             if process.stdin is not None:
-                process.stdin.write(f"{self._first_line}\n".encode())
-                process.stdin.flush()
+                with contextlib.suppress(BrokenPipeError):  # it has ended already: its code says why
+                    process.stdin.write(f"{self._first_line}\n".encode())
+                    process.stdin.flush()
         assert process.stdout is not None  # noqa: S101 - for the type checker
         for line in process.stdout:
             typer.echo(f"[{number}] {line.decode(errors='replace').rstrip()}")
@@ -129,6 +137,8 @@ def local(
     python: Python = sys.executable,
 ) -> None:
     """Run workers on this machine until Ctrl-C or SIGTERM, which drain them; one that dies is started again."""
+    if shutil.which(python) is None:
+        raise fail(f"--python: there is no program {python} here; name the interpreter that has lockstep[worker]", 3)
     command = [python, "-m", "worker", "--api", _url(api), "--device", device]
     if token_file is not None:
         command += ["--token-file", str(clean_path(token_file, "--token-file"))]
@@ -150,12 +160,15 @@ def ssh(
     url = _url(api)
     if any(host.startswith("-") for host in hosts):
         raise fail("a host cannot begin with -; give its name", 2)
+    if shutil.which("ssh") is None:
+        raise fail("there is no ssh here; install it, or use `lockstep launch local` on each host", 3)
     token = clean_token(os.environ.get("LOCKSTEP_TOKEN"), "LOCKSTEP_TOKEN") or ""
     worker = shlex.join([python, "-m", "worker", "--api", url, "--device", device])
-    # the input ends when this command drains or dies, or when the line is cut
+    # the input ends when this command drains or dies, or when the line is cut. Whoever waits for that may hold nothing
+    # else of ssh, which ends only when all has let go of its output
     script = (
         f"read -r LOCKSTEP_TOKEN; export LOCKSTEP_TOKEN; {worker} </dev/null & worker=$!; "
-        "{ cat >/dev/null; kill -TERM $worker; } <&3 & watch=$!; "
+        "{ cat; kill -TERM $worker; } <&3 >/dev/null 2>&1 & watch=$!; "
         "wait $worker; code=$?; kill $watch 2>/dev/null; exit $code"
     )
     command = ["ssh", "-o", "BatchMode=yes", "-o", "ServerAliveInterval=15"]
@@ -242,6 +255,8 @@ def k8s(
 
     Secrets that must be there: lockstep-database with url, lockstep-worker with token.
     """
+    if most is not None and most < workers:
+        raise fail(f"--most {most}: with --workers {workers} as the fewest, give at least {workers}", 2)
     typer.echo(
         manifests(
             image=image,
