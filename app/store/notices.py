@@ -58,9 +58,11 @@ class Notices:
             thread.join(timeout=2 * _LOOK_SECONDS)
 
     def _send_for_ever(self) -> None:
-        while not self._stop.is_set():
+        is_last = False
+        while not is_last:
             self.written.wait()
             self.written.clear()
+            is_last = self._stop.is_set()
             try:
                 with self._store.engine.begin() as connection:
                     connection.execute(text("SELECT pg_notify(:channel, :me)"), {"channel": _CHANNEL, "me": self._me})
