@@ -17,14 +17,18 @@ _DISK, _LACKING = "disk:", "lacking:"
 
 
 def announce(ctx: Context) -> None:
-    """Say that this server's folder is there, and answer what is asked about files that it lacks, too."""
+    """Say that this server's folder is there, and answer for each file that another lacks whether it lies here."""
     with ctx.store.write() as session:
         scheduling.set_meta(session, _DISK + ctx.files.identity, repr(ctx.store.now(session)))
         asked = scheduling.metas(session, _LACKING)
-    for said in asked.values():
-        sha256 = said.split()[0]
-        if not ctx.files.has(sha256):
-            with ctx.store.write() as session:
+    for key, said in asked.items():
+        sha256, *lacking = said.split()
+        if ctx.files.identity in lacking:
+            continue
+        with ctx.store.write() as session:
+            if ctx.files.has(sha256):
+                scheduling.drop_meta(session, key)  # it is not lost; who lacks it may ask again
+            else:
                 _note(ctx, session, sha256)
 
 

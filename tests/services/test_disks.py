@@ -11,6 +11,7 @@ from app.errors import BusyError, NotFoundError
 from app.services import disks, ingest
 from app.services.artifacts import FileStore
 from app.services.context import Context
+from app.store import scheduling
 from tests.conftest import Clock
 from tests.factories import SimulatedWorker, submit, tiny_spec
 
@@ -51,6 +52,24 @@ def test_a_checkpoint_on_another_disk_is_waited_for_and_kept(
             download(other, resumed)
         disks.announce(ctx)  # it has the file, so it does not say that it lacks it
     assert download(ctx, resumed)
+    with ctx.store.read() as session:
+        assert scheduling.metas(session, "lacking:") == {}  # nothing is left of the question
+
+
+def test_a_damaged_file_is_given_up_though_its_server_still_has_it(
+    ctx: Context, other: Context, resumed: SimulatedWorker
+) -> None:
+    for server in (ctx, other):
+        disks.announce(server)
+    for run in resumed.held.runs:
+        assert run.checkpoint is not None
+        ctx.files.path(run.checkpoint.sha256).write_bytes(b"damaged")
+    with pytest.raises(BusyError):
+        download(ctx, resumed)
+    for server in (other, ctx):
+        disks.announce(server)
+    with pytest.raises(NotFoundError):
+        download(ctx, resumed)
 
 
 def test_a_checkpoint_that_no_disk_has_is_given_up_once_all_have_been_asked(
