@@ -33,6 +33,10 @@ class Stored:
 class FileStore:
     """Content-addressed files under ``root/ab/abcdef..``.
 
+    Args:
+        root: the folder.
+        min_free_bytes: with less room on its disk nothing is taken.
+
     Attributes:
         identity: name of the folder.
         incoming: folder for what is not whole yet, and for what is deleted after use; on the disk of the data, while
@@ -40,10 +44,6 @@ class FileStore:
 
     Raises:
         StartupError: the folders cannot be made or written.
-
-    Args:
-        root: the folder.
-        min_free_bytes: with less room on its disk nothing is taken.
     """
 
     def __init__(self, root: Path, *, min_free_bytes: int = 0) -> None:
@@ -61,9 +61,8 @@ class FileStore:
             mine = self.incoming / secrets.token_hex(16)
             mine.write_text(secrets.token_hex(8), encoding="ascii")
             folders.hand_over(mine)
-            with contextlib.suppress(FileExistsError):
-                os.link(mine, path)  # of several that begin at once the first one names it
-            mine.unlink()
+            # of several that begin at once the last one names it; another's name is forgotten when that one has ended
+            mine.replace(path)
         return path.read_text(encoding="ascii")
 
     def has(self, sha256: str) -> bool:
