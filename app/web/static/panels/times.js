@@ -3,14 +3,13 @@
 import { call } from "../api.js";
 
 const MOST = 200;
-const asked = new Set();
+const asked = new WeakSet(); // what snapshots brought: another one brings points without times again
 
 // Gives the points of a metric their times; those that come live have them already.
 export async function findTimes(store, metric) {
-  const key = `${metric} ${[...(store.points.get(metric) || new Map()).keys()].join()}`;
-  if (asked.has(key)) return;
-  asked.add(key);
-  const lines = store.points.get(metric) || new Map();
+  const lines = store.points.get(metric);
+  if (!lines || asked.has(lines)) return;
+  asked.add(lines);
   const runs = [...lines].filter(([, line]) => [...line.values()].some((point) => point.t === null)).map(([id]) => id);
   for (let first = 0; first < runs.length; first += MOST) {
     const query = new URLSearchParams({ metrics: metric, x: "time", max_points: "1000" });
