@@ -97,9 +97,14 @@ function button(worker, path, body, text, sure) {
   return element("button", { "aria-label": `${text} ${worker.name}`, onclick: act }, text);
 }
 
+function stopNow(worker) {
+  const sure = `Stop what ${worker.name} trains at the end of its round? Another worker goes on from there.`;
+  return button(worker, "drain", { now: true }, "Stop its work now", sure);
+}
+
 function buttons(worker) {
   if (worker.status === "quarantined") return [button(worker, "clear", {}, "Clear quarantine")];
-  if (worker.drain) return ["drains: it takes nothing more", button(worker, "drain", { now: true }, "Stop its work now")];
+  if (worker.drain) return ["drains: it takes nothing more", stopNow(worker)];
   return [button(worker, "drain", { now: false }, "Drain", `Let ${worker.name} end what it trains, and then retire?`)];
 }
 
