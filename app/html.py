@@ -36,7 +36,7 @@ def content_hash() -> str:
 def modules_of(name: str) -> tuple[str, ...]:
     """Return a script and all that it imports, so that a browser asks for them at once and not one after the other."""
     modules = {name: None}
-    for module in _IMPORT.findall((STATIC / name).read_text()):
+    for module in _IMPORT.findall((STATIC / name).read_text(encoding="utf-8")):
         modules.update(dict.fromkeys(modules_of(os.path.normpath(os.path.join(os.path.dirname(name), module)))))
     return tuple(modules)
 

@@ -105,7 +105,7 @@ class PageCompression:
 
 
 class HostGuard:
-    """Refuses a Host that is not on the list (DNS rebinding); probes call by any address and tell nothing."""
+    """Refuses a Host that is not on the list (DNS rebinding); probes call by any address and show no data."""
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
         self.app = app

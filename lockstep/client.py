@@ -176,10 +176,10 @@ class _Api(Runs):
     @Call
     def runs(self, /, experiment_id: str) -> Steps[list[Run]]:
         """Return the runs of an experiment."""
-        experiments = []
+        found = []
         for item in (yield from self._all(f"experiments/{experiment_id}/runs", {"limit": 2000})):
-            experiments.append(Run(item))  # noqa: PERF401 - a comprehension cannot hold the steps
-        return experiments
+            found.append(Run(item))  # noqa: PERF401 - a comprehension cannot hold the steps
+        return found
 
     @Call
     def workers(self, /, *, retired: bool = False) -> Steps[list[Thing]]:

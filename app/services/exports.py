@@ -153,7 +153,7 @@ def _flat_arm(row: ExperimentRow, arm: ArmRow) -> dict[str, Any]:
 def _flatten(value: Any, at: str) -> dict[str, Any]:
     if not isinstance(value, dict):
         return {at: value}
-    tables: dict[str, Any] = {}
+    leaves: dict[str, Any] = {}
     for key, item in value.items():
-        tables |= _flatten(item, f"{at}.{key}" if at else str(key))
-    return tables
+        leaves |= _flatten(item, f"{at}.{key}" if at else str(key))
+    return leaves

@@ -103,15 +103,15 @@ def _invalid(problems: Any) -> InvalidError:
 
 
 def _tuning_problems(resolved: ResolvedSpec, seeds: Mapping[str, int]) -> list[Problem]:
-    notes = []
+    problems = []
     for index, experiment_id in enumerate(resolved.spec.experiment.tuning):
         at = f"/experiment/tuning/{index}"
         if experiment_id not in seeds:
-            notes.append(Problem(at, "unknown_experiment", f"no experiment {experiment_id!r}", "check the id"))
+            problems.append(Problem(at, "unknown_experiment", f"no experiment {experiment_id!r}", "check the id"))
     used = [name for name, seed in seeds.items() if seed == resolved.spec.experiment.seed]
     if resolved.spec.analysis is not None:
-        notes.extend(seed_problems(resolved.spec.analysis, used_in_tuning=used))
-    return notes
+        problems.extend(seed_problems(resolved.spec.analysis, used_in_tuning=used))
+    return problems
 
 
 def _pilot(session: Session, resolved: ResolvedSpec) -> list[list[float]] | None:
