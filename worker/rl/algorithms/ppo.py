@@ -563,13 +563,21 @@ def _replayed(learner: Learner, replay: Replay, rule: LossRule, loss_of: Loss) -
     names = replay.batch.names
     numbers = [torch.full((), float(value), device=learner.device) for value in (rule.entropy_coef, rule.adv_floor)]
     floors = [] if rule.floors is None else [rule.floors.value, rule.floors.allowed]
-    inputs = [*(getattr(replay.batch, name) for name in names), *replay.state, *numbers, *floors]
+    # an input though it never changes: the tensor of another round lies elsewhere, and a graph reads by address
+    by_head = [] if rule.head_weights is None else [rule.head_weights]
+    inputs = [*(getattr(replay.batch, name) for name in names), *replay.state, *numbers, *by_head, *floors]
 
     def run(parts: list[Tensor]) -> list[Tensor]:
         state = tuple(parts[len(names) : len(names) + len(replay.state)])
         coefficient, least, *rest = parts[len(names) + len(state) :]
         batch = replace(replay.batch, **dict(zip(names, parts, strict=False)))
-        own = replace(rule, entropy_coef=coefficient, adv_floor=least, floors=Floors(*rest) if rest else None)
+        own = replace(
+            rule,
+            entropy_coef=coefficient,
+            adv_floor=least,
+            head_weights=rest.pop(0) if by_head else None,
+            floors=Floors(*rest) if floors else None,
+        )
         with autocast(learner.device, learner.cfg.precision):
             loss, stats = loss_of(learner.net, replace(replay, batch=batch, state=state), own)
         grads = torch.autograd.grad(loss, list(learner.net.parameters()), allow_unused=True, materialize_grads=True)
