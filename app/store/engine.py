@@ -314,8 +314,8 @@ def begun(engine: Engine, *, is_sqlite: bool) -> Iterator[Connection]:
     """A transaction that no other one of its kind runs beside: who comes second waits, and finds what the first did."""
     with engine.connect().execution_options(**{_WRITE: True}) as connection:
         if is_sqlite:
-            connection.exec_driver_sql("PRAGMA busy_timeout=600000")
-            connection.rollback()
+            # past SQLAlchemy, which would begin a transaction for it, and that is what may have to wait
+            connection.connection.cursor().execute("PRAGMA busy_timeout=600000").close()
         with connection.begin():
             if not is_sqlite:
                 connection.execute(text("SELECT pg_advisory_xact_lock(:key)"), {"key": _MIGRATION_LOCK})

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 from alembic import command
 from alembic.script import ScriptDirectory
-from sqlalchemy import func, inspect, select, text
+from sqlalchemy import event, func, inspect, select, text
 from sqlalchemy.exc import IntegrityError
 
 from app.errors import ForbiddenError
@@ -21,7 +22,7 @@ from app.services.finishing import finish_due
 from app.settings import Settings
 from app.store import migrate
 from app.store import tables as t
-from app.store.engine import StartupError, Store
+from app.store.engine import StartupError, Store, begun, make_engine, sqlite_module
 from app.store.points import MetricNames
 from lockstep.status import Desired
 from tests import postgres
@@ -210,3 +211,14 @@ def test_copy_before_a_migration_holds_every_row(tmp_path: Path) -> None:
     assert migrate.check(copy)
     copy.close()
     store.close()
+
+
+def test_a_migration_waits_for_another_longer_than_a_write_would(tmp_path: Path) -> None:
+    engine = make_engine(f"sqlite:///{tmp_path / 'lockstep.db'}", is_sqlite=True)
+    event.listen(engine, "connect", lambda connection, _: connection.execute("PRAGMA busy_timeout=1").close())
+    other = sqlite_module().connect(tmp_path / "lockstep.db", isolation_level=None, check_same_thread=False)
+    other.execute("BEGIN IMMEDIATE")
+    threading.Timer(0.1, other.execute, ["COMMIT"]).start()
+    with begun(engine, is_sqlite=True):
+        other.close()
+    engine.dispose()
