@@ -12,6 +12,8 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from lockstep.address import clean_path, is_loopback
 
+#: A database URL up to the sign behind its user.
+_WITHOUT_PASSWORD = re.compile(r"^(\S+?://[^:@/]+)@")
 _LIST = Annotated[tuple[str, ...], NoDecode]
 
 
@@ -109,6 +111,11 @@ class Settings(BaseSettings):
                 f"LOCKSTEP_AUTH is off, so LOCKSTEP_BIND must be loopback, not {self.bind}; "
                 "create a token with `lockstep token create` and set LOCKSTEP_AUTH=token"
             )
+        if self.database_password_file is not None and not _WITHOUT_PASSWORD.match(self.database_url):
+            raise ValueError(
+                "LOCKSTEP_DATABASE_PASSWORD_FILE is the password of a user, so LOCKSTEP_DATABASE_URL must name one and "
+                "no password; write it as postgresql://user@host:5432/database"
+            )
         return self
 
     @property
@@ -127,9 +134,9 @@ class Settings(BaseSettings):
     @property
     def url(self) -> str:
         """The database URL, with the default filled in and the password of its file, whatever signs that has."""
-        if self.database_url and self.database_password_file is not None:
+        if self.database_password_file is not None:
             password = quote(_read_secret(clean_path(self.database_password_file)), safe="")
-            return re.sub(r"^(\S+?://[^:@/]*)@", lambda user: f"{user[1]}:{password}@", self.database_url, count=1)
+            return _WITHOUT_PASSWORD.sub(lambda user: f"{user[1]}:{password}@", self.database_url, count=1)
         return self.database_url or f"sqlite:///{quote(str((self.data_dir / 'lockstep.db').absolute()))}"
 
     @property
