@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from functools import partial
 from pathlib import Path
 
@@ -160,9 +160,11 @@ def test_a_server_ends_within_two_seconds_while_workers_wait(sqlite_template: Pa
     shutil.copy(sqlite_template, tmp_path / "lockstep.db")
     command = [sys.executable, "-m", "app.cli.admin", "serve", "--port", "0"]
     environment = {**os.environ, "LOCKSTEP_DATA_DIR": str(tmp_path)}
-    with subprocess.Popen(
-        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    ) as server:
+    with (
+        subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment) as server,
+        ExitStack() as left,
+    ):
+        left.callback(server.kill)  # whatever fails below
         assert server.stdout is not None
         assert server.stderr is not None
         url = server.stdout.readline().split()[-1].rstrip("/")
