@@ -236,6 +236,8 @@ def test_k8s_manifests_hold_together() -> None:
     assert "replicas" not in found["Deployment", "lockstep-worker"]["spec"]  # the scaler's
     scaled = found["HorizontalPodAutoscaler", "lockstep-worker"]["spec"]
     assert (scaled["scaleTargetRef"]["name"], scaled["minReplicas"], scaled["maxReplicas"]) == ("lockstep-worker", 1, 8)
+    [expression] = scaled["metrics"][0]["external"]["metric"]["selector"]["matchExpressions"]
+    assert {"queued", "running"} <= set(expression["values"])  # who trains is not taken away when nothing waits
     [worker] = found["Deployment", "lockstep-worker"]["spec"]["template"]["spec"]["containers"]
     assert worker["resources"]["limits"]["nvidia.com/gpu"] == 1
     assert "http://lockstep-api" in worker["args"]

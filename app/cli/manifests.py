@@ -5,11 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
+from lockstep.status import BlockStatus
+
 PORT = 7480
 #: A worker may take so long to reach its round border, store its checkpoint and leave.
 DRAIN_SECONDS = 180
 #: User and group of the images (Dockerfile).
 _USER = 10_001
+#: States of a block for which there should be a worker.
+IN_WORK = (BlockStatus.QUEUED, BlockStatus.RESERVED, BlockStatus.RUNNING, BlockStatus.STOPPING)
 Document = dict[str, Any]
 
 
@@ -131,8 +135,12 @@ def _workers(image: str, workers: int | None, gpus: int) -> Document:
 
 
 def _scaler(fewest: int, most: int) -> Document:
-    """Follow the queue: one worker for each block that waits, by a metric that an adapter takes from /metrics."""
-    metric = {"name": "lockstep_blocks", "selector": {"matchLabels": {"status": "queued"}}}
+    """Follow the queue, by a metric that an adapter takes from /metrics: one worker for each block in work.
+
+    What is trained counts beside what waits: else the workers would be taken away once all have a block.
+    """
+    in_work = {"key": "status", "operator": "In", "values": [status.value for status in IN_WORK]}
+    metric = {"name": "lockstep_blocks", "selector": {"matchExpressions": [in_work]}}
     source = {"metric": metric, "target": {"type": "AverageValue", "averageValue": "1"}}
     target = {"apiVersion": "apps/v1", "kind": "Deployment", "name": "lockstep-worker"}
     spec = {
