@@ -82,7 +82,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.hub.start()
     tasks = BackgroundTasks(ctx)
     tasks.start()
-    notices = None if store.is_sqlite else Notices(store, settings.listen_url or settings.url, ctx.bell.wake)
+    notices = None if store.is_sqlite else Notices(store, settings.notices_url, ctx.bell.wake)
     if notices is not None:
         ctx.bell.herald(notices.written)
         notices.start()

@@ -12,6 +12,7 @@ from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
 from lockstep.address import clean_path, is_loopback
 
+_POSTGRESQL = re.compile(r"postgres(ql)?(\+psycopg)?://(\S*@)?(\[[^\]]*\]|[^/:@?]*)(:\d+)?([/?]\S*)?")
 #: A database URL up to the sign behind its user.
 _WITHOUT_PASSWORD = re.compile(r"^(\S+?://[^:@/]+)@")
 _LIST = Annotated[tuple[str, ...], NoDecode]
@@ -87,6 +88,13 @@ class Settings(BaseSettings):
             )
         return given
 
+    @field_validator("listen_url", mode="after")
+    @classmethod
+    def _is_postgresql(cls, given: str) -> str:
+        if given and not _POSTGRESQL.fullmatch(given):
+            raise ValueError("it is no URL of PostgreSQL; write it as postgresql://user@host:5432/database")
+        return given
+
     @field_validator("data_dir", mode="after")
     @classmethod
     def _home(cls, given: Path) -> Path:
@@ -134,10 +142,19 @@ class Settings(BaseSettings):
     @property
     def url(self) -> str:
         """The database URL, with the default filled in and the password of its file, whatever signs that has."""
-        if self.database_password_file is not None:
-            password = quote(_read_secret(clean_path(self.database_password_file)), safe="")
-            return _WITHOUT_PASSWORD.sub(lambda user: f"{user[1]}:{password}@", self.database_url, count=1)
-        return self.database_url or f"sqlite:///{quote(str((self.data_dir / 'lockstep.db').absolute()))}"
+        default = f"sqlite:///{quote(str((self.data_dir / 'lockstep.db').absolute()))}"
+        return self._with_password(self.database_url) or default
+
+    @property
+    def notices_url(self) -> str:
+        """The database URL by which to hear of other API processes, with the password of its file."""
+        return self._with_password(self.listen_url) or self.url
+
+    def _with_password(self, url: str) -> str:
+        if self.database_password_file is None:
+            return url
+        password = quote(_read_secret(clean_path(self.database_password_file)), safe="")
+        return _WITHOUT_PASSWORD.sub(lambda user: f"{user[1]}:{password}@", url, count=1)
 
     @property
     def base_path(self) -> str:

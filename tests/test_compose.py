@@ -46,6 +46,13 @@ def test_password_of_a_file_may_hold_any_character(tmp_path: Path) -> None:
     url = make_url(settings.url)
     assert (url.username, url.password, url.host, url.database) == ("lockstep", password, "db", "lockstep")
     assert dict(url.query) == {"sslmode": "require"}
+    beside = settings.model_copy(update={"listen_url": "postgresql://lockstep@primary:5433/lockstep"})
+    heard = make_url(beside.notices_url)  # past a pooler, with the same password
+    assert (heard.username, heard.password, heard.host, heard.port) == ("lockstep", password, "primary", 5433)
+    assert settings.notices_url == settings.url
+    for wrong in ("primary:5433", "postgresql://primary:port/lockstep", "sqlite:///x.db"):
+        with pytest.raises(ValidationError, match="it is no URL of PostgreSQL; write it as postgresql://"):
+            Settings(listen_url=wrong)
     with pytest.raises(ValidationError, match="cannot be read"):
         Settings(database_password_file=tmp_path / "none")
     for url in ("", "postgresql://db/lockstep", "postgresql://lockstep:other@db/lockstep"):
