@@ -56,7 +56,7 @@ def _between_looks(resolved: ResolvedSpec) -> float:
 
 
 def _is_stacked(config: Mapping[str, Any]) -> bool:
-    """Return whether a worker can act for several such runs in one forward (images and ids it sees there)."""
-    floors = config["ppo"]["prob_floor"].values()
-    is_plain = config["net"]["body"] == "mlp" and config["precision"]["policy"] == "fp32"
+    """Return whether several such runs may be acted for in one forward; images of no named encoder show later."""
+    floors, net = config["ppo"]["prob_floor"].values(), config["net"]
+    is_plain = net["body"] == "mlp" and net.get("encoder") is None and config["precision"]["policy"] == "fp32"
     return is_plain and not any(floor > 0 for floor in floors)

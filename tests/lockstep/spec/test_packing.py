@@ -36,6 +36,7 @@ def test_auto_is_left_out_of_the_resolved_spec_so_that_older_ones_keep_their_has
         (cartpole(net={"body": "lstm"}, ppo={"minibatches": 1}), Packing(1, evenly=True)),
         (cartpole(arms=[{"label": "A"}, {"label": "B", "overrides": {"net.body": "lstm"}}]), Packing(1, evenly=True)),
         (cartpole(precision={"policy": "bf16"}), Packing(1, evenly=True)),
+        (cartpole(net={"encoder": "small"}), Packing(1, evenly=True)),
         (cartpole(ppo={"prob_floor": {"action": 0.1}}), Packing(1, evenly=True)),
         (tiny_spec(), Packing(1, evenly=True)),
         (
