@@ -55,6 +55,6 @@ def test_password_of_a_file_may_hold_any_character(tmp_path: Path) -> None:
             Settings(listen_url=wrong)
     with pytest.raises(ValidationError, match="cannot be read"):
         Settings(database_password_file=tmp_path / "none")
-    for url in ("", "postgresql://db/lockstep", "postgresql://lockstep:other@db/lockstep"):
+    for named in ("", "postgresql://db/lockstep", "postgresql://lockstep:other@db/lockstep"):
         with pytest.raises(ValidationError, match=r"LOCKSTEP_DATABASE_URL must name one and no password; write it as"):
-            Settings(database_url=url, database_password_file=tmp_path / "secret")
+            Settings(database_url=named, database_password_file=tmp_path / "secret")

@@ -89,7 +89,7 @@ def test_a_graph_reads_the_weights_of_the_entropy_of_heads_that_it_is_given() ->
     next(trainer.rounds(0))  # captures, with weights whose memory is another tensor's later
     run = trainer.runs[0]
     assert isinstance(run, TrainedRun)
-    assert run.prepared is not None
+    assert isinstance(run.prepared, ppo.Prepared)
     replay = next(ppo._minibatches(run.learner, run.prepared.replay, np.random.default_rng(0)))
     losses = []
     for weight in (1.0, 0.0):
