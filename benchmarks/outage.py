@@ -36,6 +36,8 @@ _PAGE = b"HTTP/1.1 502 Bad Gateway\r\nContent-Type: text/html\r\nContent-Length:
 _METRIC = "train/return_mean"
 #: The one that is watched, and one of each client while the server is away and while it is refused.
 _EXPERIMENTS = 5
+#: Between two faults, and between two cuts: a client that gets no frame at all for its patience gives up rightly.
+_CALM_SECONDS, _CUT_SECONDS = 10.0, 0.5
 
 
 class Proxy:
@@ -151,7 +153,7 @@ def main() -> int:
     parser.add_argument("--away", type=float, default=120.0, help="seconds without a server")
     parser.add_argument("--refused", type=float, default=60.0, help="seconds of 502")
     parser.add_argument("--drops", type=int, default=300)
-    parser.add_argument("--rounds", type=int, default=600)
+    parser.add_argument("--rounds", type=int, default=1500)
     parser.add_argument("--port", type=int, default=7541)
     parser.add_argument("--out", type=Path)
     options = parser.parse_args()
@@ -189,6 +191,7 @@ def run(folder: Path, options: argparse.Namespace, stack: contextlib.ExitStack) 
     time.sleep(options.away)
     with process(serve, folder / "server.log", environment), Client(proxy.url) as client:
         client.show(watched)
+        time.sleep(_CALM_SECONDS)  # the outage is over for both before the next begins
         print("the proxy answers 502", flush=True)
         proxy.refuses = True
         submitting += submit_both(proxy.url, "refused")
@@ -198,7 +201,7 @@ def run(folder: Path, options: argparse.Namespace, stack: contextlib.ExitStack) 
         chosen, cut = random.Random(7), 0
         while cut < options.drops and any(thread.is_alive() for thread in watchers):
             cut += proxy.cut(chosen)
-            time.sleep(0.1)
+            time.sleep(_CUT_SECONDS)
         for thread in [*watchers, *submitting]:
             thread.join()
         names = Counter(item["name"] for item in client.experiments())

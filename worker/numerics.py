@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+
 import torch
 
 
@@ -14,6 +16,8 @@ def set_up(*, deterministic: bool, tf32: bool, threads: int) -> torch.device:
         threads: of the CPU.
     """
     torch.set_num_threads(threads)
+    # the weights of an LSTM are views of a run's flat vector; cuDNN copies them at each call and says so once
+    warnings.filterwarnings("ignore", message="RNN module weights")
     torch.backends.cudnn.benchmark = False
     torch.backends.cudnn.deterministic = deterministic
     # as torch.use_deterministic_algorithms does, but without importing the compiler (1.5 s), which is not used here
