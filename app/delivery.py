@@ -48,6 +48,10 @@ def _post(outgoing: Outgoing) -> str | None:
             request = http.build_request("POST", outgoing.url, content=outgoing.body, headers=outgoing.headers)
             answer = http.send(request, stream=True)
             answer.close()
-    except (httpx.HTTPError, httpx.InvalidURL) as error:
+    except (
+        httpx.HTTPError,
+        httpx.InvalidURL,
+        UnicodeError,
+    ) as error:  # the last of host names that cannot be asked for
         return f"{type(error).__name__}: {error}"[:500]
     return None if answer.is_success else f"HTTP {answer.status_code}"

@@ -59,9 +59,23 @@ def clean_url(text: str, field: str, *, is_base: bool = True) -> str:
         raise BadAddress(f"{field}: the port of the URL is not a number from 0 to 65535") from None
     if not parts.hostname:
         raise BadAddress(f"{field}: the URL names no host; for example http://127.0.0.1:7480")
+    if not _can_be_asked_for(parts.hostname):
+        raise BadAddress(f"{field}: the host {parts.hostname!r} is no name or number of a host; correct it")
     if is_base and (parts.query or parts.fragment):
         raise BadAddress(f"{field}: the URL has something behind its path; end it before the ? or #")
     return url
+
+
+def _can_be_asked_for(host: str) -> bool:
+    """Return whether a name server, or the system, can be asked for a host."""
+    try:
+        if ":" in host or host.replace(".", "").isdecimal():
+            ipaddress.ip_address(host.partition("%")[0])
+        else:
+            host.encode("idna")
+    except ValueError:  # UnicodeError is one
+        return False
+    return True
 
 
 def _parts(url: str, field: str) -> SplitResult | None:

@@ -163,7 +163,7 @@ def test_webhooks_are_added_listed_and_removed_and_the_record_of_acts_tells_it(
     experiment_id = submit(sqlite_server.ctx)
     hook, secret = lockstep("webhooks", "add", "http://127.0.0.1:9/", "--event", "verdict", "--owner", "alice").split()
     assert secret.startswith("whs_")
-    assert lockstep("webhooks", "list") == f"{hook}  http://127.0.0.1:9  verdict  failures 0  owner alice\n"
+    assert lockstep("webhooks", "list") == f"{hook}  http://127.0.0.1:9/  verdict  failures 0  owner alice\n"
     assert lockstep("webhooks", "deliveries", hook) == ""
     assert lockstep.json("webhooks", "deliveries", hook) == []
     assert secret not in json.dumps(lockstep.json("webhooks", "list"))

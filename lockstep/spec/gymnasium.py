@@ -72,7 +72,8 @@ def _fill(_data: dict[str, Any]) -> None:
 def _rules(env: Env, arms: Sequence[ResolvedArm]) -> Iterator[Problem]:
     del arms
     if env.id is None:
-        yield Problem("/env/id", "missing", "env.kind gymnasium needs env.id", "for example id: CartPole-v1")
+        example = "ALE/Breakout-v5" if ATARI in env.wrappers else "CartPole-v1"
+        yield Problem("/env/id", "missing", "env.kind gymnasium needs env.id", f"for example id: {example}")
     if env.slots is not None:
         yield Problem("/env/slots", "not_applicable", "env.kind gymnasium has no slots", "remove env.slots")
     for index, name in enumerate(env.wrappers):
@@ -81,6 +82,12 @@ def _rules(env: Env, arms: Sequence[ResolvedArm]) -> Iterator[Problem]:
             yield Problem(
                 at, "unknown_wrapper", f"env.wrappers names {name!r}, which is not known", nearest(name, WRAPPERS)
             )
+    if ATARI in env.wrappers and env.id is not None and not env.id.startswith("ALE/"):
+        message = f"env.wrappers [{ATARI}] is for games of ale-py, not {env.id!r}"
+        yield Problem("/env/wrappers", "not_applicable", message, "remove it, or set env.id to ALE/Breakout-v5, say")
+    if ATARI in env.wrappers and (env.kwargs or {}).get("frameskip", 1) != 1:
+        message = f"env.wrappers [{ATARI}] skips frames itself, so frameskip of env.kwargs must be 1"
+        yield Problem("/env/kwargs", "contradiction", message, "leave it out")
 
 
 FAMILY = Family(

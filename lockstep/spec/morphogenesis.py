@@ -130,13 +130,11 @@ def _fill_task(data: dict[str, Any], task: tasks.TaskSpec) -> None:
                 data[part][name] = getattr(defaults, name)
 
 
-def _rules(env: Env, arms: Sequence[ResolvedArm]) -> Iterator[Problem]:
-    task = tasks.TASKS[env.task]
-    for index, arm in enumerate(arms):
-        yield from _static_rules(index, arm, env)
-        if "action" in arm.config:
-            message = "env.kind morphogenesis has no real-numbered actions"
-            yield Problem(arm.at(index, "action", "bounds"), "not_applicable", message, "remove action.bounds")
+def _of_gymnasium(env: Env) -> Iterator[Problem]:
+    """Yield what only the other family of environments has."""
+    for name in ("wrappers", "kwargs"):
+        if getattr(env, name):
+            yield Problem(f"/env/{name}", "not_applicable", f"env.{name} belongs to env.kind gymnasium", "leave it out")
     if env.processes != 1:
         yield Problem("/env/processes", "not_applicable", "env.processes belongs to env.kind gymnasium", "leave it out")
     if env.max_episode_steps is not None:
@@ -145,6 +143,16 @@ def _rules(env: Env, arms: Sequence[ResolvedArm]) -> Iterator[Problem]:
     if env.id is not None:
         remedy = "remove env.id, or set env.kind to gymnasium"
         yield Problem("/env/id", "not_applicable", "env.id belongs to env.kind gymnasium", remedy)
+
+
+def _rules(env: Env, arms: Sequence[ResolvedArm]) -> Iterator[Problem]:
+    task = tasks.TASKS[env.task]
+    for index, arm in enumerate(arms):
+        yield from _static_rules(index, arm, env)
+        if "action" in arm.config:
+            message = "env.kind morphogenesis has no real-numbered actions"
+            yield Problem(arm.at(index, "action", "bounds"), "not_applicable", message, "remove action.bounds")
+    yield from _of_gymnasium(env)
     for index, slot in enumerate(env.slots or ()):
         if slot not in task.all_slots:
             remedy = nearest(slot, task.all_slots)

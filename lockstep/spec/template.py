@@ -50,10 +50,18 @@ def _refused(at: str, message: str, remedy: str) -> InvalidSpecError:
     return InvalidSpecError([Problem(at, "template", message, remedy)])
 
 
+#: The task of a template by preset, where CartPole-v1 is none for it.
+_EXAMPLES = {
+    "gym_atari": "ALE/Breakout-v5",
+    "gym_image_small": "MinAtar/Breakout-v1",
+    "gym_continuous": "Pendulum-v1",
+}
+
+
 def _lines(preset: str | None, task: str | None, env_id: str | None) -> list[str]:
     values = dict(PRESETS[preset]) if preset else {}
     kind = "gymnasium" if env_id else str(values.get("env", {}).get("kind", "morphogenesis"))
-    env_id = env_id or ("CartPole-v1" if kind == "gymnasium" else None)
+    env_id = env_id or (_EXAMPLES.get(preset or "", "CartPole-v1") if kind == "gymnasium" else None)
     metric = default_primary(family_of(kind).name)
     unit = getattr(find_metric(metric), "unit", "")
     rounds = values.get("budget", {}).get("rounds", 100)

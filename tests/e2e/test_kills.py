@@ -31,6 +31,14 @@ def named(worker: WorkerProcess, name: str) -> int | None:
     return None
 
 
+def runs(pid: int) -> bool:
+    """Return whether a process runs; one that has ended may wait for ever to be asked for its exit code."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except FileNotFoundError:
+        return False
+
+
 def child_of(worker: WorkerProcess) -> int | None:
     """Return the pid of the training process of a supervisor."""
     return named(worker, TRAINING_NAME)
@@ -81,4 +89,4 @@ def test_neither_training_nor_fork_server_outlives_a_killed_supervisor(
         assert None not in pids
         worker.process.kill()
         worker.process.wait()
-        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in pids), what="the end of both")
+        wait_until(lambda: not any(runs(int(pid or 0)) for pid in pids), what="the end of both")

@@ -14,6 +14,7 @@ from lockstep.client import Client
 
 SECRET = "canary-7f3a"
 URLS = ["localhost:7480", "127.0.0.1", "ftp://host", "http://a b", "http://host:port", "http://", "http://a\nb"]
+URLS += ["http://a..b", "http://.", f"http://{'a' * 64}.de", "http://999.1.1.1"]
 
 
 def test_a_token_and_a_url_from_a_file_lose_the_line_break() -> None:

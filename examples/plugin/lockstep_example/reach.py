@@ -67,11 +67,13 @@ class Reach(gymnasium.Env[dict[str, np.ndarray], np.ndarray]):
 Function = Callable[[Transition], tuple[torch.Tensor, dict[str, torch.Tensor]]]
 
 
-def nearer(constants: Mapping[str, Any], *, gamma: float, task: str) -> Function:  # noqa: ARG001 - same for all tasks
-    """Build the mode: the environment's own reward, plus ``weight`` times the change of the potential -distance.
+def nearer(constants: Mapping[str, Any], *, gamma: float, task: str) -> Function:
+    """Build the mode for ``reach``: its own reward, plus ``weight`` times the change of the potential -distance.
 
     Both distances are seen in the observation: columns 0 and 1 hold the goal, 2 and 3 the place of the puck.
     """
+    if task != "reach":
+        raise ValueError(f"reward nearer reads the observations of env.id reach, not of {task!r}")
     weight = float(constants.get("weight", 1.0))
 
     def potential(observation: torch.Tensor) -> torch.Tensor:

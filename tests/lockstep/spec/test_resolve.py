@@ -38,11 +38,29 @@ def test_example_is_valid_and_resolves_the_same_way_twice(path: Path) -> None:
 
 @pytest.mark.parametrize("name", list(PRESETS))
 def test_preset_resolves_for_its_task(name: str) -> None:
-    env = {"env": {"id": "CartPole-v1"}} if PRESETS[name]["env"].get("kind") == "gymnasium" else {}
+    task = "ALE/Breakout-v5" if name == "gym_atari" else "CartPole-v1"
+    env = {"env": {"id": task}} if PRESETS[name]["env"].get("kind") == "gymnasium" else {}
+    assert problems_of(spec_of(name, **env)) == []
+
+
+def spec_of(preset: str, **changes: Any) -> dict[str, Any]:
     arms = [{"label": "A"}, {"label": "B", "overrides": {"ppo.lr": 2e-3}}]
     analysis = {"sesoi": 1.0, "failure": {"floor": 0.0}}
-    raw = {"experiment": {"name": name}, "preset": name, "arms": arms, "analysis": analysis, **env}
-    assert problems_of(raw) == []
+    return {"experiment": {"name": preset}, "preset": preset, "arms": arms, "analysis": analysis, **changes}
+
+
+@pytest.mark.parametrize(
+    ("env", "told"),
+    [
+        ({"id": "CartPole-v1"}, "is for games of ale-py, not 'CartPole-v1'"),
+        ({"id": "ALE/Breakout-v5", "kwargs": {"frameskip": 4}}, "frameskip of env.kwargs must be 1"),
+        ({}, "needs env.id"),
+    ],
+)
+def test_what_the_preset_for_atari_games_cannot_train_is_refused(env: dict[str, Any], told: str) -> None:
+    [problem] = problems_of(spec_of("gym_atari", env=env))
+    assert told in problem.message
+    assert problem.remedy
 
 
 def test_own_keys_win_over_the_preset_and_task_fills_the_rest() -> None:

@@ -107,6 +107,9 @@ def check(name: str, kwargs: Mapping[str, Any], *, steps: int, seconds: float) -
     except ValueError as error:
         checked.findings.append(Finding("builds", REFUSED, str(error)))
         return checked
+    except EnvironmentFault as error:
+        checked.findings.append(Finding("plays", REFUSED, str(error)))
+        return checked
     spaces = " ".join(f"observation {sample.observation_space}, action {sample.action_space}".split())
     checked.findings += [Finding("builds", OK, spaces), _by_gymnasium(section)]
     try:

@@ -85,7 +85,9 @@ class VectorEnvs(Stepped):
         section, num_runs, E = config["env"], len(self._ledgers), self.num_envs
         for name in ("wrappers", "max_episode_steps", "processes"):
             if section.get(name):
-                raise ValueError(f"env.{name}: a batched simulator has its own; give it through env.kwargs")
+                told = f"env.id {self._name!r} is a batched simulator, which steps all its environments itself"
+                remedy = "give it through env.kwargs" if name == "max_episode_steps" else "leave it out"
+                raise ValueError(f"env.{name}: {told}; {remedy}")
         with building(f"env.id={self._name!r} with env.kwargs={dict(section.get('kwargs') or {})!r}"):
             takes = inspect.signature(factory).parameters
             placed = {"device": device} if "device" in takes else {}
