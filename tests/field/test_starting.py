@@ -86,6 +86,13 @@ def test_a_full_disk_of_the_worker_is_told(tmp_path: Path) -> None:
     assert told[1:] == ["SystemExit: 3"]
 
 
+def let_everyone_reach(folder: Path) -> None:
+    """Give every user the right to pass to a folder of this run; some lie deeper, beside those of other processes."""
+    for place in (folder, *folder.parents):
+        if place == folder or place.name.startswith(("pytest-", "popen-")):
+            place.chmod(0o755)
+
+
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser may act as another user")
 def test_files_of_another_user_are_told_and_the_superuser_makes_none(tmp_path: Path) -> None:
     data = tmp_path / "data"
@@ -98,8 +105,7 @@ def test_files_of_another_user_are_told_and_the_superuser_makes_none(tmp_path: P
     tmp_path.chmod(0o700)
     told = as_user(OTHER, lambda: opening.connect(f"sqlite:///{data / 'lockstep.db'}"))
     assert "cannot be reached (Permission denied); correct the rights on the way" in told
-    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
-        folder.chmod(0o755)
+    let_everyone_reach(tmp_path)
     os.chown(data / "lockstep.db", 0, 0)
     (data / "lockstep.db").chmod(0o600)
     told = as_user(OTHER, lambda: opening.connect(f"sqlite:///{data / 'lockstep.db'}"))
@@ -111,8 +117,7 @@ def test_files_of_another_user_are_told_and_the_superuser_makes_none(tmp_path: P
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="only the superuser may act as another user")
 def test_workers_of_every_user_share_the_folder_of_locks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    for folder in (tmp_path, *list(tmp_path.parents)[:2]):
-        folder.chmod(0o755)
+    let_everyone_reach(tmp_path)
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     before = os.umask(0o077)
     HostLock.take("cpu:h:0").release()

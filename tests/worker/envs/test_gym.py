@@ -179,7 +179,7 @@ def test_mask_velocity_zeroes_velocities_and_refuses_unknown_environments() -> N
     assert features[:, [0, 2]].abs().sum() > 0
     with pytest.raises(ValueError, match="mask_velocity knows"):
         envs_of(1, name="Pair-v0", wrappers=["mask_velocity"])
-    with pytest.raises(ValueError, match=r"known are \['mask_velocity'\]"):
+    with pytest.raises(ValueError, match=r"known are \['mask_velocity', 'atari'\]"):
         envs_of(1, wrappers=["frame_stack"])
 
 
