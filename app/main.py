@@ -69,7 +69,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     ctx = Context(
         store,
         settings,
-        FileStore(settings.data_dir / "files", min_free_bytes=settings.min_free_bytes),
+        FileStore.of(settings),
         MetricNames(),
         Bell(),
         Throttle(settings.login_failures),

@@ -83,7 +83,7 @@ def _preflight(settings: Settings) -> None:
     if lock is not None:
         lock.release()
     open_store(settings).close()
-    FileStore(settings.data_dir / "files", min_free_bytes=settings.min_free_bytes)
+    FileStore.of(settings)
 
 
 def listen(settings: Settings) -> socket.socket:
@@ -128,7 +128,7 @@ def _context() -> Iterator[Context]:
         ctx = Context(
             store,
             settings,
-            FileStore(settings.data_dir / "files", min_free_bytes=settings.min_free_bytes),
+            FileStore.of(settings),
             MetricNames(),
             Bell(),
         )

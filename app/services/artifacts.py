@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import BinaryIO
 
 from app.errors import BusyError, StartupError, TooLargeError
+from app.settings import Settings
 from app.store import folders
 
 #: What the system says where nothing is, or a symbolic link or another thing that holds no object.
@@ -53,6 +54,11 @@ class FileStore:
         folders.make_folder(self.incoming, "LOCKSTEP_DATA_DIR")
         self.check()
         self.identity = self._identity()
+
+    @classmethod
+    def of(cls, settings: Settings) -> FileStore:
+        """Return the store of a server with these settings."""
+        return cls(settings.data_dir / "files", min_free_bytes=settings.min_free_bytes)
 
     def _identity(self) -> str:
         """Return the name of this folder, which it is given once: servers that share it share the name."""
