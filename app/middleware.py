@@ -13,6 +13,7 @@ import zlib
 from collections.abc import MutableMapping
 from functools import partial
 from typing import Any
+from urllib.parse import urlsplit
 
 from fastapi import FastAPI
 from starlette.datastructures import Headers, MutableHeaders
@@ -41,7 +42,7 @@ def install(app: FastAPI, settings: Settings) -> None:
 
 
 class Envelope:
-    """Gives each request an id and each response safe headers; takes the base path off where a proxy left it."""
+    """Gives each request an id, its whole path whether or not a proxy took the base path off, and safe headers."""
 
     def __init__(self, app: ASGIApp, base_path: str) -> None:
         self.app = app
@@ -54,8 +55,10 @@ class Envelope:
             return
         request_id = secrets.token_hex(8)
         scope["lockstep_request_id"] = request_id
-        if self._base and scope["path"].startswith(f"{self._base}/"):
-            scope["path"] = scope["path"].removeprefix(self._base)
+        if self._base:
+            scope["root_path"] = self._base
+            if not f"{scope['path']}/".startswith(f"{self._base}/"):
+                scope["path"] = self._base + scope["path"]
 
         async def with_headers(message: Message) -> None:
             if message["type"] == "http.response.start":
@@ -83,6 +86,8 @@ async def _send_head(send: Send, message: Message) -> None:
 def _add_headers(message: MutableMapping[str, Any], request_id: str) -> None:
     headers = MutableHeaders(scope=message)
     headers["X-Request-Id"] = request_id
+    if "location" in headers:  # without scheme and host, of which a proxy may have told another or none
+        headers["location"] = urlsplit(headers["location"])._replace(scheme="", netloc="").geturl()
     headers.setdefault("Content-Security-Policy", _CSP)
     headers.setdefault("X-Content-Type-Options", "nosniff")
     headers.setdefault("Referrer-Policy", "same-origin")
@@ -114,7 +119,7 @@ class HostGuard:
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Serve it, or refuse its Host."""
-        passes = scope["type"] == "lifespan" or scope["path"] in _PROBES
+        passes = scope["type"] == "lifespan" or scope["path"].removeprefix(scope["root_path"]) in _PROBES
         if passes or self._is_allowed(Headers(scope=scope).get("host", "")):
             await self.app(scope, receive, send)
             return

@@ -19,8 +19,28 @@ from app.settings import Settings
 
 #: How long answers that are on their way may take once the server is to stop; a client that stalls uses all of it.
 _GRACE_SECONDS = 6
+#: A connection without a request ends after so long: later than proxies (nginx: 60 s) and clients give theirs up. Who
+#: sends on one that ends in that moment gets no answer, and a POST is not sent again.
+_IDLE_SECONDS = 75
 #: After so long the process ends whatever hangs: nothing in it is needed, for the store is the truth.
 _END_SECONDS = 9.0
+
+
+def config(app: FastAPI, settings: Settings) -> uvicorn.Config:
+    """Return how an application is served."""
+    return uvicorn.Config(
+        app,
+        log_level="warning",
+        timeout_graceful_shutdown=_GRACE_SECONDS,
+        timeout_keep_alive=_IDLE_SECONDS,
+        proxy_headers=bool(settings.trusted_proxies),
+        forwarded_allow_ips=",".join(settings.trusted_proxies),
+        ws_max_size=64 * 1024,
+        # a thousand viewers of one experiment get the same bytes: deflated for each, they waited half a second
+        ws_per_message_deflate=False,
+        ws_ping_interval=None,  # app.routes.live has its own, which a page can answer and a client can see
+        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
+    )
 
 
 class Server(uvicorn.Server):
@@ -28,19 +48,7 @@ class Server(uvicorn.Server):
 
     def __init__(self, app: FastAPI, settings: Settings) -> None:
         self._app = app
-        super().__init__(
-            uvicorn.Config(
-                app,
-                log_level="warning",
-                timeout_graceful_shutdown=_GRACE_SECONDS,
-                forwarded_allow_ips=",".join(settings.trusted_proxies) or "127.0.0.1",
-                ws_max_size=64 * 1024,
-                # a thousand viewers of one experiment get the same bytes: deflated for each, they waited half a second
-                ws_per_message_deflate=False,
-                ws_ping_interval=None,  # app.routes.live has its own, which a page can answer and a client can see
-                h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-            )
-        )
+        super().__init__(config(app, settings))
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Send everybody away who waits, then end as uvicorn does."""

@@ -15,6 +15,7 @@ from lockstep.address import clean_path, is_loopback
 _POSTGRESQL = re.compile(r"postgres(ql)?(\+psycopg)?://(\S*@)?(\[[^\]]*\]|[^/:@?]*)(:\d+)?([/?]\S*)?")
 #: A database URL up to the sign behind its user.
 _WITHOUT_PASSWORD = re.compile(r"^(\S+?://[^:@/]+)@")
+_PATH = re.compile(r"(?!.*//)[A-Za-z0-9._~/-]*")
 _LIST = Annotated[tuple[str, ...], NoDecode]
 
 
@@ -38,10 +39,10 @@ class Settings(BaseSettings):
     data_dir: Path = Path(".lockstep")
     bind: str = "127.0.0.1"
     port: int = Field(7480, ge=0, le=65_535, description="0 = a free port, printed")
-    root_path: str = ""
+    root_path: str = Field("", description="Path below which a proxy shows the site, such as /lockstep")
     allowed_hosts: _LIST = ()
     allowed_origins: _LIST = ()
-    trusted_proxies: _LIST = ()
+    trusted_proxies: _LIST = Field((), description="Addresses whose X-Forwarded-For and X-Forwarded-Proto are believed")
     auth: Literal["token", "off"] = "off"
     heartbeat_seconds: float = Field(5.0, gt=0)
     lease_ttl_seconds: float = Field(45.0, gt=0)
@@ -86,6 +87,13 @@ class Settings(BaseSettings):
                 f"it is {given!r}, which Kubernetes sets where a Service is called lockstep; "
                 "write enableServiceLinks: false into the pod, or set the number"
             )
+        return given
+
+    @field_validator("root_path", mode="after")
+    @classmethod
+    def _is_path(cls, given: str) -> str:
+        if not _PATH.fullmatch(given):
+            raise ValueError(f"{given!r} is no path; write only what stands behind the host, such as /lockstep")
         return given
 
     @field_validator("listen_url", mode="after")

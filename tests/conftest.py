@@ -22,8 +22,8 @@ import pytest
 import uvicorn
 from sqlalchemy import delete, text
 
+from app import serving
 from app.main import create_app
-from app.routes.live import MAX_HEAD_BYTES
 from app.services.artifacts import FileStore
 from app.services.context import Bell, Context
 from app.services.operations import ensure_epoch
@@ -181,16 +181,7 @@ def start_server(settings: Settings, *, port: int = 0) -> LiveServer:
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     listener.bind(("127.0.0.1", port))
     app = create_app(settings)
-    config = uvicorn.Config(
-        app,
-        log_level="error",
-        timeout_graceful_shutdown=5,
-        lifespan="on",
-        ws_per_message_deflate=False,
-        ws_ping_interval=None,
-        h11_max_incomplete_event_size=MAX_HEAD_BYTES,
-    )
-    server = uvicorn.Server(config)
+    server = uvicorn.Server(serving.config(app, settings))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"

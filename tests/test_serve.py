@@ -6,6 +6,8 @@ import asyncio
 import socket
 from concurrent.futures import ThreadPoolExecutor
 
+import pytest
+
 from app.cli.admin import listen
 from app.settings import Settings
 
@@ -31,3 +33,9 @@ def test_listen_accepted_connections_send_without_delay() -> None:
     with ThreadPoolExecutor(1) as thread:
         found = thread.submit(lambda: asyncio.run(_delays_of(listen(Settings(port=0))))).result()
     assert found == [1]
+
+
+@pytest.mark.parametrize("given", ["http://lab/lockstep", "/lock step", "//lab"])
+def test_a_root_path_that_is_no_path_is_refused_with_an_example(given: str) -> None:
+    with pytest.raises(ValueError, match="such as /lockstep"):
+        Settings(root_path=given)

@@ -16,6 +16,7 @@ import tempfile
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urljoin
 
 import httpx
 import typer
@@ -43,7 +44,7 @@ def run_demo(spec: Path, *, num_workers: int) -> None:
             command = ["worker", "--api", url, "--device", "cpu", "--work-dir", str(work / "workers")]
             stack.enter_context(_process(command, work / f"worker-{number}.log"))
         submitted = client.submit(load_file(spec))
-        page = f"{url}{submitted['links']['page']}"
+        page = urljoin(url, submitted["links"]["page"])
         typer.echo(f"submitted {spec.name} as {submitted['id']}; watch it at {page}")
         board = Board(client.show(submitted["id"]), time.monotonic)
         status = "unknown"

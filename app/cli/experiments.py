@@ -9,6 +9,7 @@ import time
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
+from urllib.parse import urljoin
 
 import typer
 
@@ -53,7 +54,7 @@ def _show_submitted(client: Client, document: Submitted, as_json: bool) -> None:
     typer.echo(f"{document['id']}  {document['status']}")
     for warning in document["warnings"]:
         typer.echo(f"warning: {warning}")
-    typer.echo(f"page:   {client.url}{document['links']['page']}")
+    typer.echo(f"page:   {urljoin(client.url, document['links']['page'])}")
     for name, command in document["commands"].items():
         typer.echo(f"{name + ':':8}{command}")
 

@@ -19,7 +19,9 @@ import pytest
 
 from lockstep.client import Client
 from tests.conftest import FAST, LiveServer, wait_until
+from tests.proxies import NGINX
 
+collect_ignore = [] if NGINX else ["test_nginx.py"]
 #: `make soak` runs the figures as the lessons print them.
 SOAK = bool(os.environ.get("LOCKSTEP_SOAK"))
 ROOT = Path(__file__).parents[2]

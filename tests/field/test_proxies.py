@@ -1,22 +1,32 @@
-"""Field lesson L62: what a proxy before the server refuses is charged to no job and to no device."""
+"""Field lessons L62, L65, L68: proxies before the server, of which some refuse bodies and some add a path."""
 
 from __future__ import annotations
 
+import json
+import re
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
 
 import httpx
 import pytest
+from typer.testing import CliRunner
+from websockets.sync.client import connect
 
+from app.cli import people
 from lockstep.client import Client
 from lockstep.protocol import PROTOCOL_VERSION
 from tests.conftest import LiveServer, wait_until
 from tests.factories import tiny_spec
 from tests.field.conftest import StartLight, first_block
+from tests.proxies import EXAMPLE, NGINX, nginx, plain
 
 pytestmark = [pytest.mark.server, pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)]
 _DROPPED = ("connection", "transfer-encoding", "content-length", "host")
+_PREFIX = "/lockstep"
+#: Which proxy adds the path, and whether it takes it off before the server.
+_BELOW = [("plain", True), *([("nginx", True), ("nginx", False)] if NGINX else [])]
 
 
 @pytest.fixture
@@ -81,3 +91,54 @@ def test_a_worker_of_another_version_is_refused_and_the_older_side_named(server:
         answer = httpx.post(f"{server.url}/api/v1/workers", json={**request, "protocol": spoken})
         assert (answer.status_code, answer.json()["code"]) == (426, "protocol_version")
         assert f"upgrade lockstep on the {older}" in answer.json()["detail"]
+
+
+@pytest.fixture(params=_BELOW, ids=lambda given: f"{given[0]}-{'strips' if given[1] else 'keeps'}")
+def below(
+    request: pytest.FixtureRequest, make_server: Callable[..., LiveServer], database_url: str, tmp_path: Path
+) -> Iterator[str]:
+    """The address of a server below a path of a proxy."""
+    name, strips = request.param
+    server = make_server(database_url, root_path=_PREFIX)
+    before = plain(server.url, _PREFIX) if name == "plain" else nginx(tmp_path, [server.url], _PREFIX, strips=strips)
+    with before as url:
+        yield url
+
+
+def test_l65_below_a_path_every_link_redirect_and_stream_has_it_once(below: str, tmp_path: Path) -> None:
+    site = below.removesuffix(_PREFIX)
+    (tmp_path / "spec.json").write_text(json.dumps(tiny_spec()))
+    told = CliRunner().invoke(people.app, ["submit", str(tmp_path / "spec.json")], env={"LOCKSTEP_URL": below}).stdout
+    experiment_id, page = told.split()[0], told.partition("page:")[2].split()[0]
+    assert page == f"{below}/experiments/{experiment_id}"
+    with httpx.Client() as http:
+        links = re.findall(r'(?:href|src)="(/[^"]*)"', http.get(page).text)
+        assert {http.head(f"{site}{link}").status_code for link in links} == {200}
+        for path in ("", "/queue/", "/api/v1/experiments/?limit=1"):
+            moved = http.get(f"{below}{path}")
+            assert moved.is_redirect
+            assert http.get(httpx.URL(moved.url).join(moved.headers["location"])).status_code == 200
+        assert http.get(f"{below}/healthz", headers={"Host": "probe"}).status_code == 200
+        assert http.get(f"{below}/queue", headers={"Host": "elsewhere"}).status_code == 400
+    with Client(below) as client:
+        assert next(client.watch(experiment_id))["type"] == "snapshot"
+    with connect(f"{below.replace('http', 'ws')}/api/v1/experiments/{experiment_id}/ws") as opened:
+        assert json.loads(opened.recv(timeout=20))["type"] == "hello"
+
+
+def test_an_idle_connection_is_ended_by_the_proxy_and_not_by_the_server(server: LiveServer) -> None:
+    [of_nginx] = re.findall(r"keepalive_timeout (\d+)s;", EXAMPLE.read_text())
+    assert server.server.config.timeout_keep_alive > int(of_nginx)
+
+
+@pytest.mark.parametrize(("trusted", "answers"), [("", [401, 429]), ("127.0.0.1", [401, 401])])
+def test_where_a_request_comes_from_is_believed_of_named_proxies_only(
+    make_server: Callable[..., LiveServer], database_url: str, trusted: str, answers: list[int]
+) -> None:
+    server = make_server(database_url, auth="token", login_failures=1, trusted_proxies=trusted)
+    address = f"{server.url}/api/v1/session"
+    told = [
+        httpx.post(address, json={"token": "lsk_wrong"}, headers={"X-Forwarded-For": f"10.0.0.{number}"}).status_code
+        for number in range(2)
+    ]
+    assert told == answers
