@@ -52,14 +52,15 @@ def nginx(folder: Path, servers: Sequence[str], prefix: str = "", *, strips: boo
     (folder / "nginx.conf").write_text(_FRAME.format(folder=folder, temporary=temporary))
     process = subprocess.Popen([NGINX, "-p", folder, "-c", folder / "nginx.conf", "-e", folder / "error.log"])
     try:
-        wait_until(lambda: _listens(port), timeout=20, what="nginx")
+        wait_until(lambda: listens(port), timeout=20, what="nginx")
         yield f"http://127.0.0.1:{port}{prefix}"
     finally:
         process.terminate()
         process.wait(timeout=20)
 
 
-def _listens(port: int) -> bool:
+def listens(port: int) -> bool:
+    """Return whether something listens on a port of this machine."""
     with closing(socket.socket()) as asking:
         return asking.connect_ex(("127.0.0.1", port)) == 0
 

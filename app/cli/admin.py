@@ -26,7 +26,7 @@ from app.services.reading import defects_of
 from app.serving import Server
 from app.settings import Settings
 from app.store import migrate, opening, workers
-from app.store.engine import StartupError, Store, sqlite_module, sqlite_warning
+from app.store.engine import Limits, StartupError, Store, sqlite_module, sqlite_warning
 from app.store.points import MetricNames
 from lockstep import plugins
 from lockstep.direction import isolated
@@ -113,7 +113,8 @@ def opened(*, any_schema: bool = False) -> Iterator[tuple[Settings, Store]]:
     settings = load_settings()
     try:
         if any_schema:
-            store = opening.connect(settings.url, make_folder=not settings.database_url)
+            limits = Limits(settings.prepared_statements, None)  # a migration takes as long as it takes
+            store = opening.connect(settings.url, make_folder=not settings.database_url, limits=limits)
         else:
             store = open_store(settings)
         with closing(store), opening.explained(settings.url):

@@ -261,11 +261,11 @@ class Limits:
 
     Attributes:
         prepares: whether statements are prepared by name; a pooler of transactions loses them.
-        statement_seconds: after so long a statement ends; a third of it for waiting for a lock.
+        statement_seconds: after so long a statement ends; a third of it for waiting for a lock. None: no limit.
     """
 
     prepares: bool = True
-    statement_seconds: float = 60.0
+    statement_seconds: float | None = 60.0
 
 
 def _connect_options(url: URL, limits: Limits | None) -> dict[str, Any]:
@@ -274,7 +274,8 @@ def _connect_options(url: URL, limits: Limits | None) -> dict[str, Any]:
     options: dict[str, Any] = {"connect_timeout": _CONNECT_SECONDS}
     if limits is not None and not limits.prepares:
         options["prepare_threshold"] = None
-    elif limits is not None:  # a pooler refuses options of a session: set them for the role there
+    elif limits is not None and limits.statement_seconds is not None:
+        # a pooler refuses options of a session: there they are set for the role
         milliseconds = round(1000 * limits.statement_seconds)
         told = {"statement_timeout": milliseconds, "lock_timeout": milliseconds // 3}
         told["idle_in_transaction_session_timeout"] = milliseconds

@@ -45,6 +45,7 @@ _SAID = (
     ),
     ("certificate", "the certificate of {place} is refused; correct sslrootcert or the host, or set sslmode=require"),
     ("invalid connection option", "it has a parameter that PostgreSQL does not know; take it out"),
+    ("startup parameter", "a pooler stands before it; set LOCKSTEP_PREPARED_STATEMENTS=off"),
     ("too many clients", "the server takes no more connections; end some, or raise its max_connections"),
     ("starting up", "the server is starting; try again"),
     ("timeout", "no answer from {place} in time; check host, port and what lies between"),

@@ -19,9 +19,10 @@ import pytest
 
 from lockstep.client import Client
 from tests.conftest import FAST, LiveServer, wait_until
+from tests.poolers import PGBOUNCER
 from tests.proxies import NGINX
 
-collect_ignore = [] if NGINX else ["test_nginx.py"]
+collect_ignore = [*([] if NGINX else ["test_nginx.py"]), *([] if PGBOUNCER else ["test_pgbouncer.py"])]
 #: `make soak` runs the figures as the lessons print them.
 SOAK = bool(os.environ.get("LOCKSTEP_SOAK"))
 ROOT = Path(__file__).parents[2]
