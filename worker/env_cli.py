@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
+from lockstep.spec.gymnasium import WRAPPERS
 from worker.envs.gymnasium.check import OK, Checked, check
+from worker.options import within
 
 _WRONG_CALL = 2
 
@@ -22,7 +24,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         sys.stderr.write(f"error: {error}\n")
         return _WRONG_CALL
-    checked = check(options.id, kwargs, steps=options.steps, seconds=options.seconds)
+    checked = check(options.id, kwargs, steps=options.steps, seconds=options.seconds, wrappers=options.wrapper)
     text = json.dumps(_document(options.id, kwargs, checked), indent=2) if options.json else _lines(options.id, checked)
     sys.stdout.write(f"{text}\n")
     return 0 if checked.is_ok else 1
@@ -35,17 +37,14 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     checks = commands.add_parser("check", help="play an environment and say whether Lockstep can train in it")
     checks.add_argument("id", help="as in env.id: registered with Gymnasium, or by a package of your own")
     checks.add_argument("--kwargs", default="{}", help="keyword arguments as JSON, as in env.kwargs")
-    checks.add_argument("--steps", type=_positive, default=1000, help="steps to play in each instance")
-    checks.add_argument("--seconds", type=float, default=10.0, help="time after which the first play ends")
+    checks.add_argument(
+        "--wrapper", action="append", default=[], choices=WRAPPERS, help="as in env.wrappers; once for each"
+    )
+    steps, seconds = within(int, 1, 100_000), within(float, 0.1, 3600.0)
+    checks.add_argument("--steps", type=steps, default=1000, help="steps to play in each instance, at most 100000")
+    checks.add_argument("--seconds", type=seconds, default=10.0, help="time after which the first play ends")
     checks.add_argument("--json", action="store_true", help="print JSON")
     return parser.parse_args(arguments)
-
-
-def _positive(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise argparse.ArgumentTypeError("must be at least 1")
-    return number
 
 
 def _kwargs(text: str) -> dict[str, Any]:

@@ -132,6 +132,31 @@ def test_every_kind_of_space_is_told_and_success_is_found(capsys: pytest.Capture
     assert "success: eval/success_rate is measured: " in out
 
 
+def test_wrappers_are_laid_around_what_is_checked(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "CartPole-v1", "--steps", "20", "--wrapper", "mask_velocity"]) == 0
+    assert main(["check", "Fit-v0", "--wrapper", "mask_velocity"]) == 1
+    assert "refused: builds: env.wrappers: mask_velocity knows ['Acrobot-v1'" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("option", "given", "told"),
+    [
+        *(
+            ("--steps", given, "use a whole number from 1 to 100000")
+            for given in ("0", "-1", "2.5", "9" * 9, "9" * 5000)
+        ),
+        *(("--seconds", given, "use a number from 0.1 to 3600.0") for given in ("0", "-1", "nan", "inf", "soon")),
+    ],
+)
+def test_a_number_out_of_range_is_a_wrong_call(
+    capsys: pytest.CaptureFixture[str], option: str, given: str, told: str
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["check", "CartPole-v1", option, given])
+    assert ended.value.code == 2
+    assert f"argument {option}: {told}, not '{given[:40]}'" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("given", ["{", "[1]", "3"])
 def test_kwargs_that_are_no_object_are_a_wrong_call(capsys: pytest.CaptureFixture[str], given: str) -> None:
     assert main(["check", "CartPole-v1", "--kwargs", given]) == 2

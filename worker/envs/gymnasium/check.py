@@ -90,9 +90,9 @@ class _Step:
         return None
 
 
-def check(name: str, kwargs: Mapping[str, Any], *, steps: int, seconds: float) -> Checked:
+def check(name: str, kwargs: Mapping[str, Any], *, steps: int, seconds: float, wrappers: Sequence[str] = ()) -> Checked:
     """Check the environment ``name``; play at most so many steps, and for about so many seconds at a time."""
-    section = {"id": name, "kwargs": dict(kwargs), "rollout_steps": steps, "wrappers": []}
+    section = {"id": name, "kwargs": dict(kwargs), "rollout_steps": steps, "wrappers": list(wrappers)}
     checked = Checked()
     try:
         factory = batched_factory(name)
