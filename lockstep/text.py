@@ -26,6 +26,17 @@ def check_line(text: str) -> str:
     return text
 
 
+def check_id(text: str) -> str:
+    """Return an id as it is.
+
+    Raises:
+        ValueError: as ``check_line``, or it has a blank before or behind it.
+    """
+    if check_line(text) != text.strip():
+        raise ValueError(f"it has a blank before or behind it; write {text.strip()!r}")
+    return text
+
+
 def check_note(text: str) -> str:
     """Return a text of any lines as it is.
 
@@ -75,5 +86,6 @@ def _is_control(char: str) -> bool:
 Line = Annotated[str, AfterValidator(check_line)]
 Note = Annotated[str, AfterValidator(check_note)]
 Searched = Annotated[str, AfterValidator(check_storable)]
+Id = Annotated[str, AfterValidator(check_id)]
 Name = Annotated[Line, Field(min_length=1, max_length=200)]
 Word = Annotated[Line, Field(min_length=1, max_length=64)]

@@ -28,6 +28,7 @@ from lockstep.spec.families import FAMILIES
 from lockstep.spec.tasks import REWARD_MODES
 from worker.envs.arguments import arguments_of
 from worker.envs.families import load as load_family
+from worker.envs.family import EnvironmentFamily
 from worker.envs.faults import RAISED
 from worker.envs.morph.rewards import check_mode, make_reward
 from worker.envs.morph.task.data import load
@@ -73,9 +74,8 @@ def rewards() -> dict[str, dict[str, Any]]:
 def environments() -> dict[str, dict[str, Any]]:
     """Return families whose package is installed and registered environments, with their schemas."""
     found: dict[str, dict[str, Any]] = {}
-    for name, family in FAMILIES.items():
-        if family.is_package and _is_installed(name):
-            found[name] = {}
+    for name in _packages():
+        found[name] = {}
     for point in plugins.installed(plugins.ENVIRONMENTS):
         try:
             found[point.name] = _schema_of(_loaded(point))
@@ -85,20 +85,27 @@ def environments() -> dict[str, dict[str, Any]]:
 
 
 def _schema_of(factory: Any) -> dict[str, Any]:
-    """Return the schema that a registered environment declares, or else the names of its arguments; {}: takes any."""
+    """Return the schema that a registered environment declares, or else the names of its arguments; {}: takes any.
+
+    A batched simulator says ``is_batched`` beside it.
+    """
+    is_batched = any(family.is_batched is not None and family.is_batched(factory) for family in _packages().values())
+    batched = {"is_batched": True} if is_batched else {}
     declared = getattr(factory, "schema", None)
     if declared is not None:
-        return dict(declared)
+        return {**declared, **batched}
     names = arguments_of(factory)
-    return {} if names is None else {"properties": {name: {} for name in names}}
+    return batched if names is None else {"properties": {name: {} for name in names}, **batched}
 
 
 def tasks() -> dict[str, list[dict[str, Any]]]:
     """Return the registries of the installed families that have one."""
-    loaded = [
-        (name, load_family(name)) for name, family in FAMILIES.items() if family.is_package and _is_installed(name)
-    ]
-    return {name: family.tasks() for name, family in loaded if family.tasks is not None}
+    return {name: family.tasks() for name, family in _packages().items() if family.tasks is not None}
+
+
+def _packages() -> dict[str, EnvironmentFamily]:
+    """Return the families whose optional package is installed."""
+    return {name: load_family(name) for name, family in FAMILIES.items() if family.is_package and _is_installed(name)}
 
 
 def _announced(point: EntryPoint) -> dict[str, Any]:

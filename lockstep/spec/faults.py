@@ -6,12 +6,13 @@ The field's full name stands in every sentence, as ``env.n_envs`` or ``arms[0].l
 
 from __future__ import annotations
 
+import difflib
 import json
 import re
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, get_args
 
-from pydantic import BaseModel, ValidationError
+from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
 from lockstep.spec.problems import Problem, nearest, pointer
@@ -81,27 +82,30 @@ def problems_of(
         at = pointer(*root, *location) if place is None else place(location)
         if details[0]["type"] == "extra_forbidden":
             key = str(location[-1])
-            remedy = remedy_for_key(key, _known_keys(model, location), list(paths_of(model, dotted((*root, "")))))
+            known = sorted(_names(_annotation(model, location[:-1])))
+            remedy = remedy_for_key(key, known, list(paths_of(model, dotted((*root, "")))))
             faults.append(Problem(at, "unknown_key", f"unknown key {key!r}", remedy))
         else:
-            faults.append(Problem(at, details[0]["type"], *sentence(dotted((*root, *location)), details)))
+            wanted = _forms(_annotation(model, location)) if len(details) > 1 else ""
+            faults.append(Problem(at, details[0]["type"], *sentence(dotted((*root, *location)), details, wanted)))
     return faults
 
 
-def sentence(field: str, details: Sequence[ErrorDetails]) -> tuple[str, str]:
+def sentence(field: str, details: Sequence[ErrorDetails], wanted: str = "") -> tuple[str, str]:
     """Return what is wrong with a field and what to do about it.
 
     Args:
         field: its full name.
         details: what pydantic says of this one field; several where it may have several forms.
+        wanted: these forms in words, where one of them is a choice of words.
     """
     kinds = list(dict.fromkeys(_KINDS[item["type"]] for item in details if item["type"] in _KINDS))
     first = next((item for item in details if item["type"] not in _KINDS), None)
-    if first is not None:
+    if first is not None and not wanted:
         return _told(field, first)
-    wanted = _either([kind for kind in kinds if kind != "a whole number" or "a number" not in kinds])
+    wanted = wanted or _either([kind for kind in kinds if kind != "a whole number" or "a number" not in kinds])
     value = details[0]["input"]
-    wants_number = details[0]["type"] in ("int_type", "float_type")
+    wants_number = any(item["type"] in ("int_type", "float_type") for item in details)
     is_quoted = wants_number and isinstance(value, str) and _NUMBER.fullmatch(value)
     remedy = "write it without quotes" if is_quoted else f"give {wanted}"
     return f"{field} must be {wanted}, not {_shown(value)}", remedy
@@ -137,6 +141,14 @@ FOREIGN = {
     "ent_coef": "ppo.entropy_coef_start",
     "vf_coef": "ppo.value_coef",
     "max_grad_norm": "ppo.grad_clip",
+    "env_id": "env.id",
+    "time_limit": "env.max_episode_steps",
+    "num_workers": "env.processes",
+    "num_cpus": "env.processes",
+    "num_seeds": "experiment.replicates",
+    "seeds": "experiment.replicates",
+    "net_arch": "net.hidden",
+    "normalize_advantage": "ppo.adv_norm",
 }
 #: Names of how long to train: rounds are counted here.
 _LENGTHS = ("total_timesteps", "timesteps", "num_timesteps", "max_steps", "total_steps")
@@ -150,12 +162,24 @@ def remedy_for_key(key: str, known: Sequence[str], elsewhere: Sequence[str] = ()
         known: keys that may stand in its place.
         elsewhere: paths of fields that stand in other places.
     """
-    same = [path for path in elsewhere if path.rpartition(".")[2] == key]
+    if key == "batch_size" and "minibatches" in known:
+        return "give ppo.minibatches: the transitions of a round divided by the batch size"
+    same = _named(key, elsewhere)
     if 0 < len(same) <= 3:
         return f"did you mean {_either(same)}?"
     if key in _LENGTHS:
         return "give budget.rounds: the steps divided by env.n_envs x env.rollout_steps"
-    return f"did you mean {FOREIGN[key]}?" if key in FOREIGN else nearest(key, known)
+    if key in FOREIGN:
+        return f"did you mean {FOREIGN[key]}?"
+    names = {*known, *(path.rpartition(".")[2] for path in elsewhere if "." in path)}
+    close = difflib.get_close_matches(key, sorted(names), n=1, cutoff=0.8)
+    if close and close[0] not in known:
+        return f"did you mean {_either(_named(close[0], elsewhere)[:3])}?"
+    return nearest(key, known)
+
+
+def _named(key: str, paths: Sequence[str]) -> list[str]:
+    return [path for path in paths if path.rpartition(".")[2] == key]
 
 
 def _in_data(detail: ErrorDetails, data: Any) -> Location:
@@ -214,13 +238,28 @@ def _either(words: Sequence[str]) -> str:
     return " or ".join([", ".join(words[:-1]), words[-1]]) if len(words) > 1 else words[0]
 
 
-def _known_keys(model: type[BaseModel], location: Sequence[int | str]) -> list[str]:
+def _annotation(model: type[BaseModel], location: Sequence[int | str]) -> Any:
+    """Return what a place of a document takes: a model where it, or each entry of its list, is one."""
     current: Any = model
-    for part in location[:-1]:
+    for part in location:
         if isinstance(part, str) and part in _names(current):
             current = _names(current)[part]
         current = _model_within(current) or current
-    return sorted(_names(current))
+    return current
+
+
+def _forms(annotation: Any) -> str:
+    """Return in words what a place takes: words of a choice, or whole numbers; empty where there is no such choice."""
+    forms = TypeAdapter(annotation).json_schema().get("anyOf", [])
+    if not any("const" in form for form in forms):
+        return ""
+    return _either([_form(form) for form in forms])
+
+
+def _form(schema: Mapping[str, Any]) -> str:
+    if "const" in schema:
+        return repr(schema["const"])
+    return f"a whole number from {schema['minimum']} to {schema['maximum']}"
 
 
 def _names(model: Any) -> dict[str, Any]:

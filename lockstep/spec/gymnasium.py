@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lockstep.spec.arms import ResolvedArm
@@ -12,6 +12,14 @@ from lockstep.spec.sections import Env
 
 #: ``mask_velocity`` hides the velocities of a classic task, ``atari`` prepares a game of ale-py.
 MASK_VELOCITY, ATARI = WRAPPERS = "mask_velocity", "atari"
+#: Components of observations that ``mask_velocity`` sets to 0, by task.
+VELOCITIES: Mapping[str, tuple[int, ...]] = {
+    "CartPole-v1": (1, 3),
+    "Acrobot-v1": (4, 5),
+    "MountainCar-v0": (1,),
+    "Pendulum-v1": (2,),
+    "LunarLander-v3": (2, 3, 5),
+}
 #: Steps after which an episode of evaluation is cut where neither the spec nor the environment has a limit.
 EVAL_MAX_STEPS = 100_000
 #: Outcome of an episode of evaluation that was cut so, beside ``done`` and ``horizon`` (the environment's own limit).
@@ -76,12 +84,21 @@ def _rules(env: Env, arms: Sequence[ResolvedArm]) -> Iterator[Problem]:
         yield Problem("/env/id", "missing", "env.kind gymnasium needs env.id", f"for example id: {example}")
     if env.slots is not None:
         yield Problem("/env/slots", "not_applicable", "env.kind gymnasium has no slots", "remove env.slots")
+    yield from _wrapper_rules(env)
+
+
+def _wrapper_rules(env: Env) -> Iterator[Problem]:
     for index, name in enumerate(env.wrappers):
+        at = pointer("env", "wrappers", index)
         if name not in WRAPPERS:
-            at = pointer("env", "wrappers", index)
-            yield Problem(
-                at, "unknown_wrapper", f"env.wrappers names {name!r}, which is not known", nearest(name, WRAPPERS)
-            )
+            message = f"env.wrappers names {name!r}, which is not known"
+            yield Problem(at, "unknown_wrapper", message, nearest(name, WRAPPERS))
+        elif name in env.wrappers[:index]:
+            yield Problem(at, "duplicate", f"env.wrappers names {name!r} twice", "name it once")
+    if MASK_VELOCITY in env.wrappers and env.id is not None and env.id not in VELOCITIES:
+        message = f"env.wrappers [{MASK_VELOCITY}] does not know which observations of {env.id!r} are velocities"
+        remedy = f"remove it, or set env.id to one of {', '.join(sorted(VELOCITIES))}"
+        yield Problem("/env/wrappers", "not_applicable", message, remedy)
     if ATARI in env.wrappers and env.id is not None and not env.id.startswith("ALE/"):
         message = f"env.wrappers [{ATARI}] is for games of ale-py, not {env.id!r}"
         yield Problem("/env/wrappers", "not_applicable", message, "remove it, or set env.id to ALE/Breakout-v5, say")

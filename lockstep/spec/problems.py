@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
@@ -42,10 +43,17 @@ def pointer(*parts: str | int) -> str:
     return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
 
 
+#: Known names that a sentence lists; beyond them it lists those that are least unlike.
+_LISTED = 12
+
+
 def nearest(name: str, known: Iterable[str], lead: str = "known:") -> str:
     """Return a remedy that names the nearest known key, or all of them, after ``lead``, when none is near."""
     names = sorted(known)
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
     if close:
         return f"did you mean {close[0]!r}?"
-    return f"{lead} {', '.join(names)}"
+    if len(names) <= _LISTED:
+        return f"{lead} {', '.join(names)}"
+    likest = heapq.nlargest(_LISTED, names, key=lambda other: difflib.SequenceMatcher(None, other, name).ratio())
+    return f"{lead} {', '.join(sorted(likest))} and {len(names) - _LISTED} more"

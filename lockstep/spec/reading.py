@@ -11,12 +11,13 @@ import json
 import math
 import re
 from collections.abc import Hashable, Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
 
 import yaml
 
-from lockstep.spec.problems import InvalidSpecError, Problem
+from lockstep.spec.problems import InvalidSpecError, Problem, pointer
 
 MAX_DEPTH = 12
 _MAX_DIGITS = 300
@@ -26,6 +27,14 @@ _FLOAT = re.compile(
     r"^(?:[-+]?(?:\.[0-9]+|[0-9]+(?:\.[0-9]*)?)(?:[eE][-+]?[0-9]+)?|[-+]?\.(?:inf|Inf|INF)|\.(?:nan|NaN|NAN))$"
 )
 _TRUE, _FALSE, _NULL = ("true", "True", "TRUE"), ("false", "False", "FALSE"), ("~", "null", "Null", "NULL", "")
+
+
+@dataclass(frozen=True)
+class _Unusable:
+    """Stands for a number that cannot be used until its field is known: what is wrong and the remedy."""
+
+    message: str
+    remedy: str
 
 
 def load_file(path: Path) -> dict[str, Any]:
@@ -98,7 +107,15 @@ def _mapping(data: Any) -> dict[str, Any]:
         raise refusal("malformed", "the specification must be a mapping", "begin with 'experiment:'")
     if depth(data) > MAX_DEPTH + 1:
         raise too_deep()
+    _refuse_unusable(data)
     return data
+
+
+def _refuse_unusable(value: Any, *place: str | int) -> None:
+    if isinstance(value, _Unusable):
+        raise InvalidSpecError([Problem(pointer(*place), "malformed", value.message, value.remedy)])
+    for part, item in value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ():
+        _refuse_unusable(item, *place, part)
 
 
 def _json(text: str) -> Any:
@@ -126,20 +143,20 @@ def _twice(key: str, where: str) -> InvalidSpecError:
     return refusal("duplicate_key", f"the key {key[:80]!r} is given twice{where}", "keep one of them")
 
 
-def _no_constant(token: str) -> Any:
-    raise refusal("malformed", f"{token} is not JSON", "use a finite number, or null")
+def _no_constant(token: str) -> _Unusable:
+    return _Unusable(f"{token} is not JSON", "use a finite number, or null")
 
 
-def _finite(text: str, where: str = "") -> float:
+def _finite(text: str, where: str = "") -> float | _Unusable:
     value = float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
     if not math.isfinite(value):
-        raise refusal("malformed", f"{text[:80]!r} is not a finite number{where}", "use a finite number, or null")
+        return _Unusable(f"{text[:80]!r} is not a finite number{where}", "use a finite number, or null")
     return value
 
 
-def _integer(text: str, where: str = "") -> int:
+def _integer(text: str, where: str = "") -> int | _Unusable:
     if len(text) > _MAX_DIGITS:
-        raise refusal("malformed", f"the number {text[:20]}... is too long{where}", "use a shorter number")
+        return _Unusable(f"the number {text[:20]}... is too long{where}", "use a shorter number")
     base = {"0o": 8, "0x": 16}.get(text[:2], 10)
     return int(text[2:] if base != 10 else text, base)
 

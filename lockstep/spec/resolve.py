@@ -37,6 +37,16 @@ ModelT = TypeVar("ModelT", bound=BaseModel)
 #: What an arm may change (training.md 5.4); anything else would change the task.
 OVERRIDABLE = ("reward", *ALGORITHMS, "action", "net", "obs_norm", "return_norm", "reward_norm")
 _META = ("experiment", "arms", "preset", "analysis")
+#: Why what is not overridable is one value for all arms; where nothing stands here, they would face another task.
+_WHY_SHARED = {
+    **dict.fromkeys(_META, "it belongs to the whole experiment"),
+    "budget": "they would not train equally long",
+    "eval": "their scores would not be measured alike",
+    **dict.fromkeys(
+        ("precision", "engine", "lockstep", "checkpoint", "telemetry", "env.processes"),
+        "it says how the arms of a replicate are run side by side",
+    ),
+}
 
 
 class Config(sections.Section):
@@ -303,11 +313,12 @@ def _overrides(index: int, arm: sections.Arm) -> dict[str, Any]:
             raise _problem(at, "contradiction", "env.gamma and ppo.gamma differ", "keep one of them")
     for path in overrides:
         first, at = path.split(".")[0], pointer("arms", index, "overrides", path)
-        if first not in Config.model_fields:
+        if first not in Spec.model_fields:
             paths = [field for field in paths_of(Config) if field.split(".")[0] in OVERRIDABLE]
             raise _problem(at, "unknown_key", f"no field {path!r}", remedy_for_key(first, OVERRIDABLE, paths))
         if first not in OVERRIDABLE:
-            message = f"{path!r} may not differ between arms: they would no longer face the same task"
+            why = _WHY_SHARED.get(path) or _WHY_SHARED.get(first) or "they would no longer face the same task"
+            message = f"{path!r} may not differ between arms: {why}"
             raise _problem(at, "not_overridable", message, f"override only {', '.join(OVERRIDABLE)}")
     return overrides
 

@@ -29,14 +29,17 @@ class Registered:
     Attributes:
         rewards: mode -> facts: "env_kinds", "schema" (JSON Schema of its flat constants) and, where the
             worker's check failed, "defect".
-        environments: environment id -> JSON Schema of its keyword arguments, or "defect".
+        environments: environment id -> JSON Schema of its keyword arguments, or "defect"; "is_batched" where it is a
+            batched simulator.
         tasks: environment family -> tasks in the registries of its package: "arguments" (None or absent: any) or
             "defect". A family that nobody announced is absent.
+        is_known: whether a server told them; without one a name that is not built in may be registered.
     """
 
     rewards: Mapping[str, Mapping[str, Any]]
     environments: Mapping[str, Mapping[str, Any]]
     tasks: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
+    is_known: bool = True
 
     def is_task(self, env: Env) -> bool:
         """Return whether ``env.id`` names a task in the registry of its family's package, and no plug-in."""
@@ -48,10 +51,10 @@ class Registered:
         return self.tasks.get(env.kind) if self.is_task(env) else None
 
 
-NONE_REGISTERED = Registered({}, {})
+NOT_ASKED = Registered({}, {}, is_known=False)
 
 
-def check(resolved: ResolvedSpec, registered: Registered = NONE_REGISTERED) -> tuple[list[Problem], list[str]]:
+def check(resolved: ResolvedSpec, registered: Registered = NOT_ASKED) -> tuple[list[Problem], list[str]]:
     """Return the problems and the warnings of a resolved specification."""
     problems = [
         *_arm_rules(resolved),
@@ -117,7 +120,10 @@ def _same(one: ResolvedArm, other: ResolvedArm) -> bool:
 
 
 def _task_rules(env: Env, known: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
-    """A task must be in the registry of some worker, and take the keyword arguments that it is given."""
+    """A task must be in the registry of some worker, and take the keyword arguments that it is given, once."""
+    if env.max_episode_steps is not None and "max_episode_steps" in env.kwargs:
+        message = "env.max_episode_steps and max_episode_steps of env.kwargs are the same limit"
+        yield Problem("/env/kwargs/max_episode_steps", "contradiction", message, "keep one of them")
     facts = known.get(_with_version(str(env.id), known))
     if facts is None:
         close = difflib.get_close_matches(str(env.id), known, n=1, cutoff=0.6)
@@ -146,12 +152,26 @@ def _environment_rules(resolved: ResolvedSpec, registered: Registered) -> Iterat
     known = registered.tasks_of(env)
     if known is not None:
         yield from _task_rules(env, known)
-    schema = registered.environments.get(env.id or "", {})
+    schema = dict(registered.environments.get(env.id or "", {}))
+    if schema.pop("is_batched", False):
+        yield from _batched_rules(env)
     if "defect" in schema:
         message = f"environment {env.id!r} cannot be loaded by its worker: {schema['defect']}"
         yield Problem("/env/id", "defective_environment", message, "correct the package and restart the worker")
     if schema:
         yield from flat_problems(schema, env.kwargs, lambda name: pointer("env", "kwargs", name))
+
+
+def _batched_rules(env: Env) -> Iterator[Problem]:
+    """A batched simulator steps all its environments itself; wrappers are refused by name, for they know none."""
+    told = f"env.id {env.id!r} is a batched simulator, which steps all its environments itself"
+    if env.processes > 1:
+        message = f"env.processes {env.processes}: {told}"
+        yield Problem("/env/processes", "not_applicable", message, "remove env.processes")
+    if env.max_episode_steps is not None:
+        message = f"env.max_episode_steps {env.max_episode_steps}: {told}"
+        remedy = "remove it, and give the limit through env.kwargs where the simulator takes one"
+        yield Problem("/env/max_episode_steps", "not_applicable", message, remedy)
 
 
 def _lockstep_rules(resolved: ResolvedSpec) -> Iterator[Problem]:
@@ -198,7 +218,8 @@ def _reward_rules(resolved: ResolvedSpec, registered: Registered) -> Iterator[Pr
     spec = resolved.spec
     builtin = family_of(spec.env.kind).reward_modes
     announced = [name for name, schema in registered.rewards.items() if _serves(schema, spec.env.kind)]
-    known = {*builtin, *announced}
+    unheard = _unheard_modes(resolved, registered)
+    known = {*builtin, *announced, *unheard}
     for index, arm in enumerate(resolved.arms):
         at = _at_mode(index, arm, spec.arms[index])
         if arm.reward_mode not in known:
@@ -209,12 +230,20 @@ def _reward_rules(resolved: ResolvedSpec, registered: Registered) -> Iterator[Pr
                 f"reward mode {arm.reward_mode!r} failed its check: {registered.rewards[arm.reward_mode]['defect']}"
             )
             yield Problem(at, "defective_reward", message, "correct the package and restart the worker")
-        else:
+        elif arm.reward_mode not in unheard:
             yield from _reward_keys(index, arm, registered)
     for index, name in enumerate(spec.eval.xeval_modes):
         if name not in known:
             at = pointer("eval", "xeval_modes", index)
             yield Problem(at, "unknown_reward", f"eval.xeval_modes: unknown reward mode {name!r}", nearest(name, known))
+
+
+def _unheard_modes(resolved: ResolvedSpec, registered: Registered) -> set[str]:
+    """Return the modes that may be registered where no server was asked."""
+    if registered.is_known:
+        return set()
+    builtin = {mode for family in FAMILIES.values() for mode in family.reward_modes}
+    return {*(arm.reward_mode for arm in resolved.arms), *resolved.spec.eval.xeval_modes} - builtin
 
 
 def _at_mode(index: int, arm: ResolvedArm, written: Arm) -> str:
@@ -260,7 +289,11 @@ def _reward_key(arm: ResolvedArm) -> str:
 def _warnings(resolved: ResolvedSpec, registered: Registered) -> Iterator[str]:
     spec = resolved.spec
     if registered.is_task(spec.env) and registered.tasks_of(spec.env) is None:
-        yield f"env.id {spec.env.id!r} and env.kwargs are not checked: no worker that could is registered"
+        why = "no worker that could is registered" if registered.is_known else "that is done when they are submitted"
+        yield f"env.id {spec.env.id!r} and env.kwargs are not checked: {why}"
+    for mode in sorted(_unheard_modes(resolved, registered)):
+        told = nearest(mode, family_of(spec.env.kind).reward_modes, "built in:")
+        yield f"reward mode {mode!r} is not known here and is checked when it is submitted ({told})"
     if spec.experiment.replicates == 1:
         yield "experiment.replicates is 1: no inference is possible"
     for arm in resolved.arms:

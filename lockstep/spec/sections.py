@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Discriminator, Field, FiniteFloat, Tag
 
 from lockstep.spec.tasks import Optim
-from lockstep.text import Name, Note, Word
+from lockstep.text import Id, Name, Note, Word
 
 Text = Annotated[str, Field(max_length=200)]
 Positive = Annotated[FiniteFloat, Field(gt=0)]
@@ -103,7 +103,7 @@ class Env(Section):
     """The task and the shape of an episode."""
 
     kind: str = Field("morphogenesis", max_length=64, description="Family: morphogenesis or gymnasium")
-    id: str | None = Field(None, max_length=128, description="Registered id (gymnasium)")
+    id: Annotated[Id, Field(max_length=128)] | None = Field(None, description="Registered id (gymnasium)")
     task: str = Field("digits_tiny", description="Registered task (morphogenesis)")
     n_envs: int = Field(8, ge=1, le=4096, description="Environments per arm")
     horizon: int | None = Field(None, ge=1, le=100_000, description="Env steps; default: the task's")
@@ -135,7 +135,12 @@ class Env(Section):
         description="Processes in which the environments of a block step side by side, for slow simulators; no number "
         "depends on it (gymnasium, not batched simulators)",
     )
-    wrappers: tuple[str, ...] = Field((), max_length=8, description="mask_velocity, atari (gymnasium)")
+    wrappers: tuple[str, ...] = Field(
+        (),
+        max_length=8,
+        description="mask_velocity: the velocities of a classic task read 0; atari: a game of ale-py as published "
+        "(gymnasium)",
+    )
     kwargs: dict[str, Scalar] = Field(default_factory=dict, description="JSON scalars (gymnasium)")
     slots: tuple[str, ...] | None = Field(None, min_length=1, description="Slots; default: the task's")
     max_grafts: Count | None = Field(None, description="Active plus fossilised grafts per host")

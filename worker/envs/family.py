@@ -109,6 +109,7 @@ class EnvironmentFamily:
         twin: a control that evaluation also plays as the ungrafted twin of every arm; None = no such thing.
         keeps_evaluation: whether evaluation environments stay open while policies train.
         tasks: list the registry of its package in groups (``lockstep.protocol.TaskGroup``); None where it has none.
+        is_batched: whether a registered factory makes simulators of many environments; None where there are none.
     """
 
     train: Callable[[Order, bool], LockstepEnvs]
@@ -122,6 +123,7 @@ class EnvironmentFamily:
     twin: str | None
     keeps_evaluation: bool
     tasks: Callable[[], list[dict[str, Any]]] | None = None
+    is_batched: Callable[[Any], bool] | None = None
 
 
 class UniformControl:

@@ -138,6 +138,15 @@ def test_json_that_cannot_be_read_is_refused_in_one_sentence(text: str, words: l
     assert all(word in problem.message for word in words), problem
 
 
+@pytest.mark.parametrize("number", ["-1e999", ".inf", ".nan", "1" * 301, "NaN", "Infinity"])
+def test_a_number_that_cannot_be_used_is_refused_by_its_field(number: str) -> None:
+    as_json = not number.startswith(".")
+    text = f'{{"a": [1, {{"b/c": {number}}}]}}'
+    assert problem_of(text, as_json=as_json).pointer == "/a/1/b~1c"
+    if as_json and number[-1].isdecimal():
+        assert problem_of(f"a: [1, {{b/c: {number}}}]").pointer == "/a/1/b~1c"
+
+
 @pytest.mark.parametrize("levels", [30, 900, 200_000])
 def test_nesting_bombs_are_refused(levels: int) -> None:
     assert problem_of('{"a": ' + "[" * levels + "]" * levels + "}").code == "too_deep"

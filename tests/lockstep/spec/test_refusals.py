@@ -32,8 +32,15 @@ REGISTERED = Registered(
     {
         "corridor": {"properties": {"length": {"type": "integer", "minimum": 2}}},
         "bare": {"properties": {}, "defect": "it raised"},
+        "carts": {"properties": {"limit": {}}, "is_batched": True},
     },
-    {"gymnasium": {"CartPole-v1": {"arguments": []}, "Lander-v3": {"defect": "Box2D is not installed"}}},
+    {
+        "gymnasium": {
+            "CartPole-v1": {"arguments": []},
+            "Ant-v5": {"arguments": None},
+            "Lander-v3": {"defect": "Box2D is not installed"},
+        }
+    },
 )
 #: Codes of refusals that need a store, or come while the text is read.
 ELSEWHERE = {
@@ -86,6 +93,8 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("unknown_key", cartpole_spec(env={"kwargs": {"length": 1}}), cartpole_spec(env={"kwargs": {}})),
     ("not_a_field", override(ppo={"lr": 0.1}), override(ppo__lr=0.1)),
     ("not_overridable", override(env__horizon=9, ppo__lr=0.1), override(ppo__lr=0.1)),
+    ("not_overridable", override(lockstep__pack=2, ppo__lr=0.1), override(ppo__lr=0.1)),
+    ("not_overridable", override(experiment__seed=3, ppo__lr=0.1), override(ppo__lr=0.1)),
     ("unknown_preset", tiny_spec(preset="digits_gpu"), tiny_spec(preset="digits_cpu")),
     ("unknown_kind", cartpole_spec(env={"kind": "gymnasum"}), cartpole_spec()),
     ("unknown_task", tiny_spec(env={"task": "digit_tiny"}), tiny_spec(env={"task": "digits_tiny"})),
@@ -97,6 +106,8 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("less_than", tiny_spec(ppo={"clip": 1}), tiny_spec(ppo={"clip": 0.9})),
     ("greater_than_equal", tiny_spec(env={"n_envs": 0}), tiny_spec(env={"n_envs": 2})),
     ("literal_error", tiny_spec(experiment={"mode": "smok"}), tiny_spec(experiment={"mode": "smoke"})),
+    ("literal_error", cartpole_spec(lockstep={"pack": 33}), cartpole_spec(lockstep={"pack": 32})),
+    ("literal_error", cartpole_spec(lockstep={"pack": "4"}), cartpole_spec(lockstep={"pack": 4})),
     ("too_short", {**tiny_spec(), "arms": [{"label": "A"}]}, tiny_spec()),
     ("too_long", tiny_spec(experiment={"tags": ["a"] * 33}), tiny_spec(experiment={"tags": ["a"] * 32})),
     ("too_long", tiny_spec(experiment={"name": "a" * 201}), tiny_spec(experiment={"name": "a" * 200})),
@@ -125,6 +136,19 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("not_applicable", tiny_spec(env={"processes": 2}), tiny_spec(env={"processes": 1})),
     ("not_applicable", tiny_spec(env={"wrappers": ["mask_velocity"]}), tiny_spec()),
     ("not_applicable", tiny_spec(env={"kwargs": {"a": 1}}), tiny_spec()),
+    ("not_applicable", cartpole_spec(env={"id": "corridor", "wrappers": ["mask_velocity"]}),
+     cartpole_spec(env={"id": "corridor"})),
+    ("not_applicable", cartpole_spec(env={"id": "carts", "wrappers": ["mask_velocity"]}),
+     cartpole_spec(env={"id": "carts"})),
+    ("not_applicable", cartpole_spec(env={"id": "carts", "processes": 2}), cartpole_spec(env={"id": "carts"})),
+    ("not_applicable", cartpole_spec(env={"id": "carts", "max_episode_steps": 9}),
+     cartpole_spec(env={"id": "carts", "kwargs": {"limit": 9}})),
+    ("duplicate", cartpole_spec(env={"wrappers": ["mask_velocity"] * 2}),
+     cartpole_spec(env={"wrappers": ["mask_velocity"]})),
+    ("contradiction", cartpole_spec(env={"id": "Ant-v5", "max_episode_steps": 9, "kwargs": {"max_episode_steps": 9}}),
+     cartpole_spec(env={"id": "Ant-v5", "max_episode_steps": 9})),
+    ("value_error", cartpole_spec(env={"id": ""}), cartpole_spec()),
+    ("value_error", cartpole_spec(env={"id": " CartPole-v1"}), cartpole_spec()),
     ("unknown_slot", tiny_spec(env={"slots": ["r0c0", "r0c7"]}), tiny_spec(env={"slots": ["r0c0", "r0c1"]})),
     ("unknown_slot", arm(**STATIC, static_set={"r0c7": "norm"}), arm(**STATIC, static_set={"r0c0": "norm"})),
     ("unknown_blueprint", arm(**STATIC, static_set={"r0c0": "nrom"}), arm(**STATIC, static_set={"r0c0": "norm"})),
@@ -302,6 +326,28 @@ def test_names_of_other_libraries_lead_to_fields_that_exist() -> None:
     assert {"budget.rounds", "env.n_envs", "env.rollout_steps"} <= paths
     assert remedy_for_key("learning_rate", ["lr"]) == "did you mean ppo.lr?"
     assert remedy_for_key("total_timesteps", ["rounds"]).startswith("give budget.rounds: the steps divided by")
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        (cartpole_spec(lockstep={"pack": 33}), "lockstep.pack must be 'auto' or a whole number from 1 to 32, not 33"),
+        (override(lockstep__pack=2), "how the arms of a replicate are run side by side"),
+        (override(env__processes=2), "how the arms of a replicate are run side by side"),
+        (override(budget__rounds=2), "they would not train equally long"),
+        (override(analysis__alpha=0.1), "it belongs to the whole experiment"),
+        (tiny_spec(process=2), "did you mean env.processes?"),
+        (tiny_spec(ppo={"num_workers": 2}), "did you mean env.processes?"),
+        (tiny_spec(replicate=2), "did you mean experiment.replicates or analysis.replicates?"),
+        (tiny_spec(env={"envs": 2}), "did you mean 'n_envs'?"),
+        (tiny_spec(ppo={"batch_size": 64}), "give ppo.minibatches: the transitions of a round divided by"),
+        (tiny_spec(reward={"zork": 2}), " more)"),
+    ],
+)
+def test_a_refusal_gives_the_reason_and_what_was_meant(raw: dict[str, Any], told: str) -> None:
+    [problem] = problems_of(raw)
+    assert told in str(problem)
+    assert len(str(problem)) < 300
 
 
 def test_number_that_is_not_finite_is_named_by_its_place() -> None:

@@ -14,7 +14,7 @@ from lockstep.spec.presets import PRESETS
 from lockstep.spec.problems import InvalidSpecError, Problem
 from lockstep.spec.reading import load_text
 from lockstep.spec.resolve import Spec, parse
-from lockstep.spec.rules import Registered, check
+from lockstep.spec.rules import NOT_ASKED, Registered, check
 from tests.factories import cartpole_spec, tiny_spec
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
@@ -308,8 +308,25 @@ def test_tasks_that_no_registered_worker_has_are_refused(env: dict[str, Any], to
 
 
 def test_a_task_that_nobody_can_check_is_said_to_be_so() -> None:
-    _, warnings = check(parse(cartpole_spec(env={"id": "Zebra"})))
-    assert "env.id 'Zebra' and env.kwargs are not checked: no worker that could is registered" in warnings
+    for registered, why in ((NOT_ASKED, "that is done when they are submitted"), (Registered({}, {}), "no worker")):
+        _, warnings = check(parse(cartpole_spec(env={"id": "Zebra"})), registered)
+        assert any(f"env.id 'Zebra' and env.kwargs are not checked: {why}" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize(
+    "changes", [{"reward": {"mode": "thrifty", "price": 2}}, {"eval": {"xeval_modes": ["thrifty"]}}]
+)
+def test_a_reward_that_may_be_registered_is_left_to_the_server(changes: dict[str, Any]) -> None:
+    resolved = parse(cartpole_spec(**changes))
+    problems, warnings = check(resolved)
+    assert problems == []
+    [told] = [warning for warning in warnings if "thrifty" in warning]
+    assert told == "reward mode 'thrifty' is not known here and is checked when it is submitted (built in: native)"
+    assert [problem.code for problem in check(resolved, Registered({}, {}))[0]] == ["unknown_reward"]
+
+
+def test_a_built_in_reward_of_another_family_is_refused_without_a_server() -> None:
+    assert [problem.code for problem in problems_of(cartpole_spec(reward={"mode": "shaped"}))] == ["unknown_reward"]
 
 
 def test_minibatches_beyond_the_transitions_of_a_round_are_refused_for_every_network() -> None:

@@ -94,6 +94,11 @@ def test_truncation_delivers_the_true_final_image_and_whether_it_succeeded() -> 
     assert episode.values["success"] == float(info["is_success"])
 
 
+def test_a_time_limit_that_is_given_twice_is_refused() -> None:
+    with pytest.raises(ValueError, match="are the same limit"):
+        envs_of(1, name="Acrobot-v1", kwargs={"max_episode_steps": 4}, max_episode_steps=4)
+
+
 @pytest.mark.parametrize("name", ["Acrobot-v1", "Unlimited-v0"])
 def test_a_time_limit_of_the_spec_cuts_registered_tasks_and_those_of_packages(
     name: str, monkeypatch: pytest.MonkeyPatch

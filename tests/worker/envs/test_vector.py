@@ -18,6 +18,7 @@ from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
 from lockstep.spec.gymnasium import RANDOM_NUMBERS, RESUMED_EPISODES
 from tests.worker.train.cases import CPU, GYM, GYM_ARMS, block, digests, train
+from worker import capabilities
 from worker.envs.base import LockstepEnvs, StepResult
 from worker.envs.faults import EnvironmentFault
 from worker.envs.gymnasium import check, family
@@ -279,6 +280,11 @@ def test_what_cannot_be_trained_is_refused_with_the_remedy(
     monkeypatch.setattr(family, "batched_factory", lambda _: factory)
     with pytest.raises(ConfigRefused, match=told):
         build(**changes)
+
+
+def test_a_worker_announces_that_a_simulator_is_batched() -> None:
+    assert capabilities._schema_of(carts())["is_batched"] is True
+    assert "is_batched" not in capabilities._schema_of(Walk)
 
 
 def test_env_check_says_what_becomes_of_a_batched_simulator(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,6 +54,8 @@ def build_one(section: Mapping[str, Any], *, training: bool = False) -> gymnasiu
             own = cast("gymnasium.Env[Any, Any]", factory(**kwargs))
             return own if limit is None else TimeLimit(own, limit)
         register(str(name))
+        if limit is not None and "max_episode_steps" in kwargs:
+            raise ValueError("env.max_episode_steps and max_episode_steps of env.kwargs are the same limit; keep one")
         # by the registry alone: "module:name" would import what a spec names. The order of calls is ours to keep
         spec = replace(gymnasium.spec(versioned(name)), order_enforce=False)
         named = {} if limit is None else {"max_episode_steps": limit}

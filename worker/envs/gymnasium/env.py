@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.spec.gymnasium import CAPPED, EVAL_MAX_STEPS, MASK_VELOCITY, WRAPPERS
+from lockstep.spec.gymnasium import CAPPED, EVAL_MAX_STEPS, MASK_VELOCITY, VELOCITIES, WRAPPERS
 from lockstep.spec.sections import CLIP
 from worker.envs.base import HeadSpec, Masks, Observation, StepResult
 from worker.envs.faults import RAISED, EnvironmentFault, building, is_out_of_memory, last_line, playing
@@ -37,14 +37,6 @@ from worker.envs.inside import INSIDE, OUTSIDE, RESET, STEP
 
 #: Environments that step between two signs of life: all of a run may be thousands, and each may be slow.
 _STEPS_BETWEEN_SIGNS = 16
-#: Positions of the velocities in the observations of the classic tasks.
-VELOCITIES: Mapping[str, tuple[int, ...]] = {
-    "CartPole-v1": (1, 3),
-    "Acrobot-v1": (4, 5),
-    "MountainCar-v0": (1,),
-    "Pendulum-v1": (2,),
-    "LunarLander-v3": (2, 3, 5),
-}
 
 
 @dataclass

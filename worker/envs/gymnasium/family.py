@@ -10,7 +10,7 @@ from worker.envs.family import Control, EnvironmentFamily, Order, UniformControl
 from worker.envs.gymnasium.catalog import tasks
 from worker.envs.gymnasium.env import batched_factory, make_envs
 from worker.envs.gymnasium.rewards import GymReward, check_gym_mode, make_gym_reward
-from worker.envs.gymnasium.vector import VectorEnvs
+from worker.envs.gymnasium.vector import VectorEnvs, is_batched
 from worker.envs.placed import Placed
 
 
@@ -56,4 +56,5 @@ FAMILY = EnvironmentFamily(
     twin=None,
     keeps_evaluation=False,  # simulators are not kept open while the policies train
     tasks=tasks,
+    is_batched=is_batched,
 )
