@@ -1,4 +1,4 @@
-"""What fifty mistakes in specifications, commands, client and settings are told: docs/results/refusals.md.
+"""What mistakes in specifications, commands, client and settings are told: docs/results/refusals.md.
 
     python -m benchmarks.refusals
 
@@ -31,12 +31,12 @@ from lockstep.spec.rules import check
 from lockstep.spec.template import template
 
 TARGET = Path(__file__).parents[1] / "docs" / "results" / "refusals.md"
-HEAD = """# Fifty mistakes and what each is told
+HEAD = """# Mistakes and what each is told
 
 Made in one process, without a server, by `python -m benchmarks.refusals`; a test makes them again and compares. Each is
 told in one sentence a fault, with the exit code of the command line where it has one (1: refused, 2: wrongly called, 3:
 what it needs is away or its settings cannot be used). [Thirty mistakes](mistakes.md) that a worker finds have a table
-of their own, as have [forty faults](starting.md) at the start.
+of their own, as have [faults at the start](starting.md).
 """
 BASE = load_text(template(env_id="CartPole-v1"))
 #: Nothing listens there.
@@ -88,7 +88,7 @@ SPECS: tuple[tuple[str, Mapping[str, Any] | str], ...] = (
     ("arms that do not differ", {"arms": [{"label": "A"}, {"label": "B"}]}),
     ("overrides: {env.id: ..}", {"arms": [{"label": "A"}, {"label": "B", "overrides": {"env.id": "Acrobot-v1"}}]}),
     ("overrides: {ppo.lrr: 0.1}", {"arms": [{"label": "A"}, {"label": "B", "overrides": {"ppo.lrr": 0.1}}]}),
-    ("reward: {mode: shapd}", {"reward": {"mode": "shapd"}}),
+    ("reward: {mode: shaped}", {"reward": {"mode": "shaped"}}),
     ("experiment: {replicates: {max: 10}}", {"experiment": {"replicates": {"max": 10}}}),
     ("experiment: {replicates: 2}", {"experiment": {"replicates": 2}}),
     ("experiment: {seed: -1}", {"experiment": {"seed": -1}}),

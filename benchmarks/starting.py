@@ -1,4 +1,4 @@
-"""What forty faults at start-up and on the network are told: docs/results/starting.md.
+"""What faults at start-up and on the network are told: docs/results/starting.md.
 
     python -m benchmarks.starting
 
@@ -34,7 +34,7 @@ from app.store.engine import Store
 from tests import postgres
 
 TARGET = Path(__file__).parents[1] / "docs" / "results" / "starting.md"
-HEAD = """# Forty faults at the start and what each is told
+HEAD = """# Faults at the start and what each is told
 
 Made by `python -m benchmarks.starting`; a test makes them again and compares. Every command ends with one sentence that
 names the setting and the remedy, with exit code 3 (a worker whose token the server refuses: 4), and without a secret.

@@ -22,6 +22,7 @@ from app.services.ingest import post_logs
 from lockstep.client import Client
 from lockstep.protocol import LogsRequest
 from lockstep.spec.presets import PRESETS
+from lockstep.spec.problems import InvalidSpecError
 from lockstep.spec.reading import load_text
 from lockstep.spec.reference import fields, markdown
 from lockstep.spec.resolve import parse
@@ -333,13 +334,40 @@ def spec_command(*arguments: str, code: int = 0) -> str:
 
 @pytest.mark.parametrize(
     "given",
-    [{}, *({"preset": name} for name in PRESETS), *({"task": name} for name in TASKS), {"env_id": "Acrobot-v1"}],
+    [
+        {},
+        *({"preset": name} for name in PRESETS),
+        *({"task": name} for name in TASKS),
+        *({"env_id": name} for name in ("Acrobot-v1", "ALE/Pong-v5", "123", "a: #b", "off", "\u00e9")),
+    ],
     ids=str,
 )
 def test_every_template_is_accepted_as_it_stands(given: dict[str, str]) -> None:
     resolved = parse(load_text(template(**given)))
     problems, _ = check(resolved)
     assert problems == []
+    assert resolved.spec.env.id == given.get("env_id", resolved.spec.env.id)
+
+
+@pytest.mark.parametrize(
+    ("env_id", "preset"), [("ALE/Pong-v5", "gym_atari"), ("MinAtar/Asterix-v1", "gym_image_small")]
+)
+def test_template_of_a_game_builds_on_the_preset_for_it(env_id: str, preset: str) -> None:
+    assert load_text(template(env_id=env_id))["preset"] == preset
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"preset": "gym_classic", "task": "digits_small"}, "preset gym_classic is for env.kind gymnasium"),
+        ({"preset": "digits_cpu", "env_id": "CartPole-v1"}, "preset digits_cpu is for env.kind morphogenesis"),
+        ({"preset": "cifar_scale", "task": "digits_tiny"}, "env.val_images 2000 exceeds"),
+        ({"env_id": " "}, "env.id: it is blank"),
+    ],
+)
+def test_template_refuses_what_does_not_fit_together(given: dict[str, str], told: str) -> None:
+    with pytest.raises(InvalidSpecError, match=told):
+        template(**given)
 
 
 def test_template_refuses_what_it_does_not_know_and_never_overwrites(tmp_path: Path) -> None:

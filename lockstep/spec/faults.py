@@ -107,7 +107,8 @@ def sentence(field: str, details: Sequence[ErrorDetails], wanted: str = "") -> t
     value = details[0]["input"]
     wants_number = any(item["type"] in ("int_type", "float_type") for item in details)
     is_quoted = wants_number and isinstance(value, str) and _NUMBER.fullmatch(value)
-    remedy = "write it without quotes" if is_quoted else f"give {wanted}"
+    is_bare = kinds == ["text"] and isinstance(value, bool | int | float)
+    remedy = "write it without quotes" if is_quoted else "write it in quotes" if is_bare else f"give {wanted}"
     return f"{field} must be {wanted}, not {_shown(value)}", remedy
 
 

@@ -9,7 +9,10 @@ from lockstep.spec.families import FAMILIES, family_of
 from lockstep.spec.metrics import default_primary, find_metric
 from lockstep.spec.presets import PRESETS
 from lockstep.spec.problems import InvalidSpecError, Problem, nearest
+from lockstep.spec.reading import load_text
 from lockstep.spec.reference import fields
+from lockstep.spec.resolve import parse
+from lockstep.spec.rules import check
 from lockstep.spec.tasks import get_task
 
 _HEAD = """# Two arms, ten replicates each. `lockstep spec check FILE` judges this file without a server,
@@ -26,17 +29,37 @@ def template(*, preset: str | None = None, task: str | None = None, env_id: str 
         env_id: an environment registered with Gymnasium or by a plug-in.
 
     Raises:
-        InvalidSpecError: an unknown preset or task, or a task and an environment at once.
+        InvalidSpecError: an unknown preset or task, a task and an environment at once, or what does not fit together.
     """
     if task is not None and env_id is not None:
         raise _refused("/env", "name a task of morphogenesis or an environment, not both", "leave one of them out")
     if preset is not None and preset not in PRESETS:
         raise _refused("/preset", f"unknown preset {preset!r}", nearest(preset, PRESETS))
     if preset is None:
-        preset = "gym_classic" if env_id is not None else "digits_cpu" if task is None else None
+        preset = _preset_of(env_id) if env_id is not None else "digits_cpu" if task is None else None
     if task is not None:
         _check_task(task)
-    return "\n".join(_lines(preset, task, env_id)) + "\n"
+    if preset is not None and (task or env_id) is not None:
+        _check_family(preset, "gymnasium" if task is None else "morphogenesis")
+    text = "\n".join(_lines(preset, task, env_id)) + "\n"
+    problems, _ = check(parse(load_text(text)))
+    if problems:
+        raise InvalidSpecError(problems)
+    return text
+
+
+def _preset_of(env_id: str) -> str:
+    return next((preset for start, preset in _IMAGES.items() if env_id.startswith(start)), "gym_classic")
+
+
+def _kind(preset: str) -> str:
+    return str(PRESETS[preset].get("env", {}).get("kind", "morphogenesis"))
+
+
+def _check_family(preset: str, kind: str) -> None:
+    if _kind(preset) != kind:
+        fitting = ", ".join(name for name in PRESETS if _kind(name) == kind)
+        raise _refused("/preset", f"preset {preset} is for env.kind {_kind(preset)}", f"use one of {fitting}")
 
 
 def _check_task(task: str) -> None:
@@ -50,6 +73,8 @@ def _refused(at: str, message: str, remedy: str) -> InvalidSpecError:
     return InvalidSpecError([Problem(at, "template", message, remedy)])
 
 
+#: The presets of games by the namespace of their ids.
+_IMAGES = {"ALE/": "gym_atari", "MinAtar/": "gym_image_small"}
 #: The task of a template by preset, where CartPole-v1 is none for it.
 _EXAMPLES = {
     "gym_atari": "ALE/Breakout-v5",
@@ -60,8 +85,9 @@ _EXAMPLES = {
 
 def _lines(preset: str | None, task: str | None, env_id: str | None) -> list[str]:
     values = dict(PRESETS[preset]) if preset else {}
-    kind = "gymnasium" if env_id else str(values.get("env", {}).get("kind", "morphogenesis"))
-    env_id = env_id or (_EXAMPLES.get(preset or "", "CartPole-v1") if kind == "gymnasium" else None)
+    kind = _kind(preset) if preset else "morphogenesis"
+    if env_id is None and kind == "gymnasium":
+        env_id = _EXAMPLES.get(preset or "", "CartPole-v1")
     metric = default_primary(family_of(kind).name)
     unit = getattr(find_metric(metric), "unit", "")
     rounds = values.get("budget", {}).get("rounds", 100)
@@ -70,7 +96,7 @@ def _lines(preset: str | None, task: str | None, env_id: str | None) -> list[str
     lines += (
         [f"preset: {preset}{' ' * 20}# its values lie under the ones below: lockstep spec presets"] if preset else []
     )
-    lines += ["env:", *([_line("env.kind", kind), _line("env.id", env_id)] if env_id else [])]
+    lines += ["env:", *([_line("env.kind", kind), _line("env.id", env_id)] if env_id is not None else [])]
     lines += [_line("env.task", task)] if task else []
     lines += [_line("env.n_envs", values.get("env", {}).get("n_envs", 8))]
     lines += ["budget:", _line("budget.rounds", rounds)]
@@ -94,5 +120,14 @@ def _line(path: str, value: Any) -> str:
     """Return a field of a section with its own description behind it."""
     known = {field.path: field for field in fields()}
     described = known[path].description if path in known else "The one metric that decides"
-    written = value if isinstance(value, str) and path != "experiment.name" else json.dumps(value)
+    is_plain = isinstance(value, str) and path != "experiment.name" and _reads_as_it_is(value)
+    written = value if is_plain else json.dumps(value, ensure_ascii=False)
     return f"{f'  {path.rpartition(chr(46))[2]}: {written}':36}# {described}"
+
+
+def _reads_as_it_is(text: str) -> bool:
+    """Return whether YAML reads text without quotes as that text."""
+    try:
+        return load_text(f"a: {text}") == {"a": text}
+    except InvalidSpecError:
+        return False

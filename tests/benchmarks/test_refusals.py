@@ -1,4 +1,4 @@
-"""Fifty mistakes are told as the page says: no traceback, no sentence of a library, nothing twice."""
+"""Mistakes are told as the page says: no traceback, no sentence of a library, nothing twice."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ FOREIGN = (
 )
 
 
-def test_fifty_mistakes_are_told_as_the_page_says() -> None:
+def test_mistakes_are_told_as_the_page_says() -> None:
     found = list(refusals.refusals())
     assert len(found) >= 50
     for item in found:

@@ -1,4 +1,4 @@
-"""Forty faults at the start are told as the page says: one sentence, code 3, no traceback, no secret."""
+"""Faults at the start are told as the page says: one sentence, code 3, no traceback, no secret."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from benchmarks import starting
 
 
 @pytest.mark.pg
-def test_forty_faults_are_told_as_the_page_says(pg_url: str, tmp_path: Path) -> None:
+def test_faults_are_told_as_the_page_says(pg_url: str, tmp_path: Path) -> None:
     with starting.world(pg_url, tmp_path) as world:
         found = list(starting.told(world))
         written = starting.page(found, world)
