@@ -110,7 +110,7 @@ class PackRunner:
         threading.Thread(target=self._read, args=(child,), name="logs", daemon=True).start()
         for frame in child.frames():
             self._on_frame(seats, frame)
-        child.process.wait()
+        child.join()
         self._blame([seat for seat in seats if seat.is_here])
 
     def _read(self, child: Child) -> None:

@@ -25,6 +25,9 @@ _PR_SET_CHILD_SUBREAPER = 36
 _ALLOWED = ("PATH", "HOME", "LANG", "LC_ALL", "TZ", "TMPDIR", "VIRTUAL_ENV", "PYTHONPATH", "LD_LIBRARY_PATH")
 FRAMES_FD, COMMANDS_FD = 3, 4
 _KILL_SECONDS = 10.0
+#: How long a process may take from its last frame to its end: threads, files and a device that are let go.
+_EXIT_SECONDS = 60.0
+_JOIN_SECONDS = 0.02
 _LOOK_SECONDS, _PIECE_BYTES = 0.5, 2**20
 
 
@@ -158,8 +161,13 @@ class Child:
         return False
 
     def join(self) -> None:
-        """Wait for the end of the process."""
-        self.process.wait()
+        """Wait for the end of the process, which has said all it had to say; one that hangs at its exit is killed."""
+        deadline = time.monotonic() + _EXIT_SECONDS
+        while self.is_alive():
+            if time.monotonic() > deadline:
+                self.kill()
+                return
+            time.sleep(_JOIN_SECONDS)
 
     def end(self, *, politely: bool) -> None:
         """End what is left of the tree, after a moment to stop if that is polite, and close the pipes."""

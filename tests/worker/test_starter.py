@@ -150,3 +150,17 @@ def test_end_of_a_child_takes_its_detached_family_and_nothing_else(tmp_path: Pat
         supervisor.others.discard(other)
         other.kill()
         other.wait()
+
+
+@pytest.mark.parametrize(("last", "told"), [("os._exit(3)", "exit code 3"), ("time.sleep(600)", "killed by SIGKILL")])
+def test_a_process_that_hangs_after_its_last_frame_is_killed(
+    monkeypatch: pytest.MonkeyPatch, last: str, told: str
+) -> None:
+    monkeypatch.setattr(supervisor, "_EXIT_SECONDS", 0.2 if "sleep" in last else 20.0)
+    code = f"import os, time; os.close(int(os.environ['LOCKSTEP_FRAMES_FD'])); {last}"
+    command = [sys.executable, "-S", "-c", code]
+    made = Child(lambda ends: supervisor.spawn(command, {}, ends))
+    assert list(made.frames()) == []
+    made.join()
+    assert made.exit_text() == told
+    made.close()
