@@ -106,8 +106,15 @@ class Simulated:
         self.send("POST", held, "ready", {"device_uid": self.uid, "resume_round": 0})
 
 
+def last_round(held: dict[str, Any]) -> dict[str, Any]:
+    """Return the results of a round in which every run diverges: with them the block has ended."""
+    result = {"digest": "0" * 64, "env_steps": 10, "first_seq": 1, "metrics": {"eval/accuracy": 50.0}, "episodes": []}
+    runs = [{**result, "run_id": run["run_id"], "diverged": "NaN in the policy"} for run in held["runs"]]
+    return {"runs": runs, "update_order": [0, 1], "seconds": 0.1}
+
+
 def claims(server: ServerProcess, count: int, workers: int = 8) -> list[Row]:
-    """Claim-to-release cycles: claim, ready, release (refused for cause config, which ends the block)."""
+    """Claim-to-release cycles: claim, ready, the results of a round that ends the block, idle again."""
     with httpx.Client(base_url=f"{server.url}/api/v1/", timeout=120) as http:
         for first in range(0, count, 1000):
             spec = tiny_spec(experiment={"replicates": min(1000, count - first)}, budget={"rounds": 1})
@@ -127,7 +134,7 @@ def claims(server: ServerProcess, count: int, workers: int = 8) -> list[Row]:
                     misses += 1
                     continue
                 worker.ready(held)
-                worker.send("POST", held, "release", {"outcome": "error", "cause": "config"})
+                worker.send("PUT", held, "rounds/0", last_round(held))
                 worker.beat("idle")
             except httpx.HTTPStatusError as error:
                 errors.append(f"{error.response.status_code} {error.response.text[:100]}")
