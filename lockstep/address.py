@@ -116,7 +116,8 @@ def clean_path(text: str | Path, field: str = "") -> Path:
 def hidden(url: str) -> str:
     """Return a URL as it may be shown: in one line, without its password and other secrets."""
     shown = re.sub(r"(://[^:/@?]*):.*@", r"\1:***@", url.strip(), flags=re.DOTALL)
-    shown = re.sub(r"(?i)([?&][^=&]*(?:password|secret|key|token)[^=&]*=)[^&]*", r"\1***", shown)
+    shown = re.sub(r"(?i)^(https?://)[^:/@?#]+@", r"\1***@", shown)  # a token that stands alone
+    shown = re.sub(r"(?i)([?&][^=&]*(?:password|secret|key|token|sig|code|auth)[^=&]*=)[^&]*", r"\1***", shown)
     return " ".join(shown.split())
 
 

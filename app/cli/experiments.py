@@ -16,6 +16,7 @@ import typer
 from app.cli import text
 from app.cli.ends import reach, within
 from app.cli.files import SpecFile, load
+from lockstep.address import hidden
 
 if TYPE_CHECKING:
     from lockstep.client import Client, Submitted
@@ -54,7 +55,7 @@ def _show_submitted(client: Client, document: Submitted, as_json: bool) -> None:
     typer.echo(f"{document['id']}  {document['status']}")
     for warning in document["warnings"]:
         typer.echo(f"warning: {warning}")
-    typer.echo(f"page:   {urljoin(client.url, document['links']['page'])}")
+    typer.echo(f"page:   {urljoin(hidden(client.url), document['links']['page'])}")
     for name, command in document["commands"].items():
         typer.echo(f"{name + ':':8}{command}")
 

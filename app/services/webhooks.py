@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import hmac
+import re
 import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -20,10 +21,12 @@ from app.services.context import Actor, Context
 from app.store import webhooks
 from app.store.rows import DeliveryRow, WebhookRow
 from app.store.webhooks import EVENTS as EVENTS
-from lockstep.address import BadAddress, clean_url
+from lockstep.address import BadAddress, clean_url, hidden
 
 #: A receiver has this long to answer; no other process asks it within three times as long.
 ANSWER_SECONDS = 10.0
+#: A part of a path that nobody would write by hand.
+_SECRET_PART = re.compile(r"/[\w.~-]{20,}(?=[/?#]|$)")
 _FIRST_REST, _LONGEST_REST = 5.0, 3600.0
 _PATIENCE_SECONDS = 3 * 24 * 3600.0
 _KEPT_SECONDS = 30 * 24 * 3600.0
@@ -47,7 +50,7 @@ def signature(secret: str, at: int, body: bytes) -> str:
 
 
 def add(ctx: Context, url: str, events: Sequence[str], owner: str | None, actor: Actor) -> dict[str, Any]:
-    """Store a webhook; return it with its secret, which is shown once.
+    """Store a webhook; return it with its secret, which is shown once, and with its URL as it may be shown.
 
     Raises:
         InvalidError: the URL cannot be used, or there is no event.
@@ -62,9 +65,15 @@ def add(ctx: Context, url: str, events: Sequence[str], owner: str | None, actor:
     values = {"id": webhook_id, "url": cleaned, "events": sorted(set(events)), "owner": owner, "secret": secret}
     with ctx.store.write() as session:
         webhooks.add(session, ctx.store.now(session), values)
-        told = {name: values[name] for name in ("url", "events", "owner")}
+        shown = {**values, "url": shown_url(cleaned)}
+        told = {name: shown[name] for name in ("url", "events", "owner")}
         record(ctx, session, actor, "webhook.add", webhook_id, None, told)
-    return values
+    return shown
+
+
+def shown_url(url: str) -> str:
+    """Return a URL without what lets its reader send there, too: many chats have a secret in the path."""
+    return _SECRET_PART.sub("/***", hidden(url))
 
 
 def listing(ctx: Context) -> list[dict[str, Any]]:
@@ -74,7 +83,7 @@ def listing(ctx: Context) -> list[dict[str, Any]]:
     return [
         {
             "id": row.id,
-            "url": row.url,
+            "url": shown_url(row.url),
             "events": row.events,
             "owner": row.owner,
             "failures": row.failures,

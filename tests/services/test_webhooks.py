@@ -15,7 +15,7 @@ from sqlalchemy import func, select
 
 from app.delivery import Courier
 from app.errors import InvalidError, NotFoundError
-from app.services import webhooks
+from app.services import audit, webhooks
 from app.services.context import Actor, Context
 from app.services.finishing import finish_due
 from app.store import tables as t
@@ -201,6 +201,29 @@ def test_what_is_rolled_back_is_not_told(ctx: Context) -> None:
         fail()
     with ctx.store.read() as session:
         assert session.execute(select(func.count()).select_from(t.delivery)).scalar_one() == 0
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "https://bot:s3cret-word@chat.example/hook",
+        "https://s3cret-word@chat.example/hook",
+        "https://chat.example/hook?token=s3cret-word",
+        "https://chat.example/services/T0/s3cret-word-of-more-than-20-letters",
+    ],
+)
+def test_secrets_in_the_url_of_a_webhook_are_shown_nowhere(ctx: Context, url: str) -> None:
+    made = webhooks.add(ctx, url, ALL, None, LOCAL)
+    told = [
+        made["url"],
+        webhooks.listing(ctx)[0]["url"],
+        str(audit.page(ctx, actor=None, target=made["id"], before=None, limit=10)),
+    ]
+    assert all("chat.example" in text and "s3cret-word" not in text for text in told), told
+    tell(ctx, submit(ctx))
+    sent = webhooks.take(ctx)
+    assert sent is not None
+    assert sent.url == url
 
 
 def test_wrong_webhooks_are_refused_and_removed_ones_are_told_nothing(ctx: Context) -> None:

@@ -308,6 +308,8 @@ def test_postgresql_connects_within_a_limit(query: str, seconds: object) -> None
         ("postgresql://u:p@q/r:s@h/d", "postgresql://u:***@h/d"),
         ("postgresql://h/d?user=u&password=p&x=1", "postgresql://h/d?user=u&password=***&x=1"),
         ("postgresql://h/d?SSLPassword=p", "postgresql://h/d?SSLPassword=***"),
+        ("https://u:p@h/d", "https://u:***@h/d"),
+        ("https://ghp_1@h/d?sig=s&code=c&x=1", "https://***@h/d?sig=***&code=***&x=1"),
         ("postgresql://u:a\nb@h/d", "postgresql://u:***@h/d"),
         ("postgresql://u@h/d", "postgresql://u@h/d"),
         ("sqlite:////data/x.db", "sqlite:////data/x.db"),
