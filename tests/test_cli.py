@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import pty
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -324,6 +325,17 @@ def test_beats_come_while_no_frame_does_and_errors_go_on() -> None:
 def test_durations_are_told_in_the_units_that_matter() -> None:
     told = [text.duration(seconds) for seconds in (3.2, 89, 200, 7_500, 200_000)]
     assert told == ["3 s", "89 s", "3 min", "2 h 5 min", "2 d 7 h"]
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"), [("lockstep su", "submit"), ("lockstep list --st", "--status"), ("lockstep en", "env")]
+)
+def test_bash_completes_commands_and_options(typed: str, offered: str) -> None:
+    program = shutil.which("lockstep", path=str(Path(sys.executable).parent))
+    assert program is not None
+    script = f'eval "$({program} --show-completion bash)"; COMP_WORDS=({typed}); COMP_CWORD={len(typed.split()) - 1}'
+    command = ["bash", "-c", f'{script}; _lockstep_completion {program}; echo "${{COMPREPLY[@]}}"']
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == [offered]
 
 
 def spec_command(*arguments: str, code: int = 0) -> str:

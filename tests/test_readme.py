@@ -11,9 +11,10 @@ import pytest
 import typer
 
 from app.cli import admin, launch, specs
-from app.cli.people import HANDED_OVER, app
+from app.cli.people import EPILOG, HANDED_OVER, app
 from worker import env_cli
 from worker.__main__ import parse
+from worker.agent import TOKEN_REFUSED
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(
@@ -69,6 +70,20 @@ def test_command_lines_of_a_page_are_those_of_the_program(page: Path, monkeypatc
             refuse_unknown(typer.main.get_command(program), words[1:])
         elif words[0] != "data":
             refuse_unknown(operators if words[0] in HANDED_OVER else people, words)
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda path: str(path.relative_to(ROOT)))
+def test_commands_of_a_page_work_where_nothing_was_activated(page: Path) -> None:
+    blocks = re.findall(r"^```(?:\w*)\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
+    bare = [line for block in blocks for line in block.splitlines() if re.match(r"(lockstep|pip|python) ", line)]
+    assert bare == []
+
+
+def test_exit_codes_are_those_of_the_program() -> None:
+    told = re.findall(r"^\| (\d) \| ([^;:|]*)", (ROOT / "docs" / "client.md").read_text(), re.MULTILINE)
+    assert [int(code) for code, _ in told] == [0, 1, 2, 3, TOKEN_REFUSED]
+    for code, meaning in told[:-1]:
+        assert f"{code} {meaning.strip()}" in EPILOG
 
 
 def test_readme_is_short() -> None:
