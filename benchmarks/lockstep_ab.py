@@ -4,16 +4,18 @@
 
 ``--match reference`` is the work of performance.md 2: host 8-16-32, 3 slots, 4 environments, 40 epochs of
 24 batches of 512 images and 2,500 validation images, one graft at r0c0 whose gates advance by
-themselves. The lifecycle is fixed through the masks: the policy acts, and one action is legal. With two
+themselves. The lifecycle is fixed through the masks: the policy acts, and one action is legal (``--free``:
+all that are legal, so that graphs of new topologies are captured in the timed rounds too). With two
 arms the comparison is A/A, so that their difference must be exactly 0. Prints a table, writes JSON.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -51,46 +53,60 @@ class Options:
     rounds: int
     warmup_rounds: int
     horizon: int | None = None
+    free: bool = False
 
 
-class Scheduled:
-    """A cohort whose masks leave one action: GERMINATE at r0c0 in step 0, then WAIT."""
+class Timed:
+    """A cohort that knows how long its steps took."""
 
-    def __init__(self, envs: MorphEnvs, blueprint: str) -> None:
+    def __init__(self, envs: MorphEnvs) -> None:
         self.envs, self.step_seconds = envs, 0.0
-        grow = canonical_action(envs.heads)
-        grow[:6] = [int(Op.GERMINATE), 0, blueprint_id(blueprint), 0, 0, FULL_TARGET]
-        self._masks = [self._only(grow), self._only(canonical_action(envs.heads))]
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self.envs, name)
+
+    def issue(self, actions: Sequence[Tensor | None]) -> None:
+        """Issue a step."""
+        with self._timed():
+            self.envs.issue(actions)
+
+    def collect(self) -> list[Seen | None]:
+        """Collect a step."""
+        with self._timed():
+            return self.envs.collect()
+
+    def pay(self) -> list[Tensor | None]:
+        """Pay a step."""
+        with self._timed():
+            return self.envs.pay()
+
+    @contextlib.contextmanager
+    def _timed(self) -> Iterator[None]:
+        began = time.perf_counter()
+        yield
+        self.step_seconds += time.perf_counter() - began
+
+
+class Scheduled(Timed):
+    """A cohort whose masks leave one action: GERMINATE at r0c0 in step 0, then WAIT."""
+
+    def __init__(self, envs: MorphEnvs, blueprint: str) -> None:
+        super().__init__(envs)
+        grow = canonical_action(envs.heads)
+        grow[:6] = [int(Op.GERMINATE), 0, blueprint_id(blueprint), 0, 0, FULL_TARGET]
+        self._masks = [self._only(grow), self._only(canonical_action(envs.heads))]
 
     def begin_round(self, round_index: int) -> list[tuple[Observation, Masks]]:
         """Start a round with GERMINATE as the only choice."""
         return [(observation, self._masks[0]) for observation, _ in self.envs.begin_round(round_index)]
 
-    def issue(self, actions: Sequence[Tensor | None]) -> None:
-        """Issue a step."""
-        began = time.perf_counter()
-        self.envs.issue(actions)
-        self.step_seconds += time.perf_counter() - began
-
     def collect(self) -> list[Seen | None]:
         """Collect a step, and leave WAIT as the only choice."""
-        began = time.perf_counter()
-        found = self.envs.collect()
+        found = super().collect()
         for seen in found:
             if seen is not None:
                 seen.masks = self._masks[1]
-        self.step_seconds += time.perf_counter() - began
         return found
-
-    def pay(self) -> list[Tensor | None]:
-        """Settle a step."""
-        began = time.perf_counter()
-        rewards = self.envs.pay()
-        self.step_seconds += time.perf_counter() - began
-        return rewards
 
     def _only(self, row: Sequence[int]) -> dict[str, Tensor]:
         sizes = {head.name: head.size for head in self.envs.heads}
@@ -103,11 +119,11 @@ class Scheduled:
         return masks
 
 
-def scheduled_of(cohort: Cohort, blueprint: str) -> Scheduled:
-    """Return the environments of a cohort with the fixed lifecycle."""
+def timed_of(cohort: Cohort, options: Options) -> Timed:
+    """Return the environments of a cohort, with the fixed lifecycle unless policies are free."""
     if not isinstance(cohort.envs, MorphEnvs):
         raise TypeError(f"{type(cohort.envs).__name__} has no grafts")
-    return Scheduled(cohort.envs, blueprint)
+    return Timed(cohort.envs) if options.free else Scheduled(cohort.envs, options.blueprint)
 
 
 def runs_of(resolved: ResolvedSpec) -> tuple[RunPlan, ...]:
@@ -138,18 +154,18 @@ def measure(options: Options, data_dir: Path | None) -> dict[str, Any]:
     device = set_up(tf32=options.tf32)
     began = time.perf_counter()
     trainer = BlockTrainer(plan_of(options), device, data_dir=data_dir)
-    scheduled = [scheduled_of(cohort, options.blueprint) for cohort in trainer.envs.cohorts]
+    timed_envs = [timed_of(cohort, options) for cohort in trainer.envs.cohorts]
     trainer.envs = Cohorts(
-        [replace(cohort, envs=own) for cohort, own in zip(trainer.envs.cohorts, scheduled, strict=True)]
+        [replace(cohort, envs=own) for cohort, own in zip(trainer.envs.cohorts, timed_envs, strict=True)]
     )
-    engine = scheduled[0].engine
+    engine = timed_envs[0].engine
     setup_s = time.perf_counter() - began
     records = trainer.rounds(0)
     for _ in range(options.warmup_rounds):
         next(records)
     warm = asdict(engine.counters)
     warm_s = time.perf_counter() - began - setup_s
-    for part in scheduled:
+    for part in timed_envs:
         part.step_seconds = 0.0
     if device.type == "cuda":
         torch.cuda.reset_peak_memory_stats(device)
@@ -158,7 +174,7 @@ def measure(options: Options, data_dir: Path | None) -> dict[str, Any]:
     timed = [next(records) for _ in range(options.rounds)]
     util = sampler.finish()
     work = {name: value - warm[name] for name, value in asdict(engine.counters).items()}
-    report = _report(options, timed, work, scheduled, device)
+    report = _report(options, timed, work, timed_envs, device)
     report["warmup"] = {"setup_s": setup_s, "warmup_rounds_s": warm_s, "compile_s": 0.0}
     report["warmup"] |= {"capture_s": warm["capture_seconds"], "captures": warm["captures"]}
     report["gpu"] = {"util_mean": util, "memory_peak_bytes": _peak(device), "graph_bytes": warm["graph_bytes"]}
@@ -170,17 +186,17 @@ def measure(options: Options, data_dir: Path | None) -> dict[str, Any]:
 
 
 def _report(
-    options: Options, timed: Sequence[Any], work: dict[str, Any], scheduled: Sequence[Scheduled], device: torch.device
+    options: Options, timed: Sequence[Any], work: dict[str, Any], timed_envs: Sequence[Timed], device: torch.device
 ) -> dict[str, Any]:
     seconds = [record.seconds for record in timed]
     total = sum(seconds)
-    steps = len(timed) * options.n_envs * scheduled[0].steps_per_round * options.arms
-    stepping = sum(part.step_seconds for part in scheduled)
+    steps = len(timed) * options.n_envs * timed_envs[0].steps_per_round * options.arms
+    stepping = sum(part.step_seconds for part in timed_envs)
     update = sum(record.update_seconds for record in timed)
     engine = work["issue_seconds"] + work["wait_seconds"]
     act = sum(record.rollout_seconds for record in timed) - stepping
     element = 2 if options.precision == "bf16" else 4
-    shape = scheduled[0].config.task.host
+    shape = timed_envs[0].config.task.host
     floor = floor_seconds(shape.base, element, work["train_items"], work["val_forwarded"])
     return {
         **facts(device),
@@ -260,6 +276,7 @@ def options_of(arguments: Sequence[str] | None = None) -> tuple[Options, Path | 
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="fp32")
     parser.add_argument("--tf32", action="store_true")
     parser.add_argument("--path", choices=("auto", "eager", "captured", "fused"), default="auto")
+    parser.add_argument("--free", action="store_true", help="policies choose, instead of the fixed lifecycle")
     parser.add_argument("--blueprint", default="conv_light")
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--warmup-rounds", type=int, default=1)
