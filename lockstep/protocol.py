@@ -18,6 +18,8 @@ from lockstep.text import Line, Name
 #: 6: a worker tells how many blocks it can hold at once, and may be given several.
 PROTOCOL_VERSION = 6
 LEASE_HEADER = "Lockstep-Lease"
+#: Of a file that goes in pieces; nginx takes 1 MiB where nobody has said otherwise.
+PIECE_BYTES = 512 * 1024
 MAX_POINTS = 5_000
 MAX_METRIC_NAMES = 200
 MAX_METRIC_NAME = 128

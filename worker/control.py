@@ -87,6 +87,7 @@ class Control:
         )
         self._url, self._told = url, -_TELL_SECONDS
         self._jitter = jitter or random.Random()
+        self._in_pieces = False
 
     def close(self) -> None:
         """Close the connections."""
@@ -182,7 +183,20 @@ class Control:
         return response.content
 
     def upload(self, lease: p.Assignment, sha256: str, content: bytes, params: dict[str, Any]) -> None:
-        """Upload a file of a run."""
+        """Upload a file of a run: whole, or in pieces from the first time on that a proxy refused one for its size."""
+        if not self._in_pieces or len(content) <= p.PIECE_BYTES:
+            try:
+                self._put_file(lease, sha256, content, params)
+                return
+            except Elsewhere as error:
+                if error.status != 413 or len(content) <= p.PIECE_BYTES:
+                    raise
+                self._in_pieces = True
+        for offset in range(0, len(content), p.PIECE_BYTES):
+            piece = content[offset : offset + p.PIECE_BYTES]
+            self._put_file(lease, sha256, piece, {**params, "offset": offset, "size": len(content)})
+
+    def _put_file(self, lease: p.Assignment, sha256: str, content: bytes, params: dict[str, Any]) -> None:
         response = self._http.put(
             f"assignments/{lease.assignment_id}/files/{sha256}",
             content=content,

@@ -196,14 +196,21 @@ async def upload_file(
     next_round: Annotated[
         int | None, Query(ge=0, le=1_000_000, description="Of a checkpoint: the round that comes next")
     ] = None,
+    offset: Annotated[int, Query(ge=0, le=2**40, description="Where in the file the body begins, bytes")] = 0,
+    size: Annotated[
+        int | None, Query(ge=1, le=2**40, description="Bytes of the whole file, where the body is a piece of it")
+    ] = None,
 ) -> Any:
-    """Upload a checkpoint or policy; a checkpoint counts after its commit."""
+    """Upload a checkpoint or policy, whole or piece by piece; a checkpoint counts after its commit."""
     if kind == "checkpoint" and next_round is None:
         raise InvalidError("a checkpoint needs next_round", code="missing_round")
     body = await request.body()
     upload = Upload(run_id, kind, name, next_round, sha256)
-    stored = await run_in_threadpool(ingest.put_file, ctx, assignment_id, lease, upload, [body])
-    return {"sha256": stored.sha256, "size_bytes": stored.size_bytes}
+    if size is not None:
+        stored = await run_in_threadpool(ingest.put_piece, ctx, assignment_id, lease, upload, offset, size, body)
+    else:
+        stored = await run_in_threadpool(ingest.put_file, ctx, assignment_id, lease, upload, [body])
+    return {"sha256": sha256, "size_bytes": offset + len(body) if stored is None else stored.size_bytes}
 
 
 @router.get(

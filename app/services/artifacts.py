@@ -12,6 +12,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import BinaryIO
 
@@ -19,6 +20,7 @@ from app.errors import BusyError, StartupError, TooLargeError
 from app.settings import Settings
 from app.store import folders
 
+_CHUNK_BYTES = 2**20
 #: What the system says where nothing is, or a symbolic link or another thing that holds no object.
 _ABSENT = (errno.ENOENT, errno.ENOTDIR, errno.ELOOP)
 
@@ -117,6 +119,34 @@ class FileStore:
         finally:
             temporary.unlink(missing_ok=True)
         return stored
+
+    def put_piece(self, key: str, offset: int, piece: bytes) -> None:
+        """Keep a piece of what is not whole yet; the same one again changes nothing.
+
+        Args:
+            key: name of the whole among what comes in, of letters and digits.
+            offset: where the piece begins, in bytes.
+            piece: its content.
+
+        Raises:
+            BusyError: the disk is nearly full.
+        """
+        if (short := self._shortage()) is not None:
+            raise BusyError(short)
+        descriptor = os.open(self.incoming / key, os.O_WRONLY | os.O_CREAT | os.O_NOFOLLOW, 0o644)
+        with os.fdopen(descriptor, "wb") as file:
+            file.seek(offset)
+            file.write(piece)
+
+    @contextmanager
+    def pieces(self, key: str) -> Iterator[Iterator[bytes]]:
+        """Yield what the pieces of a key make up, in chunks; they are gone after the block."""
+        path = self.incoming / key
+        try:
+            with path.open("rb") as file:
+                yield iter(partial(file.read, _CHUNK_BYTES), b"")
+        finally:
+            path.unlink(missing_ok=True)
 
     def _write(self, path: Path, chunks: Iterable[bytes], max_bytes: int) -> Stored:
         digest, size = hashlib.sha256(), 0

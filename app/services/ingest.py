@@ -6,13 +6,14 @@ share them, so one cursor follows a run.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy.orm import Session
 
-from app.errors import BusyError, InvalidError, LeaseLostError, NotFoundError
+from app.errors import BusyError, InvalidError, LeaseLostError, NotFoundError, TooLargeError
 from app.services import disks
 from app.services.artifacts import Stored
 from app.services.block_ends import finish_if_complete
@@ -202,12 +203,38 @@ class Upload:
     sha256: str
 
 
-def put_file(ctx: Context, assignment_id: str, token: str, upload: Upload, chunks: Iterable[bytes]) -> Stored:
-    """Store a file under the lease; a checkpoint counts only after ``commit``."""
+def put_piece(
+    ctx: Context, assignment_id: str, token: str, upload: Upload, offset: int, size: int, piece: bytes
+) -> Stored | None:
+    """Keep a piece of a file under the lease; with the last one the file is stored and returned.
+
+    Raises:
+        InvalidError: the piece ends behind the file, or the pieces do not make up its hash: send them all again.
+        TooLargeError: the file is larger than any may be.
+    """
+    if size > ctx.settings.max_artifact_bytes:
+        raise TooLargeError(f"the file exceeds {ctx.settings.max_artifact_bytes} bytes", code="artifact_too_large")
+    if offset + len(piece) > size:
+        raise InvalidError(f"the piece ends behind the {size} bytes of its file", code="piece_outside")
+    _check_lease(ctx, assignment_id, token)
+    key = hashlib.sha256(f"{assignment_id} {upload.sha256}".encode()).hexdigest()
+    ctx.files.put_piece(key, offset, piece)
+    if offset + len(piece) < size:
+        return None
+    with ctx.files.pieces(key) as chunks:
+        return put_file(ctx, assignment_id, token, upload, chunks)
+
+
+def _check_lease(ctx: Context, assignment_id: str, token: str) -> None:
     with ctx.store.read() as session:
         row = leases.get(session, assignment_id)
         if row is None or row.token != leases.token_hash(token):
             raise LeaseLostError("the lease does not hold any more")
+
+
+def put_file(ctx: Context, assignment_id: str, token: str, upload: Upload, chunks: Iterable[bytes]) -> Stored:
+    """Store a file under the lease; a checkpoint counts only after ``commit``."""
+    _check_lease(ctx, assignment_id, token)
     stored = ctx.files.put(chunks, max_bytes=ctx.settings.max_artifact_bytes)
     if stored.sha256 != upload.sha256:
         raise InvalidError("the content does not match its SHA-256; send it again", code="checksum_mismatch")

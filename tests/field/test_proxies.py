@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import random
 import re
 import threading
 from collections.abc import Callable, Iterator
@@ -15,12 +17,13 @@ from typer.testing import CliRunner
 from websockets.sync.client import connect
 
 from app.cli import people
+from lockstep import protocol as p
 from lockstep.client import Client
-from lockstep.protocol import PROTOCOL_VERSION
 from tests.conftest import LiveServer, wait_until
-from tests.factories import tiny_spec
+from tests.factories import SimulatedWorker, submit, tiny_spec
 from tests.field.conftest import StartLight, first_block
 from tests.proxies import EXAMPLE, NGINX, nginx, plain
+from worker.control import Control
 
 pytestmark = [pytest.mark.server, pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)]
 _DROPPED = ("connection", "transfer-encoding", "content-length", "host")
@@ -30,13 +33,14 @@ _BELOW = [("plain", True), *([("nginx", True), ("nginx", False)] if NGINX else [
 
 
 @pytest.fixture
-def proxy(server: LiveServer) -> Iterator[str]:
-    """The address of a proxy that takes no file (413, a page of its own) and passes on everything else."""
+def proxy(request: pytest.FixtureRequest, server: LiveServer) -> Iterator[str]:
+    """The address of a proxy that takes no larger file (413, a page of its own) and passes on everything else."""
+    limit = getattr(request, "param", 0)
 
     class Handler(BaseHTTPRequestHandler):
         def _pass_on(self) -> None:
             body = self.rfile.read(int(self.headers.get("Content-Length", 0)))
-            if "/files/" in self.path:
+            if "/files/" in self.path and len(body) > limit:
                 self._answer(413, {"content-type": "text/html"}, b"<h1>413 Request Entity Too Large</h1>")
                 return
             headers = {name: value for name, value in self.headers.items() if name.lower() not in _DROPPED}
@@ -84,10 +88,26 @@ def test_l62_what_a_proxy_refuses_is_named_and_charged_to_no_job_and_no_device(
         assert worker["status"] in ("idle", "cleaning")
 
 
+@pytest.mark.parametrize("proxy", [2**20], indirect=True)
+def test_files_go_in_pieces_where_a_proxy_takes_them_no_larger(server: LiveServer, proxy: str) -> None:
+    submit(server.ctx)
+    worker = SimulatedWorker(server.ctx).register()
+    held = worker.claim()
+    assert held is not None
+    worker.ready()
+    control = Control(proxy, None)
+    for content in (random.Random(1).randbytes(5 * p.PIECE_BYTES + 1), b"small", random.Random(2).randbytes(2**21)):
+        digest = hashlib.sha256(content).hexdigest()
+        control.upload(held, digest, content, {"run_id": held.runs[0].run_id, "kind": "policy", "name": "a"})
+        assert server.ctx.files.read(digest) == content
+    assert not list(server.ctx.files.incoming.iterdir())
+    control.close()
+
+
 def test_a_worker_of_another_version_is_refused_and_the_older_side_named(server: LiveServer) -> None:
     device = {"uid": "cpu:h:0", "kind": "cpu", "device_class": "c", "model": "m", "memory_bytes": 1}
     request = {"name": "w", "host": "h", "incarnation": "1", "device": device}
-    for spoken, older in ((PROTOCOL_VERSION - 1, "worker"), (PROTOCOL_VERSION + 1, "server")):
+    for spoken, older in ((p.PROTOCOL_VERSION - 1, "worker"), (p.PROTOCOL_VERSION + 1, "server")):
         answer = httpx.post(f"{server.url}/api/v1/workers", json={**request, "protocol": spoken})
         assert (answer.status_code, answer.json()["code"]) == (426, "protocol_version")
         assert f"upgrade lockstep on the {older}" in answer.json()["detail"]
