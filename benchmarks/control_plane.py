@@ -67,6 +67,13 @@ def percentile(seconds: list[float], share: float) -> float:
     return ordered[min(len(ordered) - 1, int(share * len(ordered)))]
 
 
+def times(seconds: list[float]) -> dict[str, float]:
+    """Return how many there were, and of them median and p99 in seconds."""
+    if not seconds:
+        return {"n": 0}
+    return {"n": len(seconds), "p50": round(percentile(seconds, 0.5), 4), "p99": round(percentile(seconds, 0.99), 4)}
+
+
 class Simulated:
     """A worker over HTTP without a trainer."""
 

@@ -145,8 +145,8 @@ def stall(address: str) -> socket.socket:
     return opened
 
 
-def hand_in(worker: Simulated, held: dict[str, Any], index: int) -> None:
-    """Hand in a round of every run."""
+def hand_in(worker: Simulated, held: dict[str, Any], index: int, *, is_last: bool = False) -> None:
+    """Hand in a round of every run; with the last one all diverge, which ends the experiment."""
     runs = [
         {
             "run_id": run["run_id"],
@@ -154,6 +154,7 @@ def hand_in(worker: Simulated, held: dict[str, Any], index: int) -> None:
             "env_steps": index + 1,
             "first_seq": index * len(METRICS) + 1,
             "metrics": dict.fromkeys(METRICS, float(index)),
+            "diverged": "NaN in the policy" if is_last else None,
         }
         for run in held["runs"]
     ]
