@@ -1,11 +1,12 @@
 """A thousand workers before ten thousand queued blocks: how long a claim takes, and what gives out first; run by hand.
 
-    python -m benchmarks.fleet [--workers 1000] [--blocks 10000] [--servers 1] [--beats 5 15]
+    python -m benchmarks.fleet [--workers 1000] [--blocks 10000] [--servers 1] [--loads 60:5 300:15]
 
 Workers are simulated in this process, a connection each: they register, claim, say ready, beat and end their block
-after ``--hold`` seconds on average (exponential). All claim at once first, then each as it becomes free, for
-``--seconds``; once for each interval of beats (``LOCKSTEP_HEARTBEAT_SECONDS``). Servers, PostgreSQL and this process
-share the machine; the processor time of each is told, and what PostgreSQL's connections were at, ten times a second.
+after so many seconds on average (exponential). All claim at once first, then each as it becomes free, for
+``--seconds``. Once for each load: seconds that a block is held, and seconds between beats. Servers, PostgreSQL and
+this process share the machine; the processor time of each is told, and what PostgreSQL's connections were at, looked
+at ten times a second.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ import sys
 import threading
 import time
 from collections import Counter
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -27,8 +28,10 @@ from typing import Any
 from urllib.parse import urlsplit
 
 import httpx
+from sqlalchemy import text
 
-from benchmarks.control_plane import fresh, in_process, last_round, percentile
+from app.store.engine import Store
+from benchmarks.control_plane import fresh, in_process, last_round, times
 from lockstep import protocol as p
 from tests import postgres
 from tests.factories import tiny_spec
@@ -208,9 +211,11 @@ def _processor(pid: int, *, ended: bool = False) -> float:
     return (of_children + systems if ended else user + system) / _TICKS
 
 
-async def drive(urls: list[str], given: argparse.Namespace, notes: Notes, servers: list[int]) -> dict[str, Any]:
+async def drive(
+    urls: list[str], given: argparse.Namespace, hold: float, notes: Notes, servers: list[int]
+) -> dict[str, Any]:
     """Let all workers work; return the load of the first wave and of the rest."""
-    workers = [Worker(urls[number % len(urls)], number, given.hold, notes) for number in range(given.workers)]
+    workers = [Worker(urls[number % len(urls)], number, hold, notes) for number in range(given.workers)]
     for first in range(0, len(workers), 20):
         await asyncio.gather(*(worker.register() for worker in workers[first : first + 20]))
     watch = Watch(servers).start()
@@ -229,16 +234,23 @@ async def drive(urls: list[str], given: argparse.Namespace, notes: Notes, server
     return {"first_wave": wave, "afterwards": rest}
 
 
-def _times(seconds: list[float]) -> dict[str, float]:
-    if not seconds:
-        return {"n": 0}
-    return {"n": len(seconds), "p50": round(percentile(seconds, 0.5), 4), "p99": round(percentile(seconds, 0.99), 4)}
+def calls(urls: list[str]) -> dict[str, Any]:
+    """Return how many claims and heartbeats the servers have worked on, and the mean seconds of each."""
+    told = "\n".join(httpx.get(f"{url}/metrics", timeout=60).text for url in urls).splitlines()
+    found = {}
+    for name in ("claim", "heartbeat"):
+        count, seconds = (
+            sum(float(line.split()[1]) for line in told if line.startswith(f"lockstep_{name}_seconds_{part}"))
+            for part in ("count", "sum")
+        )
+        found[name] = {"n": round(count), "mean": round(seconds / max(1.0, count), 4)}
+    return found
 
 
-def measure(given: argparse.Namespace, beat: float) -> dict[str, Any]:
+def measure(given: argparse.Namespace, hold: float, beat: float) -> dict[str, Any]:
     """Run the fleet once; return what it saw."""
-    os.environ["LOCKSTEP_HEARTBEAT_SECONDS"] = str(beat)  # of the servers
-    os.environ["LOCKSTEP_LEASE_TTL_SECONDS"] = str(9 * beat)
+    servers = {"HEARTBEAT_SECONDS": beat, "LEASE_TTL_SECONDS": 9 * beat, "OWNER_DEVICE_LIMIT": 2 * given.workers}
+    os.environ |= {f"LOCKSTEP_{name}": str(value) for name, value in servers.items()}
     notes = Notes()
     load = ", ".join(f"{value:.1f}" for value in os.getloadavg())
     with fresh("postgresql") as (url, directory), ExitStack() as stack:
@@ -247,11 +259,19 @@ def measure(given: argparse.Namespace, beat: float) -> dict[str, Any]:
         for first in range(0, given.blocks, 1_000):
             spec = tiny_spec(experiment={"replicates": min(1_000, given.blocks - first)}, budget={"rounds": 1})
             httpx.post(f"{urls[0]}/api/v1/experiments", json=spec, timeout=120).raise_for_status()
+        with closing(Store(url)) as store, store.write() as session:
+            session.execute(text("ANALYZE"))  # as autovacuum does within a minute
         pids = [server.process.pid for server in running if server.process is not None]
-        found = asyncio.run(drive(urls, given, notes, pids))
-    times = {"claims_first_wave": notes.first, "claims_afterwards": notes.later, "heartbeats": notes.beats}
+        found = asyncio.run(drive(urls, given, hold, notes, pids))
+        found["calls_in_servers"] = calls(urls)
+    seen = {"claims_first_wave": notes.first, "claims_afterwards": notes.later, "heartbeats": notes.beats}
     doubled = len(notes.blocks) - len(set(notes.blocks))
-    told = {"beat_seconds": beat, "load_before": load, **{name: _times(seconds) for name, seconds in times.items()}}
+    told = {
+        "hold_seconds": hold,
+        "beat_seconds": beat,
+        "load_before": load,
+        **{name: times(seconds) for name, seconds in seen.items()},
+    }
     ends = {"blocks_claimed": len(notes.blocks), "claimed_twice": doubled, "errors": dict(notes.errors)}
     return {**told, **found, **ends}
 
@@ -262,15 +282,14 @@ def main() -> int:
     parser.add_argument("--workers", type=int, default=1_000)
     parser.add_argument("--blocks", type=int, default=10_000)
     parser.add_argument("--servers", type=int, default=1)
-    parser.add_argument("--hold", type=float, default=60.0, help="seconds for which a block is held, on average")
-    parser.add_argument("--beats", type=float, nargs="+", default=[5.0, 15.0], help="seconds between beats")
+    parser.add_argument("--loads", nargs="+", default=["60:5", "300:15"], help="HOLD:BEAT in seconds, for each run")
     parser.add_argument("--seconds", type=float, default=120.0)
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/fleet_postgresql.json")
     given = parser.parse_args()
     asked = {name: value for name, value in vars(given).items() if name != "out"}
     measured = []
-    for beat in given.beats:
-        measured.append(measure(given, beat))
+    for hold, beat in (map(float, load.split(":")) for load in given.loads):
+        measured.append(measure(given, hold, beat))
         print(json.dumps(measured[-1], indent=1), flush=True)
     document = {"cores": os.cpu_count(), "lockstep": version("lockstep"), "asked": asked, "measured": measured}
     given.out.write_text(json.dumps(document, indent=1) + "\n")

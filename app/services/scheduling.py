@@ -17,7 +17,16 @@ from app.settings import Settings
 from app.store import blocks, experiment_cache, experiments, leases, results, scheduling, workers
 from app.store.blocks import Why
 from app.store.events import NewEvent, add_events
-from app.store.rows import ArmRow, AssignmentRow, BlockRow, IdleWorker, RunOfArm, RunRow, WaitingBlock, WorkerRow
+from app.store.rows import (
+    ArmRow,
+    AssignmentRow,
+    BlockRow,
+    IdleWorker,
+    RunOfArm,
+    RunRow,
+    SchedulableWorker,
+    WaitingBlock,
+)
 from app.store.scheduling import NewAssignment
 from lockstep.protocol import AssignedRun, Assignment, CheckpointRef, RewardRef
 from lockstep.spec.arms import discount_of
@@ -181,7 +190,7 @@ def may_pack(block: WaitingBlock) -> bool:
     return all(count < _ENDS_ALONE.get(Cause(cause), 1) for cause, count in block.budget_used.items())
 
 
-def worker_view(row: WorkerRow, *, idle: bool) -> WorkerView:
+def worker_view(row: SchedulableWorker, *, idle: bool) -> WorkerView:
     """Return a worker as the pure scheduler sees it."""
     status = WorkerStatus(row.status)
     return WorkerView(

@@ -199,24 +199,30 @@ class IdleWorker:
 
 
 @dataclass(frozen=True, slots=True)
-class WorkerRow(IdleWorker):
+class SchedulableWorker(IdleWorker):
+    """What a pass over the queue needs of every worker: it reads them all, so no more than that."""
+
+    device_kind: str
+    device_class: str
+    memory_bytes: float
+    max_blocks: int
+    status: str
+    drain: bool
+    datasets: Any
+    rewards: Mapping[str, Any]
+    environments: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class WorkerRow(SchedulableWorker):
     """A worker: one supervisor on one device."""
 
     name: str
     host: str
-    device_kind: str
-    device_class: str
     device_model: str
-    memory_bytes: float
-    max_blocks: int
-    status: str
     status_text: str | None
-    drain: bool
     drain_now: bool
     versions: Mapping[str, Any]
-    datasets: Any
-    rewards: Mapping[str, Any]
-    environments: Mapping[str, Any]
     health: Mapping[str, Any]
     fast_failures: int
     seen_epoch: float

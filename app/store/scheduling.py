@@ -29,7 +29,7 @@ from sqlalchemy.orm import Session
 from app.store import tables as t
 from app.store.engine import AT_THE_END, END_USAGE, Store, utc
 from app.store.logs import ignore_duplicates
-from app.store.rows import BlockRow, IdleWorker, WaitingBlock, WorkerRow, columns, every
+from app.store.rows import BlockRow, IdleWorker, SchedulableWorker, WaitingBlock, columns, every
 from lockstep.status import AssignmentState, BlockStatus, Desired, WorkerStatus
 
 _TICK_LOCK = 727_480_001
@@ -263,13 +263,14 @@ _FREE = (
 _IDLE = _FREE.with_for_update(skip_locked=True)
 
 
-def registered_workers(session: Session) -> list[WorkerRow]:
+def registered_workers(session: Session) -> list[SchedulableWorker]:
     """Return every worker that is not retired."""
-    return every(WorkerRow, session.execute(_REGISTERED))
+    return every(SchedulableWorker, session.execute(_REGISTERED))
 
 
 _PRESENT = [status for status in WorkerStatus if status is not WorkerStatus.RETIRED]
-_REGISTERED = select(*columns(WorkerRow, t.worker)).where(t.worker.c.status.in_(_PRESENT)).order_by(t.worker.c.id)
+_WORKER = columns(SchedulableWorker, t.worker)
+_REGISTERED = select(*_WORKER).where(t.worker.c.status.in_(_PRESENT)).order_by(t.worker.c.id)
 
 
 @dataclass(frozen=True)
