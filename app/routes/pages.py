@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+from dataclasses import asdict
+from functools import cache
+
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.staticfiles import StaticFiles
 from starlette.responses import HTMLResponse, Response
 from starlette.types import Scope
 
 from app.html import STATIC, render_page
+from lockstep.spec.metrics import registered
+from lockstep.spec.presets import PRESETS
+from lockstep.spec.reference import fields
 from lockstep.spec.template import template
 
 router = APIRouter(include_in_schema=False)
@@ -56,11 +62,18 @@ def queue_page(request: Request) -> HTMLResponse:
 @router.get("/new")
 def new_page(request: Request) -> HTMLResponse:
     """A new experiment, with its plan."""
-    examples = [
+    known = [asdict(field) for field in fields()]
+    return render_page(request, "new.html", examples=_examples(), fields=known, metrics=sorted(registered()))
+
+
+@cache
+def _examples() -> list[tuple[str, str]]:
+    """Return what one may start from: name and specification."""
+    own = [
         ("CartPole-v1, two learning rates", template(env_id="CartPole-v1")),
         ("digits, two rewards (morphogenesis)", template()),
     ]
-    return render_page(request, "new.html", examples=examples)
+    return [*own, *((f"preset {name}", template(preset=name)) for name in PRESETS)]
 
 
 @router.get("/workers")

@@ -60,7 +60,7 @@ def test_curves_over_time_begin_at_the_first_round_of_each_replicate(
         page.locator("#axis").select_option("time")
     page.wait_for_timeout(500)
     with page.expect_download() as saving:
-        page.locator("#save-csv").click()
+        page.get_by_role("button", name="CSV of the chart").click()
     head, *rows = csv.reader(Path(saving.value.path()).read_text().splitlines())
     assert head[0] == "time"
     assert sorted(float(row[0]) for row in rows)[0] == 0.0

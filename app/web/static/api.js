@@ -127,6 +127,8 @@ export function replicates(numbers) {
       : `replicates ${numbers.join(", ")}`;
 }
 
+export const counted = (count, noun) => `${number(count)} ${noun}${count === 1 ? "" : "s"}`;
+
 export function number(value) {
   if (value === null || value === undefined || Number.isNaN(value)) return "–";
   if (!Number.isFinite(value)) return value > 0 ? "+∞" : "−∞";

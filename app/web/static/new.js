@@ -1,11 +1,13 @@
 // A specification with its plan beside it: judged while it is written, faults with their remedy.
 
 import { base, call, duration, element, number, say } from "./api.js";
+import * as completion from "./panels/completion.js";
+import * as form from "./panels/form.js";
 import * as power from "./panels/power.js";
+import { entryAt, fieldsOf } from "./yamlline.js";
 
 const node = (name) => document.getElementById(name);
-const form = node("submit");
-const { spec } = form.elements;
+const { spec } = node("submit").elements;
 let asked = 0;
 
 function plain(found) {
@@ -24,17 +26,50 @@ function plain(found) {
 async function plan() {
   asked += 1;
   const mine = asked;
+  form.shown(spec);
   if (!spec.value.trim()) return;
   try {
     const found = await call("POST", "plans", spec.value);
     if (mine !== asked) return;
     node("plan-result").textContent = plain(found);
+    node("plan-result").hidden = false;
+    node("faults").replaceChildren();
     power.draw(node("power"), found.power, (found.spec.analysis || {}).sesoi);
   } catch (error) {
     if (mine !== asked) return;
-    node("plan-result").textContent = error.message;
+    refused(error);
     node("power").replaceChildren();
   }
+}
+
+// Each fault with the line where it is to be mended.
+function refused(error) {
+  const faults = (error.problem && error.problem.errors) || [];
+  const fields = fieldsOf(spec.value);
+  node("plan-result").hidden = faults.length > 0;
+  node("plan-result").textContent = error.message;
+  node("faults").replaceChildren(
+    ...faults.map((fault) => {
+      const entry = entryAt(fields, fault.pointer || "");
+      const told = `${fault.pointer || "/"}: ${fault.message}${fault.remedy ? ` (${fault.remedy})` : ""}`;
+      const line = entry && element("button", { type: "button", onclick: () => choose(entry.line) }, `line ${entry.line + 1}`);
+      return element("li", {}, line, line ? " " : "", told);
+    }),
+  );
+}
+
+function choose(line) {
+  const before = spec.value.split("\n").slice(0, line);
+  const start = before.join("\n").length + (line ? 1 : 0),
+    end = spec.value.indexOf("\n", start);
+  spec.focus();
+  spec.setSelectionRange(start, end < 0 ? spec.value.length : end);
+  spec.scrollTop = (line / spec.value.split("\n").length) * spec.scrollHeight - spec.clientHeight / 2;
+}
+
+function soon() {
+  clearTimeout(spec.timer);
+  spec.timer = setTimeout(plan, 600);
 }
 
 for (const example of document.querySelectorAll("template.example"))
@@ -47,17 +82,22 @@ node("example").addEventListener("change", (event) => {
   }
 });
 spec.addEventListener("input", () => {
-  clearTimeout(spec.timer);
-  spec.timer = setTimeout(plan, 600);
+  form.shown(spec);
+  soon();
 });
-form.addEventListener("submit", async (event) => {
+form.mount(spec, soon);
+completion.mount(spec, () => {
+  form.shown(spec);
+  soon();
+});
+node("submit").addEventListener("submit", async (event) => {
   event.preventDefault();
   try {
     const made = await call("POST", "experiments", spec.value, { "Idempotency-Key": crypto.randomUUID() });
     location.href = `${base}/experiments/${made.id}`;
   } catch (error) {
     say(error);
-    node("plan-result").textContent = error.message;
+    refused(error);
   }
 });
 const carried = sessionStorage.getItem("lockstep-spec");

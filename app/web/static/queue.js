@@ -1,18 +1,22 @@
 // The queue: a row an experiment, what waits, why and until when; what runs; order among equals by drag or keys.
 
-import { all, base, call, duration, element, replicates, say } from "./api.js";
+import { all, call, duration, element, replicates, say } from "./api.js";
 import * as choice from "./panels/choice.js";
 import * as order from "./panels/order.js";
+import { named, runningRow } from "./panels/running.js";
 import * as views from "./panels/views.js";
 
 const node = (name) => document.getElementById(name);
 const filters = node("filters");
-const state = { paused: false, waiting: [], running: [], sort: "" };
+const state = { paused: false, waiting: [], running: [], sort: "", sortRunning: "" };
 const KEYS = {
   name: (item) => item.name.toLowerCase(),
   waits: (item) => item.replicates.length,
   why: (item) => item.why,
   start: (item) => item.starts ?? Infinity,
+  running: (item) => item.replicates.length,
+  workers: (item) => item.workers,
+  left: (item) => item.seconds_left ?? Infinity,
   owner: (item) => item.owner.toLowerCase(),
   priority: (item) => item.priority,
 };
@@ -20,6 +24,7 @@ const KEYS = {
 function address() {
   const query = new URLSearchParams([...new FormData(filters)].filter(([, value]) => value));
   if (state.sort) query.set("sort", state.sort);
+  if (state.sortRunning) query.set("running", state.sortRunning);
   return query.toString();
 }
 
@@ -54,26 +59,19 @@ function draw() {
   node("queue-toggle").textContent = state.paused ? "Resume queue" : "Pause queue";
   const waiting = order.sorted(state.waiting.filter(fits), KEYS, state.sort);
   order.replaceRows(node("queue").tBodies[0], waiting.map(row));
-  order.replaceRows(node("running").tBodies[0], state.running.filter(fits).map(runningRow));
+  const running = order.sorted(state.running.filter(fits), KEYS, state.sortRunning);
+  order.replaceRows(node("running").tBodies[0], running.map(runningRow));
   node("queue").hidden = waiting.length === 0;
   node("empty").hidden = state.waiting.length > 0;
   node("none").hidden = waiting.length > 0 || state.waiting.length === 0;
-  node("running").hidden = state.running.filter(fits).length === 0;
+  node("running").hidden = running.length === 0;
   node("idle").hidden = !node("running").hidden;
   order.shown(node("queue"), state.sort);
+  order.shown(node("running"), state.sortRunning);
   choice.shown(waiting);
   views.suggest([...state.waiting, ...state.running]);
   history.replaceState(null, "", address() ? `?${address()}` : location.pathname);
   views.shown(address());
-}
-
-function named(item) {
-  return element(
-    "td",
-    { "data-name": "" },
-    element("a", { href: `${base}/experiments/${item.id}` }, element("bdi", {}, item.name || item.id)),
-    ...item.tags.map((tag) => element("bdi", { class: "tag" }, tag)),
-  );
 }
 
 function start(item) {
@@ -128,23 +126,6 @@ function row(item) {
   );
 }
 
-function runningRow(item) {
-  return element(
-    "tr",
-    { "data-id": item.id },
-    named(item),
-    element("td", { "data-name": "" }, replicates(item.replicates)),
-    element("td", { class: "number", "data-name": "Workers" }, String(item.workers)),
-    element(
-      "td",
-      { class: "once", "data-name": "Left" },
-      item.seconds_left === null ? "unknown" : `about ${duration(item.seconds_left)}`,
-    ),
-    element("td", { "data-name": "Owner" }, element("bdi", {}, item.owner)),
-    element("td", { class: "number", "data-name": "Priority" }, String(item.priority)),
-  );
-}
-
 function step(id, by) {
   const at = state.waiting.findIndex((item) => item.id === id);
   const other = state.waiting[at + by];
@@ -166,6 +147,7 @@ function open(query) {
   const given = new URLSearchParams(query);
   for (const field of filters.elements) if (field.name) field.value = given.get(field.name) || "";
   state.sort = given.get("sort") || "";
+  state.sortRunning = given.get("running") || "";
   refresh().catch(say);
 }
 
@@ -181,14 +163,18 @@ filters.addEventListener("input", (event) => {
   if (event.target.name) draw();
 });
 filters.addEventListener("submit", (event) => event.preventDefault());
-order.mount(
-  node("queue"),
-  () => state.sort,
-  (sort) => {
-    state.sort = sort;
-    draw();
-  },
-);
+for (const [table, kept] of [
+  ["queue", "sort"],
+  ["running", "sortRunning"],
+])
+  order.mount(
+    node(table),
+    () => state[kept],
+    (sort) => {
+      state[kept] = sort;
+      draw();
+    },
+  );
 choice.mount(refresh);
 views.mount("queue", filters, address, open);
 open(location.search);

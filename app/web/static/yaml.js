@@ -3,7 +3,7 @@
 const PLAIN = /^[A-Za-z_][\w./ -]*$/;
 const WORDS = /^(true|false|yes|no|on|off|null|y|n|\.nan|\.inf)$/i;
 
-function scalar(value) {
+export function scalar(value) {
   if (typeof value === "string")
     return PLAIN.test(value) && !WORDS.test(value) && value === value.trim() ? value : JSON.stringify(value);
   // "1e-7" would be a word to readers of YAML 1.1

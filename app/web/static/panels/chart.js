@@ -140,6 +140,9 @@ export function drawChart(store, name, box, metric, height) {
   chart.plot = new uPlot(options(box, metric, height, series, bands), data, box);
 }
 
+// One point stands in the middle, not at the left of a hundred.
+const around = ({ data: [xs] }, least, most) => (xs.length === 1 ? [xs[0] - 1, xs[0] + 1] : [least, most]);
+
 function options(box, metric, height, series, bands) {
   const style = getComputedStyle(document.body);
   const axis = {
@@ -159,7 +162,7 @@ function options(box, metric, height, series, bands) {
     series: shown,
     bands,
     legend: { show: false },
-    scales: { x: { time: false }, y: view.log ? { distr: 3 } : {} },
+    scales: { x: { time: false, range: around }, y: view.log ? { distr: 3 } : {} },
     axes: [
       time
         ? { ...axis, values: (_, values) => values.map(duration), space: 80 }

@@ -36,17 +36,7 @@ export function mount(store) {
     if (event.target.value) change(store, [...view.extra, event.target.value]);
     event.target.value = "";
   });
-  const save = (act) => () => {
-    const { plot, seen } = charts.get("chart");
-    if (plot && seen.xs.length) act(seen, plot);
-    else say(new Error("there is no curve yet"));
-  };
-  node("save-csv").addEventListener(
-    "click",
-    save((seen) => saveCsv(store.id, seen)),
-  );
-  node("save-png").addEventListener("click", save(savePng));
-  node("save-svg").addEventListener("click", save(saveSvg));
+  node("chart-saves").append(...saves(store, "chart"));
   store.on(["experiment", "metrics", "points"], () => {
     offer(store);
     again();
@@ -62,6 +52,19 @@ export function mount(store) {
     });
     again();
   });
+}
+
+// Buttons that save what a chart shows.
+function saves(store, name) {
+  const forms = { PNG: savePng, SVG: saveSvg, CSV: (seen) => saveCsv(store.id, seen) };
+  const save = (act) => () => {
+    const { plot, seen } = charts.get(name);
+    if (plot && seen.xs.length) act(seen, plot);
+    else say(new Error("there is no curve yet"));
+  };
+  return Object.entries(forms).map(([form, act]) =>
+    element("button", { class: "quiet", type: "button", "aria-label": `${form} of ${name === "chart" ? "the chart" : name}`, onclick: save(act) }, form),
+  );
 }
 
 function change(store, extra) {
@@ -149,6 +152,7 @@ function drawAll(store) {
             },
             "×",
           ),
+          ...saves(store, metric),
         ),
         inner,
       );

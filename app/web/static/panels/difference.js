@@ -7,7 +7,8 @@ import { ground, halfWidth, scaleOf } from "../forest.js";
 const ROW = 22,
   LEFT = 92,
   RIGHT = 74,
-  TRAIL = 6;
+  TRAIL = 6,
+  LETTER = 7; // of 12 px, on average and a little more
 let width = 460; // of the box: letters of a picture are as large as those beside it
 
 export function mount(store) {
@@ -103,16 +104,18 @@ function plot(store, rows, sesoi, [a, b]) {
   const inner = scaleOf([...values, mean - (half || 0), mean + (half || 0)], width - LEFT - RIGHT, sesoi);
   const x = (value) => LEFT + inner(value);
   const texts = aligned([...values, mean]);
+  const [left, right] = [`← ${short(store.arms[b])} higher`, `${short(store.arms[a])} higher →`];
+  const isTight = (left.length + right.length) * LETTER > width - LEFT - RIGHT;
   const told = `${store.arms[a]} minus ${store.arms[b]}: mean ${signed(mean)} over ${values.length} replicates`;
   return mark(
     "svg",
-    { class: "plot", viewBox: `0 0 ${width} ${height + 18}`, role: "img", "aria-label": told },
+    { class: "plot", viewBox: `0 0 ${width} ${height + 18 + (isTight ? 16 : 0)}`, role: "img", "aria-label": told },
     mark("title", {}, told),
     ...ground(x, height, sesoi),
     ...rows.flatMap((row, index) => replicate({ ...row, told: texts[index] }, index, x)),
     ...mark_mean(mean, half, rows.length, x, texts[rows.length]),
-    mark("text", { class: "soft", x: LEFT, y: height + 14 }, `${short(store.arms[b])} higher`),
-    mark("text", { class: "soft", x: width - RIGHT, y: height + 14, "text-anchor": "end" }, `${short(store.arms[a])} higher`),
+    mark("text", { class: "soft", x: LEFT, y: height + 14 }, left),
+    mark("text", { class: "soft", x: width - RIGHT, y: height + (isTight ? 30 : 14), "text-anchor": "end" }, right),
   );
 }
 

@@ -1,6 +1,6 @@
 // The sticky head: what is asked, how far it is, the answer once there is one, trouble above all.
 
-import { armName, badge, call, difference, duration, element, number, over, prose, say, verdictWords } from "../api.js";
+import { armName, badge, call, counted, difference, duration, element, number, over, prose, say, verdictWords } from "../api.js";
 import { interval } from "../forest.js";
 
 const node = (name) => document.getElementById(name);
@@ -149,7 +149,7 @@ export function differs(store) {
     );
     const analysis = spec.analysis || {};
     node("question").textContent =
-      `Which arm is better by ${shown.primary}? ${analysis.replicates ? `${analysis.replicates.planned} replicates, ` : ""}` +
+      `Which arm is better by ${shown.primary}? ${analysis.replicates ? `${counted(analysis.replicates.planned, "replicate")}, ` : ""}` +
       `${analysis.sesoi ? `differences below ${number(analysis.sesoi)} do not matter, ` : ""}${analysis.inference === "none" ? "a demonstration without inference." : `judged by the ${analysis.estimand}.`}`;
   });
 }
