@@ -118,3 +118,18 @@ def test_grafts_of_every_environment_are_drawn(sqlite_server: LiveServer, page: 
     page.locator("#graft-round").fill("2")
     page.locator("#graft-round").press("Enter")
     expect(page.locator("#grafts svg .name").first).to_contain_text("bottleneck +2.31 pp")
+
+
+def test_a_server_that_does_not_answer_is_a_state_and_no_row_of_messages(sqlite_server: LiveServer, page: Page) -> None:
+    waiting(sqlite_server)
+    page.clock.install()
+    for address in ("/", "/queue", "/workers"):
+        page.goto(sqlite_server.url + address)
+        page.wait_for_load_state("networkidle")
+        page.context.set_offline(True)
+        page.clock.run_for(6_000)
+        expect(page.locator("#connection")).to_contain_text("reconnecting since")
+        expect(page.locator("#message")).to_be_hidden()
+        page.context.set_offline(False)
+        page.clock.run_for(6_000)
+        expect(page.locator("#connection")).to_be_hidden()

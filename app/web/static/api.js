@@ -9,7 +9,9 @@ export async function call(method, path, body, headers = {}) {
     options.body = typeof body === "string" ? body : JSON.stringify(body);
     options.headers["Content-Type"] = typeof body === "string" ? "application/yaml" : "application/json";
   }
-  const response = await fetch(`${base}/api/v1/${path}`, options);
+  const response = await fetch(`${base}/api/v1/${path}`, options).catch(() => {
+    throw new Unreachable("The server does not answer; this page goes on trying.");
+  });
   if (response.status === 401) {
     const { detail = "" } = await response.json().catch(() => ({}));
     if (!detail.startsWith("no credentials")) sessionStorage.setItem("lockstep-refused", detail);
@@ -30,6 +32,8 @@ export async function all(path) {
     cursor = page.next;
   }
 }
+
+export class Unreachable extends Error {}
 
 export class ApiError extends Error {
   constructor(problem) {
@@ -85,10 +89,7 @@ export function armName(label, index) {
 
 export function say(error) {
   const box = document.getElementById("message");
-  box.textContent =
-    error instanceof TypeError
-      ? "The server does not answer; this page goes on trying."
-      : error.message || String(error);
+  box.textContent = error.message || String(error);
   box.hidden = false;
   clearTimeout(say.timer);
   say.timer = setTimeout(() => {

@@ -4,6 +4,7 @@ import { ago, all, badge, base, call, element, over, prose, say, verdictWords } 
 import * as differs from "./panels/differs.js";
 import * as effects from "./panels/effects.js";
 import * as overlay from "./panels/overlay.js";
+import { repeat } from "./repeat.js";
 
 const MOST = 8;
 const node = (name) => document.getElementById(name);
@@ -114,6 +115,4 @@ node("add").addEventListener("change", (event) => {
 });
 overlay.mount(() => state.compared);
 refresh().then(offer).catch(say);
-setInterval(() => {
-  if (!document.hidden && state.compared.some((one) => !over(one.experiment.status))) refresh().catch(say);
-}, 10000);
+repeat(refresh, 10000, () => state.compared.some((one) => !over(one.experiment.status)));

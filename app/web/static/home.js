@@ -5,6 +5,7 @@ import * as choice from "./panels/choice.js";
 import { KEYS, row } from "./panels/listed.js";
 import * as order from "./panels/order.js";
 import * as views from "./panels/views.js";
+import { repeat } from "./repeat.js";
 
 const PAGE = 50,
   SORTED = 1000;
@@ -98,6 +99,4 @@ node("more").addEventListener("click", () => list(true).catch(say));
 choice.mount(() => list());
 views.mount("list", filters, address, open);
 open(location.search);
-setInterval(() => {
-  if (!document.hidden && state.items.length <= 200) list().catch(say);
-}, 5000);
+repeat(list, 5000, () => state.items.length <= 200);

@@ -5,6 +5,7 @@ import * as choice from "./panels/choice.js";
 import * as order from "./panels/order.js";
 import { named, runningRow } from "./panels/running.js";
 import * as views from "./panels/views.js";
+import { repeat } from "./repeat.js";
 
 const node = (name) => document.getElementById(name);
 const filters = node("filters");
@@ -178,6 +179,4 @@ for (const [table, kept] of [
 choice.mount(refresh);
 views.mount("queue", filters, address, open);
 open(location.search);
-setInterval(() => {
-  if (!document.hidden) refresh().catch(say);
-}, 5000);
+repeat(refresh, 5000);

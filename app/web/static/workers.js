@@ -2,6 +2,7 @@
 
 import { ago, all, badge, base, bytes, call, duration, element, say } from "./api.js";
 import { replaceRows } from "./panels/order.js";
+import { repeat } from "./repeat.js";
 
 const node = (name) => document.getElementById(name);
 
@@ -153,6 +154,4 @@ async function refresh() {
 }
 
 refresh().catch(say);
-setInterval(() => {
-  if (!document.hidden) refresh().catch(say);
-}, 3000);
+repeat(refresh, 3000);
