@@ -7,17 +7,20 @@ import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import httpx
 import pytest
+from fastapi.routing import APIRoute
 
 from app.errors import ConflictError, UnauthorizedError
 from app.main import create_app
+from app.routes.deps import Admin, Operator, Reader, Submitter, WorkerActor
 from app.services import access, audit, reading
 from app.services.context import Actor, Context
 from app.services.throttling import Throttle
 from app.settings import Settings
+from tests.api.test_bodies import ROUTERS
 from tests.conftest import Clock, LiveServer, wait_until
 from tests.factories import LOCAL, submit, tiny_spec
 
@@ -66,6 +69,54 @@ def test_every_right_belongs_to_its_roles_only(api: httpx.Client, secrets: dict[
             answer = api.request(method, path, json=body, headers=bearer(secret))
             assert (answer.status_code != 403) is (role in allowed), (method, path, role, answer.status_code)
             assert answer.status_code < 500
+
+
+OF_ONE_EXPERIMENT = ("pause", "resume", "cancel", "reorder", "clone", "extend", "retry")
+#: Calls that ask for more than the right to read, by the right.
+RIGHTS = {
+    Submitter: {
+        "POST /experiments",
+        "PATCH /experiments/{experiment_id}",
+        "DELETE /experiments/{experiment_id}",
+        *(f"POST /experiments/{{experiment_id}}/{act}" for act in OF_ONE_EXPERIMENT),
+    },
+    Operator: {
+        "POST /workers/{worker_id}/drain",
+        "POST /workers/{worker_id}/clear",
+        "POST /calibrations",
+        "POST /queue/{action}",
+    },
+    Admin: {
+        *("GET /tokens", "POST /tokens", "DELETE /tokens/{token_id}", "GET /audit"),
+        *("GET /webhooks", "POST /webhooks", "DELETE /webhooks/{webhook_id}", "GET /webhooks/{webhook_id}/deliveries"),
+    },
+    WorkerActor: {
+        *("POST /workers", "POST /workers/{worker_id}/claim", "POST /workers/{worker_id}/heartbeat"),
+        "GET /blocks/{block_id}/barrier",
+        *(
+            f"POST /assignments/{{assignment_id}}/{act}"
+            for act in ("ready", "metrics", "logs", "checkpoints", "release")
+        ),
+        "PUT /assignments/{assignment_id}/rounds/{index}",
+        "PUT /assignments/{assignment_id}/files/{sha256}",
+        "GET /assignments/{assignment_id}/files/{sha256}",
+    },
+    None: {"POST /session", "DELETE /session"},
+}
+
+
+def test_every_call_asks_for_its_right_and_reading_is_the_least() -> None:
+    expected = {call: right for right, calls in RIGHTS.items() for call in calls}
+    rights = {get_args(right)[1].dependency: right for right in (*RIGHTS, Reader) if right is not None}
+    routes = [route for module in ROUTERS for route in module.router.routes if isinstance(route, APIRoute)]
+    for route in routes:
+        asked = [rights[item.call] for item in route.dependant.dependencies if item.call in rights]
+        for method in route.methods or set():
+            call = f"{method} {route.path.removeprefix('/api/v1')}"
+            right = expected.pop(call, Reader)
+            assert asked == ([] if right is None else [right]), call
+    assert expected == {}
+    assert len(routes) > 50
 
 
 def test_revoked_and_expired_tokens_are_refused(api: httpx.Client, guarded: LiveServer) -> None:
@@ -222,6 +273,18 @@ def test_session_ends_with_its_time_and_never_outlasts_its_token(ctx: Context, c
     with pytest.raises(UnauthorizedError, match="the session has ended"):
         access.session_actor(ctx, cookie, "-")
     assert {row["name"]: row["state"] for row in access.listing(ctx)} == {"mia": "valid", "ben": "expired"}
+
+
+def test_ticket_opens_one_stream_for_half_a_minute(ctx: Context, clock: Clock) -> None:
+    actor = Actor("mia", "viewer", identity="tok_1")
+    first, other, late, good = (access.issue_ticket(ctx, "exp_a", actor) for _ in range(4))
+    assert access.use_ticket(ctx, first, "exp_a", "-").role == "viewer"
+    clock.advance(29)
+    access.use_ticket(ctx, good, "exp_a", "-")
+    for secret, experiment_id, seconds in ((first, "exp_a", 0), (other, "exp_b", 0), (late, "exp_a", 2)):
+        clock.advance(seconds)
+        with pytest.raises(UnauthorizedError, match="unknown, used or expired"):
+            access.use_ticket(ctx, secret, experiment_id, "-")
 
 
 def test_failed_log_ins_are_throttled_and_logged_without_the_token(

@@ -9,7 +9,7 @@ import pytest
 from fastapi.routing import APIRoute
 from websockets.exceptions import ConnectionClosed
 
-from app.routes import artifacts, experiments, exports, live, operations, reports, workers
+from app.routes import artifacts, experiments, exports, live, operations, reports, webhooks, workers
 from app.routes.deps import StrictRoute
 from tests.conftest import LiveServer
 from tests.factories import submit, tiny_spec
@@ -17,7 +17,7 @@ from tests.live.test_protocol import socket_of
 
 pytestmark = pytest.mark.server
 
-ROUTERS = (workers, experiments, live, reports, exports, artifacts, operations)
+ROUTERS = (workers, experiments, live, reports, exports, artifacts, operations, webhooks)
 EXPERIMENT, ASSIGNMENT = "exp_0000000000", "asg_0000000000"
 SPEC = json.dumps(tiny_spec())
 #: (method, path, a body with a key twice, the key)
@@ -30,6 +30,7 @@ WAYS = [
     ("POST", f"experiments/{EXPERIMENT}/extend", '{"replicates": 1, "replicates": 2}', "replicates"),
     ("POST", f"experiments/{EXPERIMENT}/reorder", '{"top": true, "top": false}', "top"),
     ("POST", "tokens", '{"name": "a", "role": "viewer", "role": "admin"}', "role"),
+    ("POST", "webhooks", '{"url": "http://a/", "url": "http://b/"}', "url"),
     ("POST", "session", '{"token": "aaaaaaaaa", "token": "bbbbbbbbb"}', "token"),
     ("POST", "calibrations", '{"seed": 1, "seed": 2}', "seed"),
     ("POST", "live-tickets", f'{{"experiment": "{EXPERIMENT}", "experiment": "x"}}', "experiment"),
