@@ -175,7 +175,7 @@ FAULTS = (
     ),
     Fault("a page in place of an answer", "list", _env(LOCKSTEP_URL="{pages}/200")),
     Fault("a proxy whose server is away", "list", _env(LOCKSTEP_URL="{pages}/502")),
-    Fault("a sign-in page", "show exp_1", _env(LOCKSTEP_URL="{pages}/302")),
+    Fault("a sign-in page", "show exp_0001", _env(LOCKSTEP_URL="{pages}/302")),
     Fault("a worker's URL without scheme", "worker", _env(LOCKSTEP_URL="localhost:7480")),
     Fault(
         "a worker's token of two lines", "worker --token-file TOKEN_FILE", _token_file(f"{_TOKEN}\n{_TOKEN}\n".encode())

@@ -19,6 +19,8 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, ove
 
 import httpx
 
+from lockstep.address import BadAddress
+
 _log = logging.getLogger("lockstep.client")
 #: Answers of a proxy whose server is away, of a server that is busy, and of one that is asked too often.
 AWAY = frozenset({429, 502, 503, 504})
@@ -73,6 +75,11 @@ class Request:
     path: str
     options: Mapping[str, Any] = field(default_factory=dict)
     is_harmless: bool = False
+
+    def __post_init__(self) -> None:
+        """Refuse a path that would lead elsewhere, as an empty id and one with ``..`` or ``?`` in it do."""
+        if any(part in ("", ".", "..") or set(part) & set("?#%\\ ") for part in self.path.lstrip("/").split("/")):
+            raise BadAddress(f"{self.path!r} is no path of the API; give an id as the list of experiments shows it")
 
     @property
     def may_be_repeated(self) -> bool:

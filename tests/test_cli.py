@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import pty
+import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -336,6 +338,32 @@ def test_bash_completes_commands_and_options(typed: str, offered: str) -> None:
     script = f'eval "$({program} --show-completion bash)"; COMP_WORDS=({typed}); COMP_CWORD={len(typed.split()) - 1}'
     command = ["bash", "-c", f'{script}; _lockstep_completion {program}; echo "${{COMPREPLY[@]}}"']
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.split() == [offered]
+
+
+@pytest.mark.parametrize(
+    ("program", "words", "told"),
+    [
+        (people.app, "list --limit abc", "use a whole number from 1 to 200, not 'abc'"),
+        (people.app, "extend exp_aaaa soon", "use a whole number from 1 to 1000, not 'soon'"),
+        (people.app, "ab shaped-vs-sparse --sesoi nan", "use a number from 0.001 to 100.0, not 'nan'"),
+        (people.app, "ab shaped", "name two or more different reward modes"),
+        (people.app, "ab shaped-vs-shaped", "name two or more different reward modes"),
+        (people.app, "show ../queue", "use an id that begins with exp_, not '../queue'"),
+        (people.app, "watch ''", "use an id that begins with exp_, not ''"),
+        (people.app, "logs exp_aaaa", "use an id that begins with run_, not 'exp_aaaa'"),
+        (admin.app, "token create --name x --days nan", "use a number from 0.001 to 3650.0, not 'nan'"),
+        (admin.app, "token create --name x --days -1", "use a number from 0.001 to 3650.0, not '-1'"),
+        (admin.app, "serve --port x", "use a whole number from 0 to 65535, not 'x'"),
+    ],
+)
+def test_numbers_and_ids_that_cannot_be_are_wrong_calls(program: Any, words: str, told: str) -> None:
+    result = CliRunner().invoke(program, shlex.split(words), env={"COLUMNS": "200"})
+    assert (result.exit_code, told in result.stderr) == (2, True), result.output
+
+
+def test_every_number_of_the_command_line_has_its_range() -> None:
+    pattern = re.compile(r"Annotated\[\s*(?:int|float)\b[^=]*?typer\.(?:Option|Argument)\((?!parser=within)")
+    assert [path.name for path in (ROOT / "app/cli").glob("*.py") if pattern.search(path.read_text())] == []
 
 
 def spec_command(*arguments: str, code: int = 0) -> str:

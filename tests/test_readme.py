@@ -45,10 +45,9 @@ def refuse_unknown(command: Any, words: list[str]) -> None:
         assert name in command.commands, f"no command {name!r}"
         command, words = command.commands[name], words[1:]
     if words:
-        # a file that exists, whatever the page calls it
-        command.make_context(
-            "page", [re.sub(r"^(FILE|.*\.(yaml|csv|json))$", "pyproject.toml", word) for word in words]
-        )
+        # a file that exists and an id that could, whatever the page calls them
+        words = [re.sub(r"^(FILE|.*\.(yaml|csv|json))$", "pyproject.toml", word) for word in words]
+        command.make_context("page", [re.sub(r"^(<id>?|ID|exp_\.+|EXPERIMENT)$", "exp_0000", word) for word in words])
 
 
 def test_pages_show_commands() -> None:

@@ -58,7 +58,9 @@ def load_settings(**overrides: Any) -> Settings:
 @app.command()
 def serve(
     bind: Annotated[str | None, typer.Option(help="Address; default 127.0.0.1")] = None,
-    port: Annotated[int | None, typer.Option(help="Port; 0 = a free one, printed; default 7480")] = None,
+    port: Annotated[
+        int | None, typer.Option(parser=within(0, 65_535), help="Port; 0 = a free one, printed; default 7480")
+    ] = None,
 ) -> None:
     """Run the API, the live streams and the pages in one process."""
     settings = load_settings(bind=bind, port=port)
@@ -167,7 +169,9 @@ def db_restored() -> None:
 def token_create(
     name: Annotated[str, typer.Option(help="Who or what holds it")],
     role: Annotated[str, typer.Option(help=f"one of {', '.join(access.ROLES)}")] = "submitter",
-    days: Annotated[float | None, typer.Option(help="Validity; default: until revoked")] = None,
+    days: Annotated[
+        float | None, typer.Option(parser=within(0.001, 3650.0), help="Validity; default: until revoked")
+    ] = None,
     like: Annotated[str | None, typer.Option(help="Id of a token whose owner holds this one, too")] = None,
 ) -> None:
     """Create a token; its secret is printed once. It has an owner of its own, unless it is like another token."""
@@ -253,7 +257,7 @@ def demo(
     spec: Annotated[Path, typer.Option(exists=True, help="What to submit")] = Path(
         "examples/cartpole-learning-rates.yaml"
     ),
-    workers: Annotated[int, typer.Option(callback=within(1, 64), help="CPU workers")] = 2,
+    workers: Annotated[int, typer.Option(parser=within(1, 64), help="CPU workers")] = 2,
 ) -> None:
     """Run the whole product on this machine once: server, workers, experiment, verdict."""
     run_demo(spec, num_workers=workers)

@@ -9,9 +9,10 @@ from __future__ import annotations
 import errno
 import io
 import os
+import re
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
 import typer
 
@@ -21,6 +22,7 @@ from lockstep.spec.problems import InvalidSpecError
 if TYPE_CHECKING:
     from lockstep.client import Client
 
+NumberT = TypeVar("NumberT", int, float)
 _NO_ROOM = (errno.ENOSPC, errno.EROFS, errno.EDQUOT)
 
 
@@ -83,15 +85,32 @@ def reach(*, patience: float = 0.0, timeout: float = 60.0) -> Client:
     return Client(patience=patience, timeout=timeout)
 
 
-def within(low: int, high: int) -> Callable[[int], int]:
-    """Return a check of an option: a whole number of a range."""
+def within(low: NumberT, high: NumberT) -> Callable[[str], NumberT]:
+    """Return the parser of an option: a number of a range, a whole one where the range is of whole numbers."""
+    kind = type(low)
+    words = "a whole number" if kind is int else "a number"
 
-    def check(value: int) -> int:
-        if not low <= value <= high:
-            raise typer.BadParameter(f"use a number from {low} to {high}, not {value}")
+    def number(text: str) -> NumberT:
+        try:
+            value = kind(text)
+        except ValueError:
+            value = None
+        if value is None or not low <= value <= high:  # NaN is in no range
+            raise typer.BadParameter(f"use {words} from {low} to {high}, not {str(text)[:40]!r}")
         return value
 
-    return check
+    return number
+
+
+def an_id(kind: str) -> Callable[[str], str]:
+    """Return the parser of an id that begins with ``kind``; blanks around it are no part of it."""
+
+    def name(text: str) -> str:
+        if re.fullmatch(rf"{kind}_[0-9a-z]{{4,40}}", text.strip()) is None:
+            raise typer.BadParameter(f"use an id that begins with {kind}_, not {text[:40]!r}")
+        return text.strip()
+
+    return name
 
 
 def fail(error: Exception | str, code: int) -> typer.Exit:

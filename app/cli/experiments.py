@@ -14,7 +14,7 @@ from urllib.parse import urljoin
 import typer
 
 from app.cli import text
-from app.cli.ends import reach, within
+from app.cli.ends import an_id, fail, reach, within
 from app.cli.files import SpecFile, load
 from lockstep.address import hidden
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from lockstep.client import Client, Submitted
 
 app = typer.Typer()
-Id = Annotated[str, typer.Argument(help="Experiment id")]
+Id = Annotated[str, typer.Argument(parser=an_id("exp"), help="Experiment id, as `lockstep list` shows it")]
 AsJson = Annotated[bool, typer.Option("--json", help="What the API answers, as JSON")]
 #: How long a command that follows something waits for a server that is away.
 FOLLOWED_SECONDS = 600.0
@@ -74,15 +74,22 @@ def plan(file: SpecFile, as_json: AsJson = False) -> None:
 @app.command()
 def ab(
     comparison: Annotated[str, typer.Argument(help="for example shaped-vs-simplified[-vs-sparse]")],
-    envs: Annotated[int, typer.Option(help="Environments per arm")] = 4,
-    rounds: Annotated[int, typer.Option(help="Rounds")] = 100,
-    replicates: Annotated[int, typer.Option(help="Replicates; 6 is the least for p <= 0.05")] = 6,
+    envs: Annotated[int, typer.Option(parser=within(1, 4096), help="Environments per arm")] = 4,
+    rounds: Annotated[int, typer.Option(parser=within(1, 100_000), help="Rounds")] = 100,
+    replicates: Annotated[
+        int, typer.Option(parser=within(1, 1000), help="Replicates; 6 is the least for p <= 0.05")
+    ] = 6,
     preset: Annotated[str, typer.Option(help="Preset")] = "digits_cpu",
-    sesoi: Annotated[float, typer.Option(help="Smallest effect of interest, percentage points")] = 2.0,
+    sesoi: Annotated[
+        float, typer.Option(parser=within(0.001, 100.0), help="Smallest effect of interest, percentage points")
+    ] = 2.0,
     dry_run: Annotated[bool, typer.Option(help="Print the spec, submit nothing")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare reward modes: one arm for each name between `-vs-`."""
+    modes = comparison.split("-vs-")
+    if len(set(modes)) < max(2, len(modes)):
+        raise fail(f"{comparison!r}: name two or more different reward modes, as in shaped-vs-simplified", 2)
     spec = ab_spec(comparison, envs=envs, rounds=rounds, replicates=replicates, preset=preset, sesoi=sesoi)
     if dry_run:
         import yaml
@@ -111,7 +118,7 @@ def list_experiments(
     status: Annotated[str | None, typer.Option(help="Only this status")] = None,
     owner: Annotated[str | None, typer.Option(help="Only of this owner")] = None,
     tag: Annotated[str | None, typer.Option(help="Only with this tag")] = None,
-    limit: Annotated[int, typer.Option(callback=within(1, 200), help="From 1 to 200")] = 20,
+    limit: Annotated[int, typer.Option(parser=within(1, 200), help="From 1 to 200")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List experiments, newest first."""
@@ -123,7 +130,8 @@ def list_experiments(
     for item in items if not as_json else ():
         typer.echo(text.list_line(item))
     if not items and not as_json:
-        typer.echo("no experiment" + ("" if status or owner or tag else " yet: lockstep spec init writes a first one"))
+        is_all = status is owner is tag is None
+        typer.echo("no experiment" + (" yet: lockstep spec init writes a first one" if is_all else ""))
 
 
 @app.command()
@@ -186,7 +194,7 @@ def events(
 
 @app.command()
 def logs(
-    run_id: Annotated[str, typer.Argument(help="Run id, as `lockstep show` names it")],
+    run_id: Annotated[str, typer.Argument(parser=an_id("run"), help="Run id, as `lockstep show` names it")],
     level: Annotated[str, typer.Option(help="debug, info, warning or error")] = "debug",
     follow_it: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come, until the run ends")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Each line as JSON")] = False,
@@ -269,7 +277,12 @@ def resume(experiment_id: Id, reason: Reason = "", as_json: AsJson = False) -> N
 
 
 @app.command()
-def extend(experiment_id: Id, replicates: int, exploratory: bool = False, as_json: AsJson = False) -> None:
+def extend(
+    experiment_id: Id,
+    replicates: Annotated[int, typer.Argument(parser=within(1, 1000), help="How many more")],
+    exploratory: bool = False,
+    as_json: AsJson = False,
+) -> None:
     """Append replicates where the registered analysis allows it."""
     with reach() as client:
         added = client.extend(experiment_id, replicates, exploratory=exploratory)
@@ -293,7 +306,7 @@ def clone(
 
 @app.command()
 def report(
-    experiment_id: Annotated[str | None, typer.Argument(help="Experiment id")] = None,
+    experiment_id: Annotated[str | None, typer.Argument(parser=an_id("exp"), help="Experiment id")] = None,
     form: Annotated[str, typer.Option("--format", help="md, html, json, csv or py (recompute script)")] = "md",
     output: Annotated[Path | None, typer.Option(help="File; default: standard output")] = None,
     scores: Annotated[Path | None, typer.Option("--from", exists=True, help="Recompute from scores.csv")] = None,
@@ -317,8 +330,10 @@ def report(
 
 @app.command()
 def calibrate(
-    experiment_id: Annotated[str | None, typer.Argument(help="Re-randomise it; default: simulated scores")] = None,
-    repetitions: Annotated[int, typer.Option(callback=within(50, 10_000), help="From 50 to 10000")] = 1000,
+    experiment_id: Annotated[
+        str | None, typer.Argument(parser=an_id("exp"), help="Re-randomise it; default: simulated scores")
+    ] = None,
+    repetitions: Annotated[int, typer.Option(parser=within(50, 10_000), help="From 50 to 10000")] = 1000,
     as_json: AsJson = False,
 ) -> None:
     """Report the false-winner rate of the whole analysis with its band; code 1 when it lies outside."""

@@ -123,7 +123,7 @@ def remove_webhook(webhook_id: Annotated[str, typer.Argument(help="Webhook id")]
 @webhooks.command("deliveries")
 def list_deliveries(
     webhook_id: Annotated[str, typer.Argument(help="Webhook id")],
-    limit: Annotated[int, typer.Option(callback=within(1, 200), help="From 1 to 200")] = 20,
+    limit: Annotated[int, typer.Option(parser=within(1, 200), help="From 1 to 200")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List what a webhook was told and is to be told, the newest first, and why something was not taken."""
@@ -142,7 +142,7 @@ def list_deliveries(
 def audit(
     by: Annotated[str | None, typer.Option("--actor", help="Only what this one did: a name or an owner's id")] = None,
     target: Annotated[str | None, typer.Option(help="Only what was done to this experiment, token or queue")] = None,
-    limit: Annotated[int, typer.Option(callback=within(1, 2000), help="From 1 to 2000")] = 50,
+    limit: Annotated[int, typer.Option(parser=within(1, 2000), help="From 1 to 2000")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """Show who did what, newest first: submitted, paused, cancelled, edited, created and revoked tokens, logged in."""

@@ -32,12 +32,8 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 Url = Annotated[str | None, typer.Option("--api", help="The server as workers reach it; default LOCKSTEP_URL")]
 TokenFile = Annotated[str | None, typer.Option(help="File with the worker token, where the workers run")]
 Python = Annotated[str, typer.Option(help="Interpreter that has lockstep[worker], where the workers run")]
-Count = Annotated[int, typer.Argument(callback=within(1, 1000), help="How many workers")]
+Count = Annotated[int, typer.Argument(parser=within(1, 1000), help="How many workers")]
 Device = Annotated[str, typer.Option(help="auto, gpu or cpu")]
-
-
-def _many(value: int | None) -> int | None:
-    return None if value is None else within(1, 1000)(value)
 
 
 def _url(given: str | None) -> str:
@@ -148,7 +144,7 @@ def local(
 @app.command()
 def ssh(
     hosts: Annotated[list[str], typer.Argument(help="Hosts as ssh knows them, user@host too")],
-    per_host: Annotated[int, typer.Option(callback=within(1, 64), help="Workers on each")] = 1,
+    per_host: Annotated[int, typer.Option(parser=within(1, 64), help="Workers on each")] = 1,
     api: Url = None,
     device: Device = "auto",
     python: Python = "python3",
@@ -182,10 +178,10 @@ def slurm(
     token_file: Annotated[str, typer.Option(help="File with the worker token, on the nodes")],
     api: Url = None,
     limit: Annotated[str, typer.Option("--time", help="Time limit of each worker, as sbatch takes it")] = "24:00:00",
-    gpus: Annotated[int, typer.Option(callback=within(0, 1), help="1: a GPU each; 0: a CPU slot each")] = 1,
-    cpus: Annotated[int, typer.Option(callback=within(1, 256), help="Processors of each")] = 4,
+    gpus: Annotated[int, typer.Option(parser=within(0, 1), help="1: a GPU each; 0: a CPU slot each")] = 1,
+    cpus: Annotated[int, typer.Option(parser=within(1, 256), help="Processors of each")] = 4,
     partition: Annotated[str | None, typer.Option(help="Partition")] = None,
-    drain_seconds: Annotated[int, typer.Option(callback=within(60, 7200), help="Drain so long before the limit")] = 600,
+    drain_seconds: Annotated[int, typer.Option(parser=within(60, 7200), help="Drain so long before the limit")] = 600,
     python: Python = "python3",
     submit: Annotated[bool, typer.Option("--submit", help="Hand it to sbatch instead of printing it")] = False,
 ) -> None:
@@ -245,10 +241,12 @@ def k8s(
     image: Annotated[str, typer.Option(help="Image of the server (target api of the Dockerfile)")],
     worker_image: Annotated[str, typer.Option(help="Image of a worker (target worker)")],
     host: Annotated[list[str] | None, typer.Option(help="A name by which the server is called from outside")] = None,
-    replicas: Annotated[int, typer.Option(callback=within(1, 20), help="API processes")] = 2,
-    workers: Annotated[int, typer.Option(callback=within(0, 1000), help="Workers; with --most the fewest")] = 1,
-    most: Annotated[int | None, typer.Option(callback=_many, help="Scale workers by the queue, to so many")] = None,
-    gpus: Annotated[int, typer.Option(callback=within(0, 1), help="1: a GPU each; 0: a CPU slot each")] = 1,
+    replicas: Annotated[int, typer.Option(parser=within(1, 20), help="API processes")] = 2,
+    workers: Annotated[int, typer.Option(parser=within(0, 1000), help="Workers; with --most the fewest")] = 1,
+    most: Annotated[
+        int | None, typer.Option(parser=within(1, 1000), help="Scale workers by the queue, to so many")
+    ] = None,
+    gpus: Annotated[int, typer.Option(parser=within(0, 1), help="1: a GPU each; 0: a CPU slot each")] = 1,
     namespace: Annotated[str, typer.Option(help="Namespace")] = "default",
 ) -> None:
     """Print manifests: API with probes, workers with their device, both by reference to PostgreSQL and secrets.

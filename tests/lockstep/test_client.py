@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 
 from lockstep import AsyncClient, Client
+from lockstep.address import BadAddress
 from lockstep.client import ApiError, Experiment, MissingPackage, Scores, Series, Verdict
 from tests.awaiting import awaited
 
@@ -345,3 +346,9 @@ def test_notebook_shows_an_experiment_with_its_verdict_and_escapes_names() -> No
     waits = Experiment({**SHOWN, "answer": None, "status": "queued", "why_waiting": {"text": "no <worker>"}})
     assert "no &lt;worker&gt;" in waits._repr_html_()
     assert Verdict(REPORT["verdict"])._repr_html_() == "<div><b>WINNER</b> a.</div>"
+
+
+@pytest.mark.parametrize("given", ["", "..", "../queue", "exp_1?x=1", "exp_1#", "exp 1"])
+def test_id_that_would_lead_elsewhere_is_refused(given: str) -> None:
+    with pytest.raises(BadAddress, match="is no path of the API; give an id"):
+        Client("http://127.0.0.1:9", patience=0.0).show(given)
