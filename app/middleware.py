@@ -91,7 +91,8 @@ def _add_headers(message: MutableMapping[str, Any], request_id: str) -> None:
     headers.setdefault("Content-Security-Policy", _CSP)
     headers.setdefault("X-Content-Type-Options", "nosniff")
     headers.setdefault("Referrer-Policy", "same-origin")
-    headers.setdefault("Cache-Control", "no-store")
+    # what has a tag may be kept, and is asked for again before it is shown
+    headers.setdefault("Cache-Control", "private, no-cache" if "etag" in headers else "no-store")
     if headers.get("content-type", "").startswith("text/event-stream"):
         headers["X-Accel-Buffering"] = "no"
 

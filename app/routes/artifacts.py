@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from typing import Annotated, Any, BinaryIO, Literal
 
-from fastapi import APIRouter, Path, Query, Response
+from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.responses import FileResponse
 from starlette.types import Receive, Scope, Send
 
 from app.errors import NotFoundError
 from app.routes import documents as d
+from app.routes.conditional import not_modified
 from app.routes.deps import ContextDep, Reader, StrictRoute
 from app.services import grafts, reading
 
@@ -80,12 +81,16 @@ def get_artifact(ctx: ContextDep, actor: Reader, artifact_id: ArtifactId) -> Any
     responses={
         **d.problems(404),
         206: {"description": "Part of the file"},
+        304: {"description": "You have it: its ETag is among If-None-Match"},
         416: {"description": "The range lies outside of the file"},
     },
 )
-def download_artifact(ctx: ContextDep, actor: Reader, artifact_id: ArtifactId) -> Response:
+def download_artifact(ctx: ContextDep, actor: Reader, request: Request, artifact_id: ArtifactId) -> Response:
     """Download a stored file; ranges are served."""
     row = reading.show_artifact(ctx, artifact_id)
+    etag = f'"{row.sha256}"'
+    if (same := not_modified(request, etag)) is not None:
+        return same
     file = ctx.files.open(row.sha256)
     if file is None:
         raise NotFoundError("the stored object is missing", code="missing_object")
@@ -94,5 +99,5 @@ def download_artifact(ctx: ContextDep, actor: Reader, artifact_id: ArtifactId) -
         filename=row.name,
         media_type=row.media_type,
         content_disposition_type="attachment",
-        headers={"X-Content-Type-Options": "nosniff"},
+        headers={"X-Content-Type-Options": "nosniff", "ETag": etag},
     )

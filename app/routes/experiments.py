@@ -10,6 +10,7 @@ from starlette.responses import JSONResponse
 
 from app.errors import InvalidError
 from app.routes import documents as d
+from app.routes.conditional import not_modified
 from app.routes.deps import (
     PAGE,
     ContextDep,
@@ -156,9 +157,8 @@ def get_experiment(ctx: ContextDep, actor: Reader, experiment_id: ExperimentId, 
     """Show an experiment; the ETag names its version and last event."""
     document = reading.show_experiment(ctx, experiment_id)
     etag = f'"{document["version"]}-{document["cursor"]}"'
-    if request.headers.get("if-none-match") == etag:
-        return Response(status_code=304, headers={"ETag": etag})
-    return JSONResponse(document, headers={"ETag": etag})
+    headers = {"ETag": etag, "Cache-Control": "no-store"}  # a page shows progress too, which has no event
+    return not_modified(request, etag) or JSONResponse(document, headers=headers)
 
 
 class Edit(BaseModel):

@@ -18,6 +18,7 @@ from starlette.types import Receive, Scope, Send
 
 from app.errors import NotInstalledError
 from app.routes import documents as d
+from app.routes.conditional import not_modified
 from app.routes.deps import ContextDep, Reader, StrictRoute
 from app.routes.experiments import ExperimentId
 from app.services import exports
@@ -115,6 +116,7 @@ async def _left(receive: Receive) -> None:
     response_class=Response,
     responses={
         **d.problems(404, 501),
+        304: {"description": "You have it: its ETag is among If-None-Match; of a finished experiment only"},
         200: {
             "content": {
                 "application/json": {"schema": {"type": "object"}},
@@ -134,16 +136,21 @@ def export_experiment(
     ] = "json",
 ) -> Response:
     """Stream an experiment: all tables as JSON or SQLite, or the training episodes as CSV."""
-    exports.check(ctx, experiment_id)
+    state = exports.state(ctx, experiment_id)
     if form == "parquet":
         raise NotInstalledError("Parquet needs a library this server does not have; take sqlite, json or csv")
+    headers = {"Content-Disposition": f'attachment; filename="{experiment_id}.{form}"'}
+    if state is not None:
+        headers["ETag"] = f'W/"{state}-{form}"'
+        if (same := not_modified(request, headers["ETag"])) is not None:
+            return same
     write, media = _FORMS[form]
     return SpooledResponse(
         partial(write, ctx, experiment_id),
         request.app.state.export_writers,
         ctx.files.incoming,
         media_type=media,
-        headers={"Content-Disposition": f'attachment; filename="{experiment_id}.{form}"'},
+        headers=headers,
     )
 
 

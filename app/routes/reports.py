@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.metadata import version as package_version
 from typing import Annotated, Any, Literal
 
-from fastapi import APIRouter, Query, Response
+from fastapi import APIRouter, Query, Request, Response
 from pydantic import BaseModel, Field
 from starlette.responses import JSONResponse
 
 from app.routes import documents as d
+from app.routes.conditional import tagged
 from app.routes.deps import PAGE, ContextDep, Cursor, Operator, PageLimit, Reader, StrictRoute
 from app.routes.experiments import ExperimentId
 from app.services import calibration, pages, reports
@@ -24,6 +26,7 @@ router = APIRouter(prefix="/api/v1", tags=["reports"], route_class=StrictRoute)
     "/experiments/{experiment_id}/report",
     responses={
         **d.problems(404, 409),
+        304: {"description": "You have it: its ETag is among If-None-Match"},
         200: {
             "content": {
                 "application/json": {"schema": {"type": "object"}},
@@ -38,6 +41,7 @@ router = APIRouter(prefix="/api/v1", tags=["reports"], route_class=StrictRoute)
 def get_report(
     ctx: ContextDep,
     actor: Reader,
+    request: Request,
     experiment_id: ExperimentId,
     form: Annotated[
         Literal["json", "html", "md", "csv", "py"], Query(alias="format", description="Form of the report")
@@ -46,20 +50,23 @@ def get_report(
 ) -> Response:
     """Return an immutable report: JSON, HTML, Markdown, scores as CSV, or the script that recomputes it (py)."""
     row = reports.read(ctx, experiment_id, version)
-    headers = {"Lockstep-Report-Version": str(row.version)}
+    response = _in_form(form, row.content, row.scores_csv, f"scores-{experiment_id}.csv")
+    response.headers["Lockstep-Report-Version"] = str(row.version)
+    return tagged(request, response)
+
+
+def _in_form(form: str, content: Mapping[str, Any], scores: str, file_name: str) -> Response:
     if form == "html":
         policy = "default-src 'none'; style-src 'unsafe-inline'; img-src data:; frame-ancestors 'self'"
-        html_headers = {**headers, "Content-Security-Policy": policy}
-        return Response(render_html(row.content), media_type="text/html", headers=html_headers)
+        return Response(render_html(content), media_type="text/html", headers={"Content-Security-Policy": policy})
     if form == "md":
-        return Response(render_markdown(row.content), media_type="text/markdown", headers=headers)
+        return Response(render_markdown(content), media_type="text/markdown")
     if form == "py":
-        return Response(recompute_script(), media_type="text/x-python", headers=headers)
+        return Response(recompute_script(), media_type="text/x-python")
     if form == "csv":
-        name = f'attachment; filename="scores-{experiment_id}.csv"'
-        headers["Content-Disposition"] = name
-        return Response(row.scores_csv, media_type="text/csv", headers=headers)
-    return JSONResponse(row.content, headers=headers)
+        headers = {"Content-Disposition": f'attachment; filename="{file_name}"'}
+        return Response(scores, media_type="text/csv", headers=headers)
+    return JSONResponse(content)
 
 
 @router.get("/experiments/{experiment_id}/reports", response_model=d.Page, responses=d.problems(404))

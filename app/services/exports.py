@@ -30,10 +30,15 @@ from lockstep.nonfinite import jsonable
 MAX_COMPARED = 8
 
 
-def check(ctx: Context, experiment_id: str) -> None:
-    """Raise ``NotFoundError`` before an export begins."""
+def state(ctx: Context, experiment_id: str) -> str | None:
+    """Return a name of what an export would hold, None while the experiment is not finished and it may grow.
+
+    Raises:
+        NotFoundError: there is no such experiment.
+    """
     with ctx.store.read() as session:
-        existing(session, experiment_id)
+        row = existing(session, experiment_id)
+    return None if row.finished_at is None else f"{row.version}-{row.event_seq}"
 
 
 def write_csv(ctx: Context, experiment_id: str, file: BinaryIO, stop: threading.Event) -> None:
