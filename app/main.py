@@ -10,6 +10,7 @@ from fastapi import FastAPI
 
 from app import middleware, openapi, problems
 from app.background import BackgroundTasks
+from app.claiming import Desk
 from app.live import Hub
 from app.routes import artifacts, experiments, exports, live, operations, pages, reports, webhooks, workers
 from app.services.artifacts import FileStore
@@ -78,6 +79,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         ensure_epoch(ctx)
     app.state.ctx = ctx
     app.state.export_writers = ThreadPoolExecutor(_EXPORT_WRITERS, "export")
+    app.state.desk = Desk(ctx)
     app.state.hub = Hub(ctx)
     app.state.hub.start()
     tasks = BackgroundTasks(ctx)

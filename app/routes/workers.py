@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from typing import Annotated, Any
 
@@ -11,6 +10,7 @@ from pydantic import BaseModel
 from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse
 
+from app.claiming import Desk
 from app.errors import InvalidError
 from app.routes import documents as d
 from app.routes.deps import (
@@ -67,8 +67,8 @@ async def claim_block(
         is_over = left <= 0 or ctx.bell.is_closed or await request.is_disconnected()
         if is_over:  # nobody waits any more, or nobody should: no server need wait for it to stop
             return Response(status_code=204)
-        await ctx.bell.wait(min(left, ctx.settings.tick_seconds))
-        await asyncio.sleep(0.02)  # let a burst of commits settle into one tick
+        desk: Desk = request.app.state.desk
+        await desk.wait(worker_id, left)
 
 
 @router.post(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 
 from sqlalchemy.orm import Session
@@ -52,6 +52,13 @@ def tick(ctx: Context) -> int:
     if assigned:
         ctx.bell.ring()
     return assigned
+
+
+def called(ctx: Context, worker_ids: Set[str]) -> set[str]:
+    """Give out work, and return those of these workers that have something to ask for: an offer, a drain, an end."""
+    tick(ctx)
+    with ctx.store.read() as session:
+        return set(worker_ids) - workers.waiting(session, worker_ids)
 
 
 def _tick(ctx: Context, session: Session) -> int:

@@ -20,6 +20,18 @@ def get(session: Session, worker_id: str) -> WorkerRow | None:
     return one(WorkerRow, session.execute(_ONE, {"worker_id": worker_id}))
 
 
+def waiting(session: Session, worker_ids: Collection[str]) -> set[str]:
+    """Return those of these workers that are idle and have nothing to hear."""
+    return set(session.execute(_WAITING, {"ids": list(worker_ids)}).scalars())
+
+
+_WAITING = select(t.worker.c.id).where(
+    t.worker.c.id.in_(bindparam("ids", expanding=True)),
+    t.worker.c.status == WorkerStatus.IDLE,
+    t.worker.c.drain.is_(False),
+)
+
+
 _WORKER = columns(WorkerRow, t.worker)
 _ONE = select(*_WORKER).where(t.worker.c.id == bindparam("worker_id"))
 
