@@ -66,24 +66,30 @@ def listens(port: int) -> bool:
 
 
 @contextmanager
-def plain(server: str, prefix: str) -> Iterator[str]:
-    """Pass bytes on, a request a connection, and take the prefix off its path; return the address with the prefix."""
+def plain(server: str, prefix: str, *, drops_sockets: bool = False) -> Iterator[str]:
+    """Pass bytes on, a request a connection, and take the prefix off its path; return the address with the prefix.
+
+    Args:
+        server: URL.
+        prefix: a path, or nothing.
+        drops_sockets: whether the connection of a WebSocket is closed without an answer.
+    """
     with ExitStack() as stack:
         listener = stack.enter_context(closing(socket.create_server(("127.0.0.1", 0))))
-        threading.Thread(target=_accept, args=(listener, server, prefix.encode()), daemon=True).start()
+        threading.Thread(target=_accept, args=(listener, server, prefix.encode(), drops_sockets), daemon=True).start()
         yield f"http://127.0.0.1:{listener.getsockname()[1]}{prefix}"
 
 
-def _accept(listener: socket.socket, server: str, prefix: bytes) -> None:
+def _accept(listener: socket.socket, server: str, prefix: bytes, drops_sockets: bool) -> None:
     while True:
         try:
             asking, _ = listener.accept()
         except OSError:  # closed
             return
-        threading.Thread(target=_serve, args=(asking, server, prefix), daemon=True).start()
+        threading.Thread(target=_serve, args=(asking, server, prefix, drops_sockets), daemon=True).start()
 
 
-def _serve(asking: socket.socket, server: str, prefix: bytes) -> None:
+def _serve(asking: socket.socket, server: str, prefix: bytes, drops_sockets: bool) -> None:
     place = urlsplit(server)
     with asking, socket.create_connection((place.hostname, place.port)) as answering:
         head = b""
@@ -92,7 +98,10 @@ def _serve(asking: socket.socket, server: str, prefix: bytes) -> None:
             if not more:
                 return
         head = head.replace(b" " + prefix + b"/", b" /", 1)
-        if b"upgrade:" not in head.lower():
+        is_socket = b"upgrade: websocket" in head.lower()
+        if is_socket and drops_sockets:
+            return
+        if not is_socket:
             head = re.sub(rb"(?i)connection: [^\r]*", b"Connection: close", head)
         answering.sendall(head)
         threading.Thread(target=_pass_on, args=(asking, answering), daemon=True).start()

@@ -1,9 +1,12 @@
 // One WebSocket with full-jitter back-off and a cursor: nothing is fetched twice, nothing is missed.
-// A closed socket never means finished; only the frame "end" does.
+// A closed socket never means finished; only the frame "end" does. Where sockets are dropped before the server has
+// said anything, as some proxies do, the same frames come as server-sent events.
 
 import { base } from "./api.js";
 
 const BACKOFF = { least: 500, most: 30000, stable: 30000 };
+const DROPS = 2;
+const FRAMES = ["snapshot", "delta", "status", "lagged", "truncate", "resync", "end"];
 
 export class Live {
   constructor(experimentId, onFrame, onState) {
@@ -13,6 +16,7 @@ export class Live {
     this.cursor = null;
     this.metrics = [];
     this.failures = 0;
+    this.drops = 0;
     document.addEventListener("visibilitychange", () => this.onVisibility());
   }
 
@@ -25,19 +29,49 @@ export class Live {
 
   connect() {
     clearTimeout(this.timer);
-    if (this.socket) {
-      this.socket.onclose = null;
-      this.socket.close();
-    }
+    this.leave();
     const url = new URL(`${base}/api/v1/experiments/${this.id}/ws`, location.href);
+    if (this.drops >= DROPS) return this.listen(new URL("stream", url));
     url.protocol = url.protocol.replace("http", "ws");
+    this.greeted = false;
     this.socket = new WebSocket(url);
     this.socket.onopen = () => {
       this.opened = Date.now();
       this.send();
     };
     this.socket.onmessage = (event) => this.receive(JSON.parse(event.data));
-    this.socket.onclose = (event) => this.onClose(event);
+    this.socket.onclose = (event) => {
+      if (!this.greeted) this.drops += 1;
+      this.onClose(event);
+    };
+    return undefined;
+  }
+
+  listen(url) {
+    for (const metric of this.metrics) url.searchParams.append("metrics", metric);
+    if (this.cursor) url.searchParams.set("after", this.cursor);
+    this.greeted = false;
+    this.source = new EventSource(url);
+    this.source.onopen = () => {
+      this.opened = Date.now();
+      this.greeted = true;
+    };
+    for (const kind of FRAMES) this.source.addEventListener(kind, (event) => this.receive(JSON.parse(event.data)));
+    this.source.onerror = () => {
+      if (!this.greeted) this.cursor = null;
+      this.drops = 0; // a socket is tried again, in case the server itself was away
+      this.leave();
+      this.onClose({});
+    };
+  }
+
+  leave() {
+    if (this.socket) {
+      this.socket.onclose = null;
+      this.socket.close();
+    }
+    if (this.source) this.source.close();
+    this.socket = this.source = null;
   }
 
   send() {
@@ -49,6 +83,8 @@ export class Live {
   receive(frame) {
     if (frame.type === "ping") return this.socket.send('{"type":"pong"}');
     if (frame.type === "hello") {
+      this.greeted = true;
+      this.drops = 0;
       if (this.epoch && this.epoch !== frame.server_epoch) this.cursor = null;
       this.epoch = frame.server_epoch;
       return undefined;
@@ -56,6 +92,7 @@ export class Live {
     if (frame.type === "resync" || frame.type === "lagged") return this.subscribe(this.metrics);
     if (frame.cursor) this.cursor = frame.cursor;
     this.onState("live");
+    if (frame.type === "end" && this.source) this.leave(); // it would come back for more by itself
     return this.onFrame(frame);
   }
 
@@ -73,10 +110,13 @@ export class Live {
 
   onVisibility() {
     if (document.hidden) {
-      this.hiddenTimer = setTimeout(() => this.socket && this.socket.close(), 60000);
+      this.hiddenTimer = setTimeout(() => {
+        this.leave();
+        this.onState("paused");
+      }, 60000);
       return;
     }
     clearTimeout(this.hiddenTimer);
-    if (!this.socket || this.socket.readyState > WebSocket.OPEN) this.connect();
+    if (!this.source && (!this.socket || this.socket.readyState > WebSocket.OPEN)) this.connect();
   }
 }
