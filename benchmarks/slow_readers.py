@@ -130,7 +130,7 @@ def hold(server: ServerProcess, experiment_id: str, given: argparse.Namespace, i
     held = wait_until(worker.claim, what="an assignment")
     worker.ready(held)
     address = f"{server.url.replace('http', 'ws')}/api/v1/experiments/{watched}/ws"
-    ask_once(server.url, experiment_id)
+    fill_pool(server.url, experiment_id)
     files_before = len(os.listdir(f"/proc/{pid}/fd"))
     crowds: list[Crowd] = []
 
@@ -152,7 +152,9 @@ def hold(server: ServerProcess, experiment_id: str, given: argparse.Namespace, i
     for crowd in crowds:
         crowd.leave()
     wait_until(lambda: not held_files(incoming, pid), timeout=90, what="no file left")
-    wait_until(lambda: len(os.listdir(f"/proc/{pid}/fd")) <= files_before + 2, timeout=90, what="no descriptor left")
+    end = time.monotonic() + 90
+    while len(os.listdir(f"/proc/{pid}/fd")) > files_before + 2 and time.monotonic() < end:
+        time.sleep(0.5)
     return {
         "others": times(seconds),
         "readers_sent_away": crowds[0].num_returns,
@@ -162,11 +164,12 @@ def hold(server: ServerProcess, experiment_id: str, given: argparse.Namespace, i
     }
 
 
-def ask_once(url: str, experiment_id: str) -> None:
-    """Ask for other routes once, so that the pool has its connections."""
+def fill_pool(url: str, experiment_id: str) -> None:
+    """Ask for other routes, many at once, so that the pool has the connections that it keeps."""
     ended = threading.Event()
-    threading.Timer(2.0, ended.set).start()
-    ask_until(url, experiment_id, ended)
+    threading.Timer(3.0, ended.set).start()
+    with ThreadPoolExecutor(16) as pool:
+        list(pool.map(lambda _: ask_until(url, experiment_id, ended), range(16)))
 
 
 def main() -> int:
@@ -192,7 +195,8 @@ def main() -> int:
             text = json.dumps(document, indent=1)
             print(text)
             (ROOT / f"benchmarks/results/slow_readers_{given.database}.json").write_text(text + "\n")
-            return 0 if found["ready_after"] and found["others"]["p99"] < P99_SECONDS else 1
+            is_left = found["descriptors"]["after"] > found["descriptors"]["before"] + 2
+            return 0 if found["ready_after"] and found["others"]["p99"] < P99_SECONDS and not is_left else 1
         fine = [measure(server, experiment_id, form, given.readers, incoming) for form in FORMS]
         for form in FORMS:
             for _ in range(given.readers):
