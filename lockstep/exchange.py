@@ -253,6 +253,8 @@ def _asked_to_wait(reply: Reply) -> float:
 
 def reason_of(error: httpx.TransportError) -> str:
     """Return what to tell of a lost connection."""
+    if "WRONG_VERSION_NUMBER" in str(error):
+        return "it does not speak TLS; write http:// where the URL has https://"
     return _NUMBER.sub("", str(error)) or type(error).__name__
 
 

@@ -87,7 +87,11 @@ def problems_of(
             faults.append(Problem(at, "unknown_key", f"unknown key {key!r}", remedy))
         else:
             wanted = _forms(_annotation(model, location)) if len(details) > 1 else ""
-            faults.append(Problem(at, details[0]["type"], *sentence(dotted((*root, *location)), details, wanted)))
+            message, remedy = sentence(dotted((*root, *location)), details, wanted)
+            names = _names(_annotation(model, location))
+            if remedy == "give a mapping" and names:
+                remedy += f", for example {{{next(iter(names))}: ..}}"
+            faults.append(Problem(at, details[0]["type"], message, remedy))
     return faults
 
 

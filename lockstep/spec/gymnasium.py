@@ -8,7 +8,7 @@ from typing import Any
 from lockstep.spec.arms import ResolvedArm
 from lockstep.spec.family import Family, Score
 from lockstep.spec.problems import Problem, nearest, pointer
-from lockstep.spec.sections import Env
+from lockstep.spec.sections import Engine, Env, Optimiser
 
 #: ``mask_velocity`` hides the velocities of a classic task, ``atari`` prepares a game of ale-py.
 MASK_VELOCITY, ATARI = WRAPPERS = "mask_velocity", "atari"
@@ -20,6 +20,13 @@ VELOCITIES: Mapping[str, tuple[int, ...]] = {
     "Pendulum-v1": (2,),
     "LunarLander-v3": (2, 3, 5),
 }
+#: Fields of ``env`` that mean something here.
+_FIELDS = frozenset(
+    {
+        *("kind", "id", "kwargs", "wrappers", "n_envs", "processes"),
+        *("gamma", "rollout_steps", "max_episode_steps", "reward_scale"),
+    }
+)
 #: Steps after which an episode of evaluation is cut where neither the spec nor the environment has a limit.
 EVAL_MAX_STEPS = 100_000
 #: Outcome of an episode of evaluation that was cut so, beside ``done`` and ``horizon`` (the environment's own limit).
@@ -78,13 +85,28 @@ def _fill(_data: dict[str, Any]) -> None:
 
 
 def _rules(env: Env, arms: Sequence[ResolvedArm]) -> Iterator[Problem]:
-    del arms
     if env.id is None:
         example = "ALE/Breakout-v5" if ATARI in env.wrappers else "CartPole-v1"
         yield Problem("/env/id", "missing", "env.kind gymnasium needs env.id", f"for example id: {example}")
-    if env.slots is not None:
-        yield Problem("/env/slots", "not_applicable", "env.kind gymnasium has no slots", "remove env.slots")
+    if env.kwargs.get("render_mode") == "human":
+        message = "render_mode human of env.kwargs opens a window, and workers have none"
+        yield Problem("/env/kwargs/render_mode", "not_applicable", message, "remove it")
+    yield from _foreign_rules(env, arms[0].config)
     yield from _wrapper_rules(env)
+
+
+def _foreign_rules(env: Env, config: Mapping[str, Any]) -> Iterator[Problem]:
+    """What is said of hosts and grafts would change nothing here, so that whoever says it means something else."""
+    for name, field in Env.model_fields.items():
+        if name not in _FIELDS and getattr(env, name) != field.get_default(call_default_factory=True):
+            remedy = "use env.max_episode_steps for a limit of steps" if name == "horizon" else f"remove env.{name}"
+            yield Problem(
+                pointer("env", name), "not_applicable", f"env.{name} belongs to env.kind morphogenesis", remedy
+            )
+    for name, default in (("host", Optimiser()), ("graft", Optimiser()), ("engine", Engine())):
+        if config[name] != default.model_dump(mode="json", by_alias=True):
+            message = f"{name} belongs to env.kind morphogenesis"
+            yield Problem(pointer(name), "not_applicable", message, f"remove {name}")
 
 
 def _wrapper_rules(env: Env) -> Iterator[Problem]:

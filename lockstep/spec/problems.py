@@ -50,7 +50,10 @@ _LISTED = 12
 def nearest(name: str, known: Iterable[str], lead: str = "known:") -> str:
     """Return a remedy that names the nearest known key, or all of them, after ``lead``, when none is near."""
     names = sorted(known)
-    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6)
+    folded = {other.casefold(): other for other in names}
+    close = difflib.get_close_matches(name, names, n=1, cutoff=0.6) or [
+        folded[other] for other in difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
+    ]
     if close:
         return f"did you mean {close[0]!r}?"
     if len(names) <= _LISTED:

@@ -128,15 +128,17 @@ def _task_rules(env: Env, known: Mapping[str, Mapping[str, Any]]) -> Iterator[Pr
     if facts is None:
         close = difflib.get_close_matches(str(env.id), known, n=1, cutoff=0.6)
         remedy = f"did you mean {close[0]!r}? " if close else ""
+        if ":" in str(env.id):
+            remedy += "Write the name behind the colon: a specification imports no module. "
         remedy += "Install the package that has it where a worker runs, and start that worker anew"
         yield Problem("/env/id", "unknown_environment", f"no registered worker knows env.id {env.id!r}", remedy)
     elif "defect" in facts:
         message = f"env.id {env.id!r} cannot be built where workers run: {facts['defect']}"
         yield Problem("/env/id", "defective_environment", message, "install what is missing, and start the worker anew")
     elif facts.get("arguments") is not None:
-        schema: dict[str, Any] = {"properties": {name: {} for name in facts["arguments"]}}
-        given = {name: value for name, value in env.kwargs.items() if name not in facts["arguments"]}
-        yield from flat_problems(schema, given, lambda name: pointer("env", "kwargs", name))
+        limit: dict[str, Any] = {"max_episode_steps": {"type": "integer"}}  # -1: no limit
+        schema = {"properties": {name: limit.get(name, {}) for name in facts["arguments"]}}
+        yield from flat_problems(schema, env.kwargs, lambda name: pointer("env", "kwargs", name))
 
 
 def _with_version(name: str, known: Iterable[str]) -> str:

@@ -260,6 +260,14 @@ class BlockTrainer:
         except ValueError as error:
             raise ConfigRefused(f"arms[{plan.arm}]", str(error), "correct the named field") from error
         layout, heads = obs_layout(self.envs.obs_spec), list(self.envs.heads)
+        names = [head.name for head in heads]
+        for field, given in (
+            ("prob_floor", cfg.ppo.prob_floor),
+            ("entropy_head_weights", cfg.ppo.entropy_head_weights),
+        ):
+            if unknown := sorted(set(given) - set(names)):
+                told = f"no head {', '.join(map(repr, unknown))} here"
+                raise ConfigRefused(f"ppo.{field}", told, f"use one of {', '.join(names)}")
         return build_learner(cfg, layout, heads, self._streams(plan), num_envs=self.num_envs, device=self.device)
 
     def _calibrate(self) -> None:

@@ -143,6 +143,13 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("not_applicable", cartpole_spec(env={"id": "carts", "processes": 2}), cartpole_spec(env={"id": "carts"})),
     ("not_applicable", cartpole_spec(env={"id": "carts", "max_episode_steps": 9}),
      cartpole_spec(env={"id": "carts", "kwargs": {"limit": 9}})),
+    ("not_applicable", cartpole_spec(env={"horizon": 20}), cartpole_spec(env={"max_episode_steps": 20})),
+    ("not_applicable", cartpole_spec(env={"task": "digits_small"}), cartpole_spec()),
+    ("not_applicable", cartpole_spec(env={"governor": {"window": 9}}), cartpole_spec()),
+    ("not_applicable", cartpole_spec(host={"lr": 0.1}), cartpole_spec()),
+    ("not_applicable", cartpole_spec(engine={"path": "eager"}), cartpole_spec()),
+    ("not_applicable", cartpole_spec(env={"id": "Ant-v5", "kwargs": {"render_mode": "human"}}), cartpole_spec()),
+    ("model_type", tiny_spec(reward="shaped"), tiny_spec(reward={"mode": "shaped"})),
     ("duplicate", cartpole_spec(env={"wrappers": ["mask_velocity"] * 2}),
      cartpole_spec(env={"wrappers": ["mask_velocity"]})),
     ("contradiction", cartpole_spec(env={"id": "Ant-v5", "max_episode_steps": 9, "kwargs": {"max_episode_steps": 9}}),
@@ -342,6 +349,9 @@ def test_names_of_other_libraries_lead_to_fields_that_exist() -> None:
         (tiny_spec(env={"envs": 2}), "did you mean 'n_envs'?"),
         (tiny_spec(ppo={"batch_size": 64}), "give ppo.minibatches: the transitions of a round divided by"),
         (tiny_spec(reward={"zork": 2}), " more)"),
+        ({**tiny_spec(), "budget": 9}, "give a mapping, for example {rounds: ..}"),
+        (tiny_spec(preset="DIGITS_CPU"), "did you mean 'digits_cpu'?"),
+        (cartpole_spec(env={"id": "gymnasium.envs:CartPole-v1"}), "Write the name behind the colon"),
     ],
 )
 def test_a_refusal_gives_the_reason_and_what_was_meant(raw: dict[str, Any], told: str) -> None:

@@ -15,9 +15,10 @@ from lockstep.spec.presets import PRESETS, merge
 from lockstep.spec.resolve import parse
 from lockstep.spec.rules import check
 from tests.worker.train import corridor, reinforce
-from tests.worker.train.cases import block, digests, train, trainer
+from tests.worker.train.cases import GYM, GYM_ARMS, block, digests, train, trainer
 from worker.envs import families
 from worker.rl.algorithms import ALGORITHMS
+from worker.train.plan import ConfigRefused
 
 CORRIDOR: dict[str, Any] = {
     "env": {"kind": "corridor", "n_envs": 16},
@@ -48,6 +49,12 @@ def test_a_new_family_is_checked_planned_and_shown() -> None:
     arms = [ARMS[0], {"label": "x", "policy": "noop"}]
     wrong = parse(merge(raw, {"ppo": {"prob_floor": {"mvoe": 0.1}}, "arms": arms}))
     assert [problem.code for problem in check(wrong)[0]] == ["not_applicable", "unknown_head"]
+
+
+@pytest.mark.parametrize("field", ["prob_floor", "entropy_head_weights"])
+def test_a_head_that_an_environment_has_not_is_a_fault_of_the_configuration(field: str) -> None:
+    with pytest.raises(ConfigRefused, match=rf"ppo.{field}: no head .acton. here; use one of action"):
+        trainer(block(GYM, GYM_ARMS, ppo={field: {"acton": 0.1}}))
 
 
 def test_a_new_family_and_a_new_algorithm_learn_in_the_loop_beside_ppo() -> None:
