@@ -21,7 +21,8 @@ from torch.distributions import (
 
 from tests.worker.rl.cases import CPU, full_masks, learner_config, make_learner
 from worker.envs.base import HeadSpec, Observation, Seen
-from worker.rl.algorithms.ppo import ppo_loss, prepare
+from worker.rl.algorithms.ppo import prepare
+from worker.rl.algorithms.ppo_loss import ppo_loss
 from worker.rl.gaussian import LOG_STD_MAX, LOG_STD_MIN
 from worker.rl.heads import Heads, choose, evaluate
 from worker.rl.learner import noise_of

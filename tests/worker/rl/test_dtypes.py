@@ -12,7 +12,8 @@ from torch import Tensor
 from lockstep.spec.sections import ObsNorm
 from tests.worker.rl.cases import HEADS, build_heads, learner_config, make_learner, random_rollout
 from worker.envs.base import HeadSpec
-from worker.rl.algorithms.ppo import Prepared, gae, loss_and_grad, ppo_loss, prepare
+from worker.rl.algorithms.ppo import Prepared, gae, loss_and_grad, prepare
+from worker.rl.algorithms.ppo_loss import ppo_loss
 from worker.rl.cuda import autocast
 from worker.rl.heads import evaluate, log_probabilities
 from worker.rl.normalise import ObsNormalizer, PopArt, RewardScaler

@@ -13,19 +13,15 @@ import torch
 
 from tests.worker.rl.cases import HEADS, learner_config, make_learner, random_rollout
 from worker.envs.base import HeadSpec
-from worker.rl.algorithms.ppo import (
-    AnchorMismatch,
+from worker.rl.algorithms.ppo import AnchorMismatch, Prepared, _next_values, prepare, update
+from worker.rl.algorithms.ppo_loss import (
     Batch,
-    Prepared,
     Replay,
-    _next_values,
     _shares,
     _surrogate,
     _value_loss,
     normalise_advantages,
     ppo_loss,
-    prepare,
-    update,
 )
 from worker.rl.config import entropy_coefficient, floor_scale, learning_rate
 from worker.rl.heads import Floors, evaluate

@@ -7,6 +7,7 @@ import pytest
 from benchmarks.ppo_probes import PROBES
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("name", sorted(PROBES))
 def test_probe_reaches_its_known_answer(name: str) -> None:
     ok, told = PROBES[name](0)

@@ -14,6 +14,7 @@ import pytest
 _SAME_EVERYWHERE = {"ATEN_CPU_CAPABILITY": "default", "MKL_CBWR": "COMPATIBLE", "ONEDNN_MAX_CPU_ISA": "SSE41"}
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("seed", [pytest.param(2, marks=pytest.mark.slow), 3])
 def test_cartpole_is_learnt_in_100_000_steps(seed: int) -> None:
     command = [sys.executable, "-m", "tests.worker.train.cartpole", str(seed)]

@@ -150,6 +150,7 @@ while True:
 """
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("kills", [3, pytest.param(20, marks=pytest.mark.slow)])
 def test_a_process_killed_while_saving_leaves_a_loadable_checkpoint(kills: int, tmp_path: Path) -> None:
     plan = block(GYM, GYM_ARMS)

@@ -18,7 +18,8 @@ import torch
 from torch import Tensor
 
 from worker.rl.algorithms.base import Due, Stacking
-from worker.rl.algorithms.ppo import Batch, Prepared, Replay, StackedRule, Tally, ppo_loss, round_metrics
+from worker.rl.algorithms.ppo import Prepared, Tally, round_metrics
+from worker.rl.algorithms.ppo_loss import Batch, Replay, StackedRule, ppo_loss
 from worker.rl.config import learning_rate
 from worker.rl.learner import ADAM_BETAS, Adam, Learner, adam_step
 from worker.rl.nets import FlatParameters, StackedMLP
