@@ -211,9 +211,21 @@ class FileStore:
                     found.append((path.name, state.st_size))
         return found
 
-    def remove(self, sha256: str) -> None:
-        """Remove an object that no row names any more."""
-        self.path(sha256).unlink(missing_ok=True)
+    def remove(self, sha256: str, *, older_than: float = 0.0) -> bool:
+        """Remove an object that no row names any more, unless it was written again within so many seconds.
+
+        It is taken away first and looked at then: what is uploaded meanwhile lies in its place and stays.
+        """
+        away = self.incoming / secrets.token_hex(16)
+        try:
+            self.path(sha256).rename(away)
+        except FileNotFoundError:
+            return False
+        if older_than and away.lstat().st_mtime >= time.time() - older_than:
+            away.replace(self.path(sha256))
+            return False
+        away.unlink()
+        return True
 
 
 @contextmanager

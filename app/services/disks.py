@@ -13,13 +13,19 @@ from app.store import scheduling
 
 #: A folder that has not been announced for so many sweeps is gone.
 _LATELY_SWEEPS = 12
+#: After so long nothing of it is kept: each server that had a disk of its own would leave a note for ever.
+_FORGOTTEN_SECONDS = 86_400.0
 _DISK, _LACKING = "disk:", "lacking:"
 
 
 def announce(ctx: Context) -> None:
     """Say that this server's folder is there, and answer for each file that another lacks whether it lies here."""
     with ctx.store.write() as session:
-        scheduling.set_meta(session, _DISK + ctx.files.identity, repr(ctx.store.now(session)))
+        now = ctx.store.now(session)
+        scheduling.set_meta(session, _DISK + ctx.files.identity, repr(now))
+        for key, seen in scheduling.metas(session, _DISK).items():
+            if float(seen) < now - _FORGOTTEN_SECONDS:
+                scheduling.drop_meta(session, key)
         asked = scheduling.metas(session, _LACKING)
     for key, said in asked.items():
         sha256, *lacking = said.split()

@@ -43,6 +43,6 @@ def collect_files(ctx: Context) -> int:
         with ctx.store.read() as session:
             unnamed = piece.keys() - purging.named(session, piece.keys())
         for sha256 in unnamed:
-            ctx.files.remove(sha256)
-            freed += piece[sha256]
+            if ctx.files.remove(sha256, older_than=UNNAMED_SECONDS):  # one uploaded again has no row yet
+                freed += piece[sha256]
     return freed

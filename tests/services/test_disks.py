@@ -100,3 +100,11 @@ def test_a_server_that_is_gone_is_not_asked(
 
 def test_servers_that_share_a_folder_have_one_name_for_it(ctx: Context) -> None:
     assert FileStore(ctx.files.root).identity == ctx.files.identity
+
+
+def test_nothing_is_kept_of_a_disk_that_was_not_there_for_a_day(ctx: Context, other: Context, clock: Clock) -> None:
+    disks.announce(other)
+    clock.advance(2 * 86_400.0)
+    disks.announce(ctx)
+    with ctx.store.read() as session:
+        assert list(scheduling.metas(session, "disk:")) == [f"disk:{ctx.files.identity}"]

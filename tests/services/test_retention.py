@@ -83,6 +83,17 @@ def test_a_file_that_has_no_row_yet_is_left_and_one_left_half_written_goes(ctx: 
     assert files(ctx) == {stored.sha256}
 
 
+def test_a_file_that_is_uploaded_again_while_old_ones_are_collected_stays(ctx: Context) -> None:
+    for content in (b"again", b"gone"):
+        ctx.files.put([content], max_bytes=100)
+    age(ctx.files.root, 2 * retention.UNNAMED_SECONDS)
+    listed = [sha256 for sha256, _ in ctx.files.older_than(retention.UNNAMED_SECONDS)]
+    again = ctx.files.put([b"again"], max_bytes=100)  # its row comes next
+    removed = [sha256 for sha256 in listed if ctx.files.remove(sha256, older_than=retention.UNNAMED_SECONDS)]
+    assert removed == [sha256 for sha256 in listed if sha256 != again.sha256]
+    assert files(ctx) == {again.sha256}
+
+
 def test_a_disk_that_is_nearly_full_takes_no_file_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FileStore(tmp_path, min_free_bytes=1000)
     store.put([b"x"], max_bytes=10)
