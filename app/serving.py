@@ -6,6 +6,7 @@ back, and lets what is being answered finish. What hangs is left behind: the pro
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import sys
@@ -28,7 +29,7 @@ _END_SECONDS = 9.0
 
 def config(app: FastAPI, settings: Settings) -> uvicorn.Config:
     """Return how an application is served."""
-    return uvicorn.Config(
+    served = uvicorn.Config(
         app,
         log_level="warning",
         timeout_graceful_shutdown=_GRACE_SECONDS,
@@ -41,6 +42,13 @@ def config(app: FastAPI, settings: Settings) -> uvicorn.Config:
         ws_ping_interval=None,  # app.routes.live has its own, which a page can answer and a client can see
         h11_max_incomplete_event_size=MAX_HEAD_BYTES,
     )
+    logging.getLogger("uvicorn.error").addFilter(_is_news)
+    return served
+
+
+def _is_news(record: logging.LogRecord) -> bool:
+    """Return whether a line of uvicorn is to be logged: of an answer that is cut off we have logged why ourselves."""
+    return record.getMessage() != "ASGI callable returned without completing response."
 
 
 class Server(uvicorn.Server):

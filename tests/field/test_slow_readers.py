@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import socket
 import time
 
 import httpx
 import pytest
 
+from app.routes import exports
 from tests.conftest import LiveServer, wait_until
 from tests.field.conftest import SOAK
 from tests.slow_readers import FORMS, held_files, long_experiment, stalled
@@ -16,10 +18,14 @@ READERS = 100 if SOAK else 10
 ROWS = 40_000 if SOAK else 1_500
 
 
-@pytest.mark.server
-def test_l51_stalled_readers_of_exports_hold_no_session_and_leave_nothing(server: LiveServer) -> None:
+def keep_no_more_than_a_page(server: LiveServer) -> None:
     for listener in server.server.servers[0].sockets:  # else the kernel holds megabytes of each answer
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 4_096)
+
+
+@pytest.mark.server
+def test_l51_stalled_readers_of_exports_hold_no_session_and_leave_nothing(server: LiveServer) -> None:
+    keep_no_more_than_a_page(server)
     experiment_id = long_experiment(server.ctx, ROWS)
     pool = server.ctx.store.engine.pool
     incoming = server.ctx.files.incoming
@@ -38,3 +44,24 @@ def test_l51_stalled_readers_of_exports_hold_no_session_and_leave_nothing(server
         assert http.get("/readyz").status_code == 200
     wait_until(lambda: not held_files(incoming), timeout=30, what="no file left")
     wait_until(lambda: pool.checkedout() == 0, timeout=30, what="no session left")  # type: ignore[attr-defined]
+
+
+@pytest.mark.server
+def test_a_reader_that_takes_nothing_is_left_and_no_error_of_ours(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exports, "_STALL_SECONDS", 0.2)
+    keep_no_more_than_a_page(server)
+    experiment_id = long_experiment(server.ctx, ROWS)
+    told: list[logging.LogRecord] = []
+    handler = logging.Handler()
+    handler.emit = told.append  # type: ignore[method-assign]  # what else a handler does is not wanted
+    logger = logging.getLogger("uvicorn.error")
+    logger.addHandler(handler)
+    with stalled(server.url, experiment_id, ("csv",), 1) as [reader]:
+        wait_until(lambda: not held_files(server.ctx.files.incoming), timeout=30, what="no file left")
+        reader.settimeout(20)
+        while reader.recv(65_536):
+            pass
+    logger.removeHandler(handler)
+    assert told == []
