@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import socket
 import subprocess
 import sys
 import threading
@@ -23,6 +22,7 @@ import uvicorn
 from sqlalchemy import delete, text
 
 from app import serving
+from app.cli.admin import listen
 from app.main import create_app
 from app.services.artifacts import FileStore
 from app.services.context import Bell, Context
@@ -177,9 +177,7 @@ class LiveServer:
 
 def start_server(settings: Settings, *, port: int = 0) -> LiveServer:
     """Run uvicorn in a thread on a port, 0 for a free one, and wait until it answers."""
-    listener = socket.socket(proto=socket.IPPROTO_TCP)  # as in app.cli.admin
-    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-    listener.bind(("127.0.0.1", port))
+    listener = listen(settings.model_copy(update={"port": port}))
     app = create_app(settings)
     server = uvicorn.Server(serving.config(app, settings))
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)

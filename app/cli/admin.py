@@ -40,6 +40,8 @@ token = typer.Typer(no_args_is_help=True, help="Access tokens.")
 app.add_typer(database, name="db")
 app.add_typer(token, name="token")
 _OPERATOR = Actor("command line", access.LOCAL)
+#: For so long what was sent may wait for a client to take it; the server itself has given it up after half of that.
+_UNTAKEN_SECONDS = 120
 #: Exit code where settings, database, folder or address cannot be used.
 UNUSABLE = 3
 
@@ -98,6 +100,8 @@ def listen(settings: Settings) -> socket.socket:
     # asyncio sends without delay (TCP_NODELAY) only where the protocol is named; else each body waits 40 ms for an ACK
     listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    if sys.platform == "linux":  # inherited by connections: the kernel ends one whose client takes nothing for so long
+        listener.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, 1000 * _UNTAKEN_SECONDS)
     try:
         listener.bind((settings.bind, settings.port))
     except OSError as error:
