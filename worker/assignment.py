@@ -137,6 +137,7 @@ class AssignmentRunner:
         self._last_frame = self._began = time.monotonic()
         self._lost = threading.Event()
         self._all_sent = threading.Event()  # the assignment's last record has been acknowledged
+        self._complete = False  # the checkpoint after the last round is with the server, which needs no more
         self._stop_cause: str | None = None
         self._kill_at: float | None = None
         self._fence_after = float("inf")
@@ -207,7 +208,7 @@ class AssignmentRunner:
             if state.assignment_id != self._lease.assignment_id:
                 continue
             if not state.valid:
-                if not self._all_sent.is_set():  # else the server has ended it with the last round
+                if not (self._all_sent.is_set() or self._complete):  # else the server has ended it with success
                     self.lose("the lease does not hold any more")
                 return
             self._acknowledged = sent
@@ -384,7 +385,8 @@ class AssignmentRunner:
                 if not self._lost.is_set():
                     self._spool.acknowledge(count)
         except LeaseLost as error:
-            self.lose(str(error))
+            if not self._complete:
+                self.lose(str(error))
         except Refused as error:
             self._log.error("refused", record=record["kind"] if record else None, reason=error.detail)
             self._failure = {"cause": "bug", "detail": f"the server refused a record: {error}"}
@@ -470,7 +472,12 @@ class AssignmentRunner:
             self._upload(directory / name, arms[arm], "checkpoint", f"round-{next_round:06d}/{name}", next_round)
         runs = [p.CommitRun(run_id=arms[arm], sha256=digest) for arm, digest in sorted(frame["files"].items())]
         body = p.CommitRequest(next_round=next_round, runs=runs).model_dump_json().encode()
-        self._patient(self._control.post_json, self._lease, "checkpoints", body)
+        self._complete = next_round == self._lease.rounds
+        try:
+            self._patient(self._control.post_json, self._lease, "checkpoints", body)
+        except LeaseLost:
+            self._complete = False
+            raise
         child.send({"type": "go", "round": next_round + self._ahead})
 
     def _upload(self, path: Path, run_id: str, kind: str, name: str, next_round: int | None) -> None:

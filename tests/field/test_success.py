@@ -37,6 +37,16 @@ def test_trainer_that_ends_too_early_is_a_bug_tried_once_more(
         assert block["cause_text"] == f"{LIES[mode]} (already requeued 1 times for this cause)"
 
 
+def test_trainer_that_takes_its_time_to_leave_has_lost_no_lease(server: LiveServer, light_worker: StartLight) -> None:
+    with Client(server.url) as client:
+        worker = light_worker(server.url, "lingers")
+        experiment_id = client.submit(tiny_spec(experiment={"replicates": 1}, budget={"rounds": 1}))["id"]
+        assert worker.note("went") == "by itself"
+        wait_until(lambda: "ended" in worker.log.read_text(), what="the end of the assignment")
+        assert client.show(experiment_id)["status"] == "succeeded"
+        assert "lease_lost" not in worker.log.read_text()
+
+
 def test_of_two_processes_of_a_worker_that_are_started_again_and_again_one_keeps_the_device(
     server: LiveServer, light_worker: StartLight, tmp_path: Path
 ) -> None:
