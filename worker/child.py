@@ -34,6 +34,7 @@ import torch
 
 from lockstep.keys import derive, replicate_seed
 from lockstep.nonfinite import encode_map, jsonable
+from lockstep.plugins import identities
 from lockstep.protocol import Assignment
 from lockstep.revision import code_identity
 from lockstep.spec.families import FAMILIES
@@ -208,6 +209,7 @@ def record_of(plan: BlockPlan, device: torch.device, limits: Mapping[str, str]) 
         "evaluator": "frozen-policy/1",
         "eval_seeds": hashlib.sha256(json.dumps(keys).encode()).hexdigest()[:16],
         "code_revision": code.version + (f"+{code.git_sha[:12]}" if code.git_sha else ""),
+        "plugins": identities({str(config["env"]["id"]), *(mode for mode, _, _ in plan.reward_modes)}),
         "deterministic": bool(config["lockstep"]["deterministic"]),
         "precision": config["precision"],
         "device_model": torch.cuda.get_device_name(device) if device.type == "cuda" else platform.machine(),

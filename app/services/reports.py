@@ -244,6 +244,7 @@ def _run_facts(gathered: _Gathered, run: RunOfArm) -> RunFacts:
         eval_seeds=record.get("eval_seeds"),
         eval_episodes=sum(row.mode == mode for row in greedy) or None,
         code_revision=record.get("code_revision"),
+        plugins=record.get("plugins"),
         device_seconds=run.device_seconds,
         resumed_at=gathered.resumes.get(run.no, ()),
         deterministic=record.get("deterministic"),

@@ -220,6 +220,7 @@ def _facts(analysis: _Analysis) -> dict[str, Any]:
         "resumed_runs": sum(1 for run in inputs.runs if run.resumed_at),
         "resumed_at": {run.run_id: list(run.resumed_at) for run in inputs.runs if run.resumed_at},
         "balanced": is_balanced(inputs.runs, [a.label for a in inputs.arms]),
+        "plugins": sorted({f"{name} of {code}" for run in inputs.runs for name, code in (run.plugins or {}).items()}),
         "code_revisions": sorted({run.code_revision for run in inputs.runs if run.code_revision}),
         "rho": number(pair_correlation(analysis.result.arms)) if paired else None,
         "floor": number(analysis.sign * analysis.result.floor),

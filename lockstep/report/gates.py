@@ -46,6 +46,7 @@ def void_gates(inputs: ReportInputs) -> tuple[Gate, ...]:
         _same_per_block("environment steps", succeeded, lambda run: run.env_steps, across=True),
         _seed_gate(inputs),
         _same_per_block("code revision", inputs.runs, lambda run: run.code_revision),
+        _plugin_gate(inputs.runs),
         _hand_gate(inputs.runs),
     )
 
@@ -105,6 +106,18 @@ def _same_per_block(
     bad = sorted(block for block, values in groups.items() if len(values) > 1)
     where = "between runs" if across else f"between arms in blocks {', '.join(map(str, bad))}"
     return _gate(name, "void", not bad, f"{name} differs {where}")
+
+
+def _plugin_gate(runs: Sequence[RunFacts]) -> Gate:
+    """Gate: the code of a plug-in is the same in all runs; what it changes belongs to no replicate."""
+    known = [run.plugins for run in runs if run.plugins is not None]
+    codes: dict[str, set[str]] = defaultdict(set)
+    for plugins in known:
+        for name, identity in plugins.items():
+            codes[name].add(identity)
+    changed = [f"{name}: {', '.join(sorted(found))}" for name, found in sorted(codes.items()) if len(found) > 1]
+    detail = f"the code of a plug-in changed between runs ({'; '.join(changed)})"
+    return _gate("plug-in code", "void", not changed if known else None, detail)
 
 
 def _seed_gate(inputs: ReportInputs) -> Gate:

@@ -83,6 +83,7 @@ class RunFacts:
         eval_seeds: hash of the evaluation seeds.
         eval_episodes: number of evaluation episodes.
         code_revision: revision of the code, with container image if any.
+        plugins: name of each plug-in that was used, and package, version and digest of its code; None if unknown.
         device_seconds: time the device was held.
         resumed_at: rounds at which the run went on from a checkpoint.
         deterministic: whether deterministic kernels were on.
@@ -102,6 +103,7 @@ class RunFacts:
     eval_seeds: str | None = None
     eval_episodes: int | None = None
     code_revision: str | None = None
+    plugins: Mapping[str, str] | None = None
     device_seconds: float | None = None
     resumed_at: tuple[int, ...] = ()
     deterministic: bool | None = None

@@ -423,7 +423,7 @@ def fact_items(report: Report) -> list[tuple[str, str]]:
             f"{'yes' if registration['as_registered'] else 'no'} ({registration['hash'][:12]})",
         ),
         ("Blocks for 80 % power", _needed_text(report["more"])),
-        ("Code", ", ".join(facts["code_revisions"]) or "not recorded"),
+        ("Code", ", ".join([*facts["code_revisions"], *facts["plugins"]]) or "not recorded"),
     ]
 
 

@@ -2,7 +2,7 @@
 
 Modes: plain, slow_stop, native, family, flood, environment, gil, wait_before_ready, wait_after_ready,
 wait_in_round, done_early and exit_early (after the first round), no_final (no checkpoint after the last round),
-lost_file (each checkpoint's files are gone), lingers (takes its time after the last round), daemon (after the first round it
+lost_file (each checkpoint's files are gone), lingers (takes its time to leave), daemon (after the first round it
 leaves a process that holds its pipes).
 The second argument is a folder for what the test wants to know.
 """

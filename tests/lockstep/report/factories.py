@@ -50,6 +50,7 @@ def run_facts(rows: Sequence[ScoreRow], arms: Sequence[str], **changes: Any) -> 
             eval_seeds=f"seeds{row.replicate}",
             eval_episodes=8,
             code_revision="abc1234",
+            plugins={"mine": "mypackage 1.0 (5f3a)"},
             device_seconds=90.0,
             deterministic=True,
         )

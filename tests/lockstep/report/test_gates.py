@@ -48,6 +48,7 @@ def test_gates_without_run_facts_are_not_checked_never_pass() -> None:
     ("gate", "changes"),
     [
         ("evaluator", {"evaluator": "2"}),
+        ("plug-in code", {"plugins": {"mine": "mypackage 2.0 (0b2c)"}}),
         ("evaluation seeds", {"eval_seeds": "other"}),
         ("evaluation episodes", {"eval_episodes": 9}),
         ("environment steps", {"env_steps": 4097}),

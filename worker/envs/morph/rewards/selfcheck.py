@@ -24,6 +24,12 @@ from worker.envs.morph.rewards.registry import RewardFunction, installed_modes, 
 
 _E, _S, _STEPS, _HORIZON = 200, 3, 4, 12
 _TOLERANCE = 1e-5
+#: What is read of a mode beside its call.
+_ATTRIBUTES = {
+    "name": "the name of the mode",
+    "version": "the version of its formulas",
+    "death_pay": "the reward of a step in which the host diverged",
+}
 
 
 class RewardDefect(RuntimeError):  # noqa: N818 - names what is wrong with a mode
@@ -60,6 +66,9 @@ def check_modes(gamma: float = 0.995, task: str = "digits_tiny") -> list[str]:
 @torch.inference_mode()
 def check_mode(function: RewardFunction) -> None:
     """Check one mode on 200 keyed random trajectories, without gradients, as it is paid; raises ``RewardDefect``."""
+    for name, meaning in _ATTRIBUTES.items():
+        if not hasattr(function, name):
+            raise RewardDefect(f"a mode has no attribute {name!r}, {meaning}; add it to what the factory returns")
     order = [2, 0, 1]
     ledgers: Mapping[str, Tensor] = {}
     turned_ledgers: Mapping[str, Tensor] = {}
