@@ -124,7 +124,10 @@ def test_what_has_ended_can_be_followed_read_and_saved(
     lockstep: Command, finished: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert lockstep("watch", finished).splitlines()[-1] == "the experiment is succeeded"
+    *_, state, verdict, report = lockstep("watch", finished).splitlines()
+    assert (state, report) == ("the experiment is succeeded", f"report: lockstep report {finished}")
+    assert verdict.startswith("verdict: ")
+    assert lockstep("show", finished).splitlines()[-2:] == [verdict, report]
     assert json.loads(lockstep("watch", finished, "--json").splitlines()[-1])["type"] == "end"
     assert "written to" in lockstep("export", finished)
     assert json.loads((tmp_path / f"{finished}.json").read_text())["facts"]["experiment_id"] == finished

@@ -165,7 +165,8 @@ def watch(
                 board = Board(first, time.monotonic)
                 follow(frames, board, lambda: asking.show(experiment_id), as_table=sys.stdout.isatty() and not plain)
             ended, runs = client.show(experiment_id), client.runs(experiment_id)
-    for line in [*text.cause_lines(ended), *text.diverged_lines(runs)] if not as_json else ():
+    told = [*text.cause_lines(ended), *text.diverged_lines(runs), *text.answer_lines(ended)]
+    for line in told if not as_json else ():
         typer.echo(line)
     if ended["status"] != "succeeded":
         raise typer.Exit(1)

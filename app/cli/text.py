@@ -18,7 +18,8 @@ def plan_text(plan: Mapping[str, Any]) -> str:
         f"queue position: {plan['queue_position']}",
     ]
     if plan.get("seconds_estimate") is not None:
-        lines.append(f"expected: about {plan['seconds_estimate']:.0f} s with the workers registered now")
+        when = "once it can run" if plan.get("waits") else "with the workers registered now"
+        lines.append(f"expected: about {plan['seconds_estimate']:.0f} s {when}")
     if plan.get("waits"):
         lines.append(f"would wait: {plan['waits']['text']}")
     for arm in plan["arms"]:
@@ -47,7 +48,14 @@ def show_text(experiment: Mapping[str, Any]) -> str:
         lines.append(f"arm {arm['label']}: {changes}")
     if experiment["why_waiting"]:
         lines.append(f"waits: {experiment['why_waiting']['text']}")
-    return "\n".join([*lines, *cause_lines(experiment)])
+    return "\n".join([*lines, *cause_lines(experiment), *answer_lines(experiment)])
+
+
+def answer_lines(experiment: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the verdict and where to read the rest; nothing before there is one."""
+    if answer := experiment["answer"]:
+        yield f"verdict: {answer['code']}: {answer['sentence']}"
+        yield f"report: lockstep report {experiment['id']}"
 
 
 def cause_lines(experiment: Mapping[str, Any], most: int = 5) -> Iterator[str]:

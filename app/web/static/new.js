@@ -16,7 +16,7 @@ function plain(found) {
     found.evaluation,
     `placement ${found.placement}`,
   ];
-  if (found.seconds_estimate) lines.push(`about ${duration(found.seconds_estimate)} with the workers registered now`);
+  if (found.seconds_estimate) lines.push(`about ${duration(found.seconds_estimate)} ${found.waits ? "once it can run" : "with the workers registered now"}`);
   if (found.waits) lines.push(`would wait: ${found.waits.text}`);
   if (found.quantity) lines.push(found.quantity);
   lines.push(...found.power.map(power.powerLine));
