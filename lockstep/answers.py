@@ -151,6 +151,11 @@ class Submitted(_Document):
         return str(self["id"])
 
     @property
+    def status(self) -> str:
+        """Its state when it was stored, ``queued``."""
+        return str(self["status"])
+
+    @property
     def warnings(self) -> list[Any]:
         """What the server has to say about the specification."""
         return list(self["warnings"])

@@ -219,6 +219,18 @@ def _sesoi_problems(analysis: AnalysisSpec) -> Iterator[Problem]:
     elif analysis.estimand == "learned" and sesoi >= 1:
         message = f"analysis.sesoi of estimand learned is a difference of shares and must be < 1, got {sesoi:g}"
         yield _found("E_SESOI", "/analysis/sesoi", message, "use for example 0.2 (20 runs of 100)")
+    elif analysis.estimand in ("mean", "shift"):
+        yield from _sesoi_range_problems(analysis, sesoi)
+
+
+def _sesoi_range_problems(analysis: AnalysisSpec, sesoi: float) -> Iterator[Problem]:
+    metric = find_metric(analysis.primary.metric)
+    if metric is None or metric.lower is None or metric.upper is None or sesoi < metric.upper - metric.lower:
+        return
+    span = f"{metric.lower:g} to {metric.upper:g}"
+    message = f"analysis.sesoi is {sesoi:g}, but {metric.name} goes from {span}: no two arms can differ by more"
+    remedy = f"use a difference of that scale, for example {(metric.upper - metric.lower) / 50:g}"
+    yield _found("E_SESOI", "/analysis/sesoi", message, remedy)
 
 
 def _threshold_problems(analysis: AnalysisSpec) -> Iterator[Problem]:

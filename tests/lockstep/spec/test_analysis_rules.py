@@ -248,6 +248,7 @@ def test_validate_look_remedy_names_the_earliest_block() -> None:
         ({"sesoi": 0.0}, 6, "E_SESOI"),
         ({"sesoi": -1.0}, 6, "E_SESOI"),
         ({"sesoi": float("nan")}, 6, "E_SESOI"),
+        ({"sesoi": 100.0}, 6, "E_SESOI"),  # accuracy has no larger difference
         ({"sesoi": 0.5, "estimand": "p_superiority", "paired": False}, 6, "E_SESOI"),
         ({"comparisons": "vs_control"}, 8, "E_CONTROL"),
         ({"control": "nobody"}, 6, "E_CONTROL"),
