@@ -393,10 +393,22 @@ def test_every_template_is_accepted_as_it_stands(given: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("env_id", "preset"), [("ALE/Pong-v5", "gym_atari"), ("MinAtar/Asterix-v1", "gym_image_small")]
+    ("env_id", "preset", "floor", "is_known"),
+    [
+        ("ALE/Pong-v5", "gym_atari", 0.0, False),
+        ("MinAtar/Asterix-v1", "gym_image_small", 0.0, True),
+        ("MountainCarContinuous-v0", "gym_continuous", -100.0, True),
+        ("Pendulum-v1", "gym_continuous", -3300.0, True),
+        ("mine-v0", "gym_classic", 0.0, False),
+    ],
 )
-def test_template_of_a_game_builds_on_the_preset_for_it(env_id: str, preset: str) -> None:
-    assert load_text(template(env_id=env_id))["preset"] == preset
+def test_template_builds_on_the_preset_and_the_worst_return_of_its_task(
+    env_id: str, preset: str, floor: float, is_known: bool
+) -> None:
+    text = template(env_id=env_id)
+    written = load_text(text)
+    assert (written["preset"], written["analysis"]["failure"]) == (preset, {"floor": floor})
+    assert ("CHOOSE it: no return of this task may be lower" in text) != is_known
 
 
 @pytest.mark.parametrize(

@@ -49,7 +49,7 @@ def template(*, preset: str | None = None, task: str | None = None, env_id: str 
 
 
 def _preset_of(env_id: str) -> str:
-    return next((preset for start, preset in _IMAGES.items() if env_id.startswith(start)), "gym_classic")
+    return next((preset for start, preset in _BY_ID.items() if env_id.startswith(start)), "gym_classic")
 
 
 def _kind(preset: str) -> str:
@@ -73,8 +73,21 @@ def _refused(at: str, message: str, remedy: str) -> InvalidSpecError:
     return InvalidSpecError([Problem(at, "template", message, remedy)])
 
 
-#: The presets of games by the namespace of their ids.
-_IMAGES = {"ALE/": "gym_atari", "MinAtar/": "gym_image_small"}
+#: Tasks of Gymnasium whose actions are real numbers, by the beginning of their ids.
+_CONTINUOUS = (
+    "Ant-", "BipedalWalker", "HalfCheetah-", "Hopper-", "Humanoid", "InvertedDoublePendulum-", "InvertedPendulum-",
+    "LunarLanderContinuous-", "MountainCarContinuous-", "Pendulum-", "Pusher-", "Reacher-", "Swimmer-", "Walker2d-",
+)  # fmt: skip
+#: The presets of tasks by the beginning of their ids.
+_BY_ID = {"ALE/": "gym_atari", "MinAtar/": "gym_image_small", **dict.fromkeys(_CONTINUOUS, "gym_continuous")}
+#: The least that an episode can return, from the rewards and limits that Gymnasium documents.
+_LEAST_RETURNS = {
+    "Acrobot-v1": -500.0,
+    "MountainCar-v0": -200.0,
+    "MountainCarContinuous-v0": -100.0,
+    "Pendulum-v1": -3300.0,
+}
+_KNOWN_AT_ZERO = ("CartPole-", "MinAtar/")
 #: The task of a template by preset, where CartPole-v1 is none for it.
 _EXAMPLES = {
     "gym_atari": "ALE/Breakout-v5",
@@ -93,9 +106,7 @@ def _lines(preset: str | None, task: str | None, env_id: str | None) -> list[str
     rounds = values.get("budget", {}).get("rounds", 100)
     lines = [_HEAD, "experiment:", _line("experiment.name", "my first comparison")]
     lines += [_line("experiment.replicates", 10), _line("experiment.seed", 42)]
-    lines += (
-        [f"preset: {preset}{' ' * 20}# its values lie under the ones below: lockstep spec presets"] if preset else []
-    )
+    lines += [f"{f'preset: {preset}':36}# its values lie under the ones below: lockstep spec presets"] if preset else []
     lines += ["env:", *([_line("env.kind", kind), _line("env.id", env_id)] if env_id is not None else [])]
     lines += [_line("env.task", task)] if task else []
     lines += [_line("env.n_envs", values.get("env", {}).get("n_envs", 8))]
@@ -103,8 +114,15 @@ def _lines(preset: str | None, task: str | None, env_id: str | None) -> list[str
     lines += ["arms:", *_arms(kind, values.get("ppo", {}).get("lr"))]
     lines += ["analysis:", _line("analysis.primary", metric)]
     lines += [f"  sesoi: {2.0}{' ' * 27}# choose it: the smallest difference worth acting on, in {unit}"]
-    lines += ["  failure: {floor: 0.0}             # score of a run that diverges: the worst the metric can be"]
-    return lines
+    return [*lines, _floor(env_id)]
+
+
+def _floor(env_id: str | None) -> str:
+    """Return the line of the score of a run that diverges."""
+    least = 0.0 if env_id is None else _LEAST_RETURNS.get(env_id, 0.0)
+    is_known = env_id is None or env_id in _LEAST_RETURNS or env_id.startswith(_KNOWN_AT_ZERO)
+    told = "the worst the metric can be" if is_known else "CHOOSE it: no return of this task may be lower"
+    return f"{f'  failure: {{floor: {least}}}':36}# score of a run that diverges: {told}"
 
 
 def _arms(kind: str, lr: float | None) -> list[str]:
