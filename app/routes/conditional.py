@@ -7,6 +7,7 @@ import re
 
 from fastapi import Request, Response
 
+_OF_CONTENT = ("content-length", "content-type", "content-disposition")
 _TAG = re.compile(r'(?:W/)?("[\x21\x23-\x7e\x80-\xff]*")')
 
 
@@ -22,4 +23,9 @@ def tagged(request: Request, response: Response) -> Response:
     """Return a response with a tag of its content, or 304 where the client has that content."""
     etag = f'"{hashlib.sha256(response.body).hexdigest()[:32]}"'
     response.headers["ETag"] = etag
-    return not_modified(request, etag) or response
+    unchanged = not_modified(request, etag)
+    if unchanged is None:
+        return response
+    # a browser writes them over those that it has: without its own policy a report could not be shown in a frame again
+    unchanged.headers.update({name: value for name, value in response.headers.items() if name not in _OF_CONTENT})
+    return unchanged

@@ -36,6 +36,8 @@ def test_reports_exports_files_and_static_files_are_sent_once(server: LiveServer
         for given in (etag, f'"another", {etag}', f"W/{etag.removeprefix('W/')}"):
             again = http.get(path, headers={"If-None-Match": given})
             assert (again.status_code, again.content, again.headers["etag"]) == (304, b"", etag), (path, given)
+            # written over what the browser has: a report stays one that the page may frame
+            assert again.headers["content-security-policy"] == first.headers["content-security-policy"], path
         assert http.head(path, headers={"If-None-Match": etag}).status_code == 304
         assert http.get(path, headers={"If-None-Match": '"another"'}).status_code == 200
     assert http.get(forms[0], headers={"If-None-Match": "*"}).status_code == 304
