@@ -57,7 +57,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--device", default="auto", help="auto, cpu, or the uid of a GPU, MIG slice or CPU slot")
     parser.add_argument("--name", help="display name")
     parser.add_argument("--host", default=env.get("LOCKSTEP_HOST_NAME"), help="name of this host")
-    parser.add_argument("--threads", type=within(int, 1, 1024), default=1, help="torch threads of a CPU slot")
+    parser.add_argument("--threads", type=within(1, 1024), default=1, help="torch threads of a CPU slot")
     parser.add_argument("--data-dir", default=env.get("LOCKSTEP_DATASETS"))
     default_spool = Path(tempfile.gettempdir()) / f"lockstep-worker-{os.getuid()}"
     parser.add_argument("--work-dir", default=env.get("LOCKSTEP_SPOOL_DIR") or default_spool)

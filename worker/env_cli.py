@@ -40,7 +40,7 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     checks.add_argument(
         "--wrapper", action="append", default=[], choices=WRAPPERS, help="as in env.wrappers; once for each"
     )
-    steps, seconds = within(int, 1, 100_000), within(float, 0.1, 3600.0)
+    steps, seconds = within(1, 100_000), within(0.1, 3600.0)
     checks.add_argument("--steps", type=steps, default=1000, help="steps to play in each instance, at most 100000")
     checks.add_argument("--seconds", type=seconds, default=10.0, help="time after which the first play ends")
     checks.add_argument("--json", action="store_true", help="print JSON")

@@ -6,23 +6,18 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
-NumberT = TypeVar("NumberT", int, float)
+from lockstep.ranges import NumberT, number_within
 
 
-def within(kind: type[NumberT], low: NumberT, high: NumberT) -> Callable[[str], NumberT]:
+def within(low: NumberT, high: NumberT) -> Callable[[str], NumberT]:
     """Return the reader of an option of the command line: a number from ``low`` to ``high``."""
-    words = "a whole number" if kind is int else "a number"
 
     def read(text: str) -> NumberT:
         try:
-            value = kind(text)
-        except ValueError:
-            value = None
-        if value is None or not low <= value <= high:  # NaN is in no range
-            raise argparse.ArgumentTypeError(f"use {words} from {low} to {high}, not {text[:40]!r}")
-        return value
+            return number_within(text, low, high)
+        except ValueError as error:
+            raise argparse.ArgumentTypeError(str(error)) from error
 
     return read
 

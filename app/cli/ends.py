@@ -12,17 +12,17 @@ import os
 import re
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 import typer
 
 from lockstep.address import BadAddress, by_way, hidden
+from lockstep.ranges import NumberT, number_within
 from lockstep.spec.problems import InvalidSpecError
 
 if TYPE_CHECKING:
     from lockstep.client import Client
 
-NumberT = TypeVar("NumberT", int, float)
 _NO_ROOM = (errno.ENOSPC, errno.EROFS, errno.EDQUOT)
 
 
@@ -87,17 +87,12 @@ def reach(*, patience: float = 0.0, timeout: float = 60.0) -> Client:
 
 def within(low: NumberT, high: NumberT) -> Callable[[str], NumberT]:
     """Return the parser of an option: a number of a range, a whole one where the range is of whole numbers."""
-    kind = type(low)
-    words = "a whole number" if kind is int else "a number"
 
     def number(text: str) -> NumberT:
         try:
-            value = kind(text)
-        except ValueError:
-            value = None
-        if value is None or not low <= value <= high:  # NaN is in no range
-            raise typer.BadParameter(f"use {words} from {low} to {high}, not {str(text)[:40]!r}")
-        return value
+            return number_within(text, low, high)
+        except ValueError as error:
+            raise typer.BadParameter(str(error)) from error
 
     return number
 

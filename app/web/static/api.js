@@ -35,12 +35,12 @@ export async function all(path) {
 
 export class Unreachable extends Error {}
 
+// One fault of a document: where, what, and how to mend it.
+export const faultText = ({ pointer, message, remedy }) => `${pointer || "/"}: ${message}${remedy ? ` (${remedy})` : ""}`;
+
 export class ApiError extends Error {
   constructor(problem) {
-    const lines = (problem.errors || []).map(
-      (e) => `${e.pointer || "/"}: ${e.message}${e.remedy ? ` (${e.remedy})` : ""}`,
-    );
-    super(lines.join("\n") || problem.detail);
+    super((problem.errors || []).map(faultText).join("\n") || problem.detail);
     this.problem = problem;
   }
 }

@@ -1,6 +1,6 @@
 // A specification with its plan beside it: judged while it is written, faults with their remedy.
 
-import { base, call, duration, element, number, say } from "./api.js";
+import { base, call, duration, element, faultText, number, say } from "./api.js";
 import * as completion from "./panels/completion.js";
 import * as form from "./panels/form.js";
 import * as power from "./panels/power.js";
@@ -51,9 +51,8 @@ function refused(error) {
   node("faults").replaceChildren(
     ...faults.map((fault) => {
       const entry = entryAt(fields, fault.pointer || "");
-      const told = `${fault.pointer || "/"}: ${fault.message}${fault.remedy ? ` (${fault.remedy})` : ""}`;
       const line = entry && element("button", { type: "button", onclick: () => choose(entry.line) }, `line ${entry.line + 1}`);
-      return element("li", {}, line, line ? " " : "", told);
+      return element("li", {}, line, line ? " " : "", faultText(fault));
     }),
   );
 }
@@ -65,6 +64,11 @@ function choose(line) {
   spec.focus();
   spec.setSelectionRange(start, end < 0 ? spec.value.length : end);
   spec.scrollTop = (line / spec.value.split("\n").length) * spec.scrollHeight - spec.clientHeight / 2;
+}
+
+function edited() {
+  form.shown(spec);
+  soon();
 }
 
 function soon() {
@@ -81,15 +85,9 @@ node("example").addEventListener("change", (event) => {
     plan();
   }
 });
-spec.addEventListener("input", () => {
-  form.shown(spec);
-  soon();
-});
+spec.addEventListener("input", edited);
 form.mount(spec, soon);
-completion.mount(spec, () => {
-  form.shown(spec);
-  soon();
-});
+completion.mount(spec, edited);
 node("submit").addEventListener("submit", async (event) => {
   event.preventDefault();
   try {
