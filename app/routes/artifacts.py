@@ -88,8 +88,8 @@ def get_artifact(ctx: ContextDep, actor: Reader, artifact_id: ArtifactId) -> Any
 def download_artifact(ctx: ContextDep, actor: Reader, request: Request, artifact_id: ArtifactId) -> Response:
     """Download a stored file; ranges are served."""
     row = reading.show_artifact(ctx, artifact_id)
-    etag = f'"{row.sha256}"'
-    if (same := not_modified(request, etag)) is not None:
+    headers = {"X-Content-Type-Options": "nosniff", "ETag": f'"{row.sha256}"'}
+    if (same := not_modified(request, headers)) is not None:
         return same
     file = ctx.files.open(row.sha256)
     if file is None:
@@ -99,5 +99,5 @@ def download_artifact(ctx: ContextDep, actor: Reader, request: Request, artifact
         filename=row.name,
         media_type=row.media_type,
         content_disposition_type="attachment",
-        headers={"X-Content-Type-Options": "nosniff", "ETag": etag},
+        headers=headers,
     )

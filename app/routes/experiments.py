@@ -158,7 +158,7 @@ def get_experiment(ctx: ContextDep, actor: Reader, experiment_id: ExperimentId, 
     document = reading.show_experiment(ctx, experiment_id)
     etag = f'"{document["version"]}-{document["cursor"]}"'
     headers = {"ETag": etag, "Cache-Control": "no-store"}  # a page shows progress too, which has no event
-    return not_modified(request, etag) or JSONResponse(document, headers=headers)
+    return not_modified(request, headers) or JSONResponse(document, headers=headers)
 
 
 class Edit(BaseModel):

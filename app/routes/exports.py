@@ -142,7 +142,7 @@ def export_experiment(
     headers = {"Content-Disposition": f'attachment; filename="{experiment_id}.{form}"'}
     if state is not None:
         headers["ETag"] = f'W/"{state}-{form}"'
-        if (same := not_modified(request, headers["ETag"])) is not None:
+        if (same := not_modified(request, headers)) is not None:
             return same
     write, media = _FORMS[form]
     return SpooledResponse(
