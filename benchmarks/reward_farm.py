@@ -21,7 +21,7 @@ import torch
 from torch import Tensor
 
 from worker.envs.morph.life.stages import Op, Stage
-from worker.envs.morph.rewards import RewardFunction, make_reward, registered_modes
+from worker.envs.morph.rewards import RewardFunction, make_builtin, modes
 from worker.envs.morph.rewards.context import RewardContext, SlotState
 
 T, S, GENERATION = 24, 2, 500
@@ -182,7 +182,7 @@ def search(reward: RewardFunction, episodes: int, rng: np.random.Generator) -> t
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
     parser.add_argument("--episodes", type=int, default=10_000)
-    parser.add_argument("--modes", nargs="*", default=sorted(registered_modes()))
+    parser.add_argument("--modes", nargs="*", default=sorted(modes.MODES))
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--plant", action="store_true", help="build a farm into every mode that prunes")
     parser.add_argument("--out", type=Path)
@@ -191,7 +191,7 @@ def main() -> int:
     farms, rows = 0, []
     for mode in args.modes:
         constants = {"prune_harmful_pay": 3.0} if args.plant else {}
-        reward = make_reward(mode, constants, gamma=GAMMA, task="digits_tiny")
+        reward = make_builtin(mode, constants, gamma=GAMMA, task="digits_tiny")
         best, idle = search(reward, args.episodes, np.random.default_rng(args.seed))
         farms += best > 1e-4
         verdict = "FARM" if best > 1e-4 else "ok"

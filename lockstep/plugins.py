@@ -10,12 +10,16 @@ import hashlib
 import signal
 import subprocess
 import sys
-from collections.abc import Container
+from collections.abc import Container, Mapping
 from importlib.metadata import EntryPoint, entry_points
 from importlib.util import find_spec
+from itertools import groupby
 from pathlib import Path
 
+from lockstep.spec.families import FAMILIES
+
 REWARDS, ENVIRONMENTS = "lockstep.rewards", "lockstep.environments"
+_KINDS = {REWARDS: "reward", ENVIRONMENTS: "environment"}
 _IMPORT_SECONDS = 60.0
 _RAISED = 3
 _IMPORT = f"""
@@ -31,6 +35,34 @@ os._exit(0)
 """
 
 
+class NameTaken(Exception):  # noqa: N818 - says what is wrong
+    """A plug-in has a name that is taken; the message says by what, and the remedy."""
+
+
+def clashes(group: str, taken: Mapping[str, str]) -> dict[str, str]:
+    """Return a sentence for each name of a group that something else has too: one of the two would never be used.
+
+    Args:
+        group: of entry points.
+        taken: names that no plug-in may have, and what each is.
+    """
+    told = {}
+    for name, same in groupby(installed(group), key=lambda point: point.name):
+        places = sorted(f"{package_of(point)} ({point.value})" for point in same)
+        if name in taken:
+            remedy = "give its entry point another name, or remove the package"
+            told[name] = f"{_KINDS[group]} {name!r} of {places[0]} has the name of {taken[name]}; {remedy}"
+        elif len(places) > 1:
+            remedy = "remove one, or rename its entry point"
+            told[name] = f"{_KINDS[group]} {name!r} is registered by {' and by '.join(places)}; {remedy}"
+    return told
+
+
+def builtin_rewards() -> dict[str, str]:
+    """Return the names of built-in reward modes, and in words what they are."""
+    return {mode: f"a built-in mode of {family.name}" for family in FAMILIES.values() for mode in family.reward_modes}
+
+
 def installed(group: str) -> list[EntryPoint]:
     """Return the plug-ins of a group, by name; none of them is loaded."""
     return sorted(entry_points(group=group), key=lambda point: point.name)
@@ -42,10 +74,13 @@ def identities(used: Container[str]) -> dict[str, str]:
     return {point.name: _identity(point) for point in points}
 
 
+def package_of(point: EntryPoint) -> str:
+    """Return name and version of the package that a plug-in comes from."""
+    return f"{point.dist.name} {point.dist.version}" if point.dist is not None else point.value
+
+
 def _identity(point: EntryPoint) -> str:
-    package = point.dist
-    named = f"{package.name} {package.version}" if package is not None else point.value
-    return f"{named} ({_digest(point.module.partition('.')[0])})"
+    return f"{package_of(point)} ({_digest(point.module.partition('.')[0])})"
 
 
 def _digest(module: str) -> str:

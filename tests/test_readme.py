@@ -12,7 +12,7 @@ import typer
 
 from app.cli import admin, launch, specs
 from app.cli.people import EPILOG, HANDED_OVER, app
-from worker import env_cli
+from worker import env_cli, reward_cli
 from worker.__main__ import parse
 from worker.agent import TOKEN_REFUSED
 
@@ -64,6 +64,8 @@ def test_command_lines_of_a_page_are_those_of_the_program(page: Path, monkeypatc
             parse(words[1:])
         elif words[0] == "env":
             env_cli.parse(words[1:])
+        elif words[0] == "reward":
+            reward_cli.parse(words[1:])
         elif words[0] in ("spec", "launch"):
             program = specs.app if words[0] == "spec" else launch.app
             refuse_unknown(typer.main.get_command(program), words[1:])

@@ -1,4 +1,4 @@
-"""``python -m worker``: run a supervisor, fetch data sets, or check environments.
+"""``python -m worker``: run a supervisor, fetch data sets, or check environments and rewards.
 
 SIGTERM drains: the assignment stops at its next round border, gives its block back, and the worker retires.
 """
@@ -25,7 +25,7 @@ _PROBE_BYTES = 65_536
 
 def main() -> int:
     """Run the command named by the first argument."""
-    commands = {"data": "worker.data_cli", "env": "worker.env_cli"}
+    commands = {"data": "worker.data_cli", "env": "worker.env_cli", "reward": "worker.reward_cli"}
     if len(sys.argv) > 1 and sys.argv[1] in commands:
         os.execv(sys.executable, [sys.executable, "-m", commands[sys.argv[1]], *sys.argv[2:]])  # noqa: S606 - own modules
     return run(sys.argv[1:])

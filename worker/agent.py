@@ -16,6 +16,7 @@ import signal
 import sys
 import threading
 import time
+from typing import Any
 
 from lockstep import protocol as p
 from lockstep.logs import get_logger
@@ -128,7 +129,9 @@ class Agent:
                 or f"it took longer than {_PROBE_SECONDS:.0f} s"
             )
             raise Refused(0, "probe", f"the trainer cannot be loaded: {told}")
-        found: dict[str, dict[str, object]] = json.loads(answer.read_text(encoding="utf-8"))
+        found: dict[str, Any] = json.loads(answer.read_text(encoding="utf-8"))
+        if "refused" in found:
+            raise Refused(0, "plugins", found["refused"])
         return found
 
     def _end_of(self, probe: Process) -> int:

@@ -17,6 +17,7 @@ import json
 import os
 import platform
 import sys
+from collections.abc import Mapping
 from importlib.metadata import EntryPoint, PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
@@ -25,24 +26,33 @@ import torch
 
 from lockstep import plugins
 from lockstep.spec.families import FAMILIES
-from lockstep.spec.tasks import REWARD_MODES
+from lockstep.spec.tasks import REWARD_MODES, TASKS
+from worker.envs import reward_plugins
 from worker.envs.arguments import arguments_of
 from worker.envs.families import load as load_family
 from worker.envs.family import EnvironmentFamily
-from worker.envs.faults import RAISED
-from worker.envs.morph.rewards import check_mode, make_reward
+from worker.envs.faults import RAISED, EnvironmentFault
+from worker.envs.morph.rewards import check_mode, make_builtin
 from worker.envs.morph.task.data import load
+from worker.envs.paid import RewardDefect
+from worker.envs.reward_plugins import RewardPlugin
 
 _DATASETS = ("digits", "synth", "pydoc", "cifar10", "text")
 _GAMMA = 0.99
-#: What a mode is told of the task while it is checked.
-_SELF_CHECK = {"task": "digits_tiny", "id": "self-check"}
-#: Whom a registered reward serves when it does not say.
-_DEFAULT_KIND = "morphogenesis"
+#: What a mode that names no task is told of the task while it is checked.
+_TASK, _ID = "digits_tiny", "self-check"
 
 
 class Unimportable(Exception):  # noqa: N818 - says what is wrong
     """A plug-in cannot be imported; the message says why."""
+
+
+class Unfit(Exception):  # noqa: N818 - says what is wrong
+    """A registered mode fails its check; the message says why."""
+
+
+#: Errors whose message is a sentence of ours.
+_PLAIN = (Unimportable, Unfit, plugins.NameTaken, ValueError, EnvironmentFault, RewardDefect)
 
 
 def datasets(data_dir: Path | None) -> dict[str, str]:
@@ -64,24 +74,42 @@ def rewards() -> dict[str, dict[str, Any]]:
 
     Raises:
         RewardDefect: a built-in mode is defective.
+        NameTaken: a registered mode has the name of another one.
     """
+    _refuse_clashes(plugins.REWARDS, plugins.builtin_rewards())
     for name in REWARD_MODES:
-        check_mode(make_reward(name, {}, gamma=_GAMMA, task="digits_tiny"))
-    builtin = {mode for family in FAMILIES.values() for mode in family.reward_modes}
-    return {p.name: _announced(p) for p in plugins.installed(plugins.REWARDS) if p.name not in builtin}
+        check_mode(make_builtin(name, {}, gamma=_GAMMA, task=_TASK))
+    return {point.name: announced(point) for point in plugins.installed(plugins.REWARDS)}
 
 
 def environments() -> dict[str, dict[str, Any]]:
-    """Return families whose package is installed and registered environments, with their schemas."""
+    """Return families whose package is installed and registered environments, with their schemas.
+
+    Raises:
+        NameTaken: a registered environment has the name of another one, of a family, or of a task of one.
+    """
+    _refuse_clashes(plugins.ENVIRONMENTS, taken_environments())
     found: dict[str, dict[str, Any]] = {}
     for name in _packages():
         found[name] = {}
     for point in plugins.installed(plugins.ENVIRONMENTS):
         try:
-            found[point.name] = _schema_of(_loaded(point))
+            found[point.name] = _schema_of(loaded(point))
         except RAISED as error:  # code of others; the reason is announced
-            found[point.name] = {"defect": _reason(error)}
+            found[point.name] = {"defect": reason(error)}
     return found
+
+
+def taken_environments() -> dict[str, str]:
+    """Return the names that no registered environment may have: families and what their packages come with."""
+    own = {name: f"a task of {kind}" for kind, family in _packages().items() for name in family.own_tasks()}
+    return {**own, **dict.fromkeys(FAMILIES, "a family of environments")}
+
+
+def _refuse_clashes(group: str, taken: Mapping[str, str]) -> None:
+    told = plugins.clashes(group, taken)
+    if told:
+        raise plugins.NameTaken("; ".join(told.values()))
 
 
 def _schema_of(factory: Any) -> dict[str, Any]:
@@ -108,24 +136,54 @@ def _packages() -> dict[str, EnvironmentFamily]:
     return {name: load_family(name) for name, family in FAMILIES.items() if family.is_package and _is_installed(name)}
 
 
-def _announced(point: EntryPoint) -> dict[str, Any]:
-    facts: dict[str, Any] = {"version": "unknown", "env_kinds": [_DEFAULT_KIND], "schema": {}}
+def announced(point: EntryPoint) -> dict[str, Any]:
+    """Check a mode of an installed package; return what the API is told of it."""
+    facts: dict[str, Any] = {"version": "unknown", "schema": {}}
     try:
-        factory = _loaded(point)
-        facts["env_kinds"] = list(getattr(factory, "env_kinds", (_DEFAULT_KIND,)))
-        facts["schema"] = dict(getattr(factory, "schema", {}))
-        facts["version"] = str(factory.version)
-        for kind in facts["env_kinds"]:
-            if not _is_installed(kind):
-                continue  # it serves nobody here, which is no defect of the mode
-            family = load_family(kind)
-            family.check_reward(family.reward(point.name, {}, _GAMMA, _SELF_CHECK))
+        plugin = reward_plugins.read(point.name, loaded(point))
+        facts = {"version": plugin.version, "schema": dict(plugin.schema)}
+        facts |= {"env_kinds": list(plugin.env_kinds), "tasks": list(plugin.tasks)}
+        check_reward(plugin)
     except RAISED as error:  # code of others; the reason is announced
-        facts["defect"] = _reason(error)
+        facts["defect"] = reason(error)
     return facts
 
 
-def _loaded(point: EntryPoint) -> Any:
+def check_reward(plugin: RewardPlugin) -> None:
+    """Check a registered mode in every family that it serves and that is installed; a defect raises."""
+    for kind in plugin.env_kinds:
+        if not _is_installed(kind):
+            continue  # it serves nobody here, which is no defect of the mode
+        family = load_family(kind)
+        task = next((name for name in plugin.tasks if kind_of(name) == kind), None)
+        section = {"task": task or _TASK, "id": task or _ID}
+        try:
+            family.check_reward(family.reward(plugin.name, {}, _GAMMA, section), task)
+        except RAISED as error:
+            hint = _hint(plugin, error)
+            if hint is None:
+                raise
+            raise Unfit(f"{reason(error)}; {hint}") from error
+
+
+def _hint(plugin: RewardPlugin, error: BaseException) -> str | None:
+    """Return what a factory may have left unsaid where its check fails, with the remedy."""
+    if not hasattr(plugin.factory, "env_kinds"):
+        told = f"its factory names no env_kinds, so it was checked as one of {plugin.env_kinds[0]}"
+        return f"{told}: for Gymnasium tasks write env_kinds = ('gymnasium',)"
+    if not plugin.tasks and isinstance(error, ValueError):
+        return (
+            f"its factory names no tasks, so it was built for {_TASK!r} or {_ID!r}: name those that it serves in tasks"
+        )
+    return None
+
+
+def kind_of(task: str) -> str:
+    """Return the family of which a name is a task: one that is no task of morphogenesis is Gymnasium's."""
+    return "morphogenesis" if task in TASKS else "gymnasium"
+
+
+def loaded(point: EntryPoint) -> Any:
     """Load what another process could import: a plug-in that ends its process is no end of this worker.
 
     Raises:
@@ -141,8 +199,10 @@ def _is_installed(kind: str) -> bool:
     return not FAMILIES[kind].is_package or importlib.util.find_spec(kind) is not None
 
 
-def _reason(error: BaseException) -> str:
-    return str(error) if isinstance(error, Unimportable) else f"{type(error).__name__}: {error}"[:500]
+def reason(error: BaseException) -> str:
+    """Return in a line why a plug-in cannot be used."""
+    told = str(error) if isinstance(error, _PLAIN) else f"{type(error).__name__}: {error}"
+    return " ".join(told.split())[:500]
 
 
 _PACKAGES = ("lockstep", "torch", "numpy", "scikit-learn", "safetensors", "gymnasium")
@@ -178,14 +238,12 @@ def versions() -> dict[str, str]:
 
 
 def capabilities(data_dir: Path | None) -> dict[str, Any]:
-    """Return what may be assigned to a worker of this installation."""
-    return {
-        "datasets": datasets(data_dir),
-        "rewards": rewards(),
-        "environments": environments(),
-        "tasks": tasks(),
-        "versions": versions(),
-    }
+    """Return what may be assigned to a worker of this installation, or under ``refused`` why nothing may."""
+    try:
+        own = {"rewards": rewards(), "environments": environments()}
+    except plugins.NameTaken as error:
+        return {"refused": str(error)}
+    return {"datasets": datasets(data_dir), **own, "tasks": tasks(), "versions": versions()}
 
 
 def answer(descriptor: int, question: str, data_dir: Path | None = None) -> None:

@@ -11,7 +11,7 @@ from typing import Any
 
 from lockstep.spec.gymnasium import WRAPPERS
 from worker.envs.gymnasium.check import OK, Checked, check
-from worker.options import within
+from worker.options import json_object, within
 
 _WRONG_CALL = 2
 
@@ -20,7 +20,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run the command; return its exit status: 0 fit, 1 refused, 2 wrongly called."""
     options = parse(arguments)
     try:
-        kwargs = _kwargs(options.kwargs)
+        kwargs = json_object("--kwargs", options.kwargs)
     except ValueError as error:
         sys.stderr.write(f"error: {error}\n")
         return _WRONG_CALL
@@ -45,16 +45,6 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     checks.add_argument("--seconds", type=seconds, default=10.0, help="time after which the first play ends")
     checks.add_argument("--json", action="store_true", help="print JSON")
     return parser.parse_args(arguments)
-
-
-def _kwargs(text: str) -> dict[str, Any]:
-    try:
-        found = json.loads(text)
-    except ValueError as error:
-        raise ValueError(f"--kwargs: {error}; write an object, for example --kwargs '{{\"size\": 4}}'") from error
-    if not isinstance(found, dict):
-        raise ValueError(f"--kwargs: {text!r} is no JSON object; write for example --kwargs '{{\"size\": 4}}'")
-    return found
 
 
 def _document(name: str, kwargs: dict[str, Any], checked: Checked) -> dict[str, Any]:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from lockstep.ranges import NumberT, number_within
 
@@ -20,6 +22,22 @@ def within(low: NumberT, high: NumberT) -> Callable[[str], NumberT]:
             raise argparse.ArgumentTypeError(str(error)) from error
 
     return read
+
+
+def json_object(option: str, text: str) -> dict[str, Any]:
+    """Return what an option of the command line gives as a JSON object.
+
+    Raises:
+        ValueError: it is none; the sentence names the option and an example.
+    """
+    example = f"{option} '{{\"size\": 4}}'"
+    try:
+        found = json.loads(text)
+    except ValueError as error:
+        raise ValueError(f"{option}: {error}; write an object, for example {example}") from error
+    if not isinstance(found, dict):
+        raise ValueError(f"{option}: {text!r} is no JSON object; write for example {example}")
+    return found
 
 
 @dataclass(frozen=True)

@@ -28,8 +28,10 @@ from app.settings import Settings
 from app.store import migrate, opening, workers
 from app.store.engine import Limits, StartupError, Store, sqlite_module, sqlite_warning
 from app.store.points import MetricNames
+from app.store.rows import WorkerRow
 from lockstep import plugins
 from lockstep.direction import isolated
+from lockstep.spec.families import FAMILIES
 from lockstep.spec.faults import sentence
 from lockstep.status import WorkerStatus
 from lockstep.text import check_line
@@ -235,21 +237,37 @@ def doctor() -> None:
         typer.echo(f"database: ok, clock {store.now(session):.0f}, revision {migrate.current_revision(store)}")
         listed = {row.id: row for row in workers.listing(session)}  # one of several rows, where it holds several blocks
     rows = [row for row in listed.values() if row.status != WorkerStatus.RETIRED]
-    lines = [
-        *_plugin_defects(),
-        *(_told(f"worker {isolated(row.name)}", **item) for row in rows for item in defects_of(row)),
-    ]
-    for line in lines or ["plug-ins: ok"]:
+    lines = [*_plugins_here(), *(line for row in rows for line in _plugins_of(row))]
+    for line in lines or ["plug-ins: none"]:
         typer.echo(line)
 
 
-def _plugin_defects() -> Iterator[str]:
-    """Say what is installed beside this command and cannot be imported."""
+def _plugins_here() -> Iterator[str]:
+    """Say what is installed beside this command, and what of it cannot be used."""
+    taken = {plugins.REWARDS: plugins.builtin_rewards(), plugins.ENVIRONMENTS: dict.fromkeys(FAMILIES, "a family")}
     for kind, group in (("reward", plugins.REWARDS), ("environment", plugins.ENVIRONMENTS)):
-        for point in plugins.installed(group):
-            reason = plugins.defect(point)
+        clashes = plugins.clashes(group, taken[group])
+        reasons = {p.name: plugins.defect(p) for p in plugins.installed(group) if p.name not in clashes}
+        usable = [name for name, reason in reasons.items() if reason is None]
+        if usable:
+            yield f"plug-ins here: {kind}s {', '.join(usable)}"
+        for clash in clashes.values():
+            yield f"plug-ins here: {clash}; no worker starts beside it"
+        for name, reason in reasons.items():
             if reason is not None:
-                yield _told("plug-ins here", kind, point.name, reason)
+                yield _told("plug-ins here", kind, name, reason)
+
+
+def _plugins_of(row: WorkerRow) -> Iterator[str]:
+    """Say which rewards and environments a worker offers beside the built-in ones, and what it cannot use."""
+    where = f"worker {isolated(row.name)}"
+    offered = {"rewards": row.rewards, "environments": {n: f for n, f in row.environments.items() if n not in FAMILIES}}
+    usable = {kind: [name for name, facts in known.items() if "defect" not in facts] for kind, known in offered.items()}
+    told = [f"{kind} {', '.join(names)}" for kind, names in usable.items() if names]
+    if told:
+        yield f"{where}: {'; '.join(told)}"
+    for item in defects_of(row):
+        yield _told(where, **item)
 
 
 def _told(where: str, kind: str, name: str, reason: str) -> str:

@@ -51,6 +51,9 @@ HANDED_OVER = {
     "env": Program(
         "worker", ("env",), "torch gymnasium", "worker,gym", "Check whether an environment can be trained in."
     ),
+    "reward": Program(
+        "worker", ("reward",), "torch gymnasium", "worker,gym", "List reward modes; check whether one can be paid."
+    ),
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping
@@ -22,18 +23,31 @@ from tests.factories import cartpole_spec
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("training")]
 ROOT = Path(__file__).parents[2]
 PLUGIN = ROOT / "examples" / "plugin"
+#: A file that a page shows: `my-reward/NAME`, and the block below it.
+SHOWN = re.compile(
+    r"^`my-reward/([\w.]+)`[^`]*?(?:\[[^\]]*\]\([^)]*\)[^`]*?)?```\w+\n(.*?)^```", re.MULTILINE | re.DOTALL
+)
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder into which the example package and one with a defective mode are installed."""
+    """A folder into which the example package, the one of docs/extending.md and a defective one are installed."""
     target = tmp_path_factory.mktemp("site")
-    source = tmp_path_factory.mktemp("source") / "plugin"
+    folder = tmp_path_factory.mktemp("source")
+    source, mine = folder / "plugin", folder / "my-reward"
     subprocess.run(["cp", "-r", str(PLUGIN), str(source)], check=True)
+    mine.mkdir()
+    for name, text in shown_files().items():
+        (mine / name).write_text(text)
     command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--no-build-isolation", "--no-index"]
-    subprocess.run([*command, "--target", str(target), str(source)], check=True)
+    subprocess.run([*command, "--target", str(target), str(source), str(mine)], check=True)
     _write_defective(target)
     return target
+
+
+def shown_files() -> dict[str, str]:
+    """Return the files of *Your own reward in five minutes*, by name."""
+    return dict(SHOWN.findall((ROOT / "docs" / "extending.md").read_text()))
 
 
 def _write_defective(target: Path) -> None:
@@ -90,13 +104,20 @@ def test_what_a_package_registers_is_trained_and_what_it_does_not_know_is_refuse
         assert refusals(client, cartpole_spec(env=env)) == told
     other_kind = spec("thrifty", arms=[shaped, {"label": "c", "reward": "centred"}])
     assert refusals(client, other_kind) == {"/arms/1/reward": "unknown_reward"}
+    [worker] = client.workers()
+    assert [item["name"] for item in worker["defects"]] == ["broken"]
     defective = spec("corridor", arms=[{"label": "a"}, {"label": "b", "reward": "broken"}])
     assert refusals(client, defective) == {"/arms/1/reward": "defective_reward"}
 
+    # as the page shows it, with a tenth of the rounds
+    mine = {**yaml.safe_load(shown_files()["compare.yaml"]), "budget": {"rounds": 4}, "eval": {"every_rounds": 4}}
     ids = {name: client.submit(spec(name))["id"] for name in ("thrifty", "corridor")}
+    ids["mine"] = client.submit(mine)["id"]
     for experiment_id in ids.values():
         assert follow(sqlite_server.url, experiment_id)[-1]["status"] == "succeeded"
     assert _last(client, ids["thrifty"], "xeval/return_thrifty").keys() == {"shaped", "thrifty"}
+    assert "n = 6" in client.report(ids["mine"])["verdict"]["sentence"]
+    assert _last(client, ids["mine"], "reward/away_mean").keys() == {"steady"}
     paid = _last(client, ids["corridor"], "reward/walk_mean")
     assert paid.keys() == {"centred"}
     assert paid["centred"] < 0

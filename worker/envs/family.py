@@ -92,6 +92,22 @@ class Order:
 
 
 @dataclass(frozen=True)
+class Trial:
+    """What a reward function paid for some steps of a task under random actions.
+
+    Attributes:
+        names: of its components.
+        rows: [1 + N, steps, E] the reward and N components.
+        scoring, stepping: seconds of the function and of the environments for all steps.
+    """
+
+    names: Sequence[str]
+    rows: Tensor
+    scoring: float
+    stepping: float
+
+
+@dataclass(frozen=True)
 class EnvironmentFamily:
     """One family, the worker's half. Every function raises ``ValueError`` for what it cannot build.
 
@@ -101,7 +117,10 @@ class EnvironmentFamily:
         evaluate: build environments of one episode each; further reward functions score it too, and its row holds
             their returns by name under ``xeval``.
         reward: bind a mode's section of constants: ``(mode, section, discount, env section)``.
-        check_reward: raise a defect when a mode breaks the contract of reward functions.
+        check_reward: raise a defect when a mode breaks the contract of reward functions, on steps of a task where one
+            is named.
+        try_reward: play a task at random, given its ``env`` section, and hold a mode to its contract there; a defect
+            raises.
         control: build the control of a run: ``(policy, environments, position of the run, replicate seed, round)``.
         never_floored: choices per head that probability floors never touch.
         op_names: names of the choices of head 0, given their number.
@@ -109,13 +128,15 @@ class EnvironmentFamily:
         twin: a control that evaluation also plays as the ungrafted twin of every arm; None = no such thing.
         keeps_evaluation: whether evaluation environments stay open while policies train.
         tasks: list the registry of its package in groups (``lockstep.protocol.TaskGroup``); None where it has none.
+        own_tasks: names of the tasks that the package itself comes with, before any other registers more.
         is_batched: whether a registered factory makes simulators of many environments; None where there are none.
     """
 
     train: Callable[[Order, bool], LockstepEnvs]
     evaluate: Callable[[Order, Mapping[str, Any]], LockstepEnvs]
     reward: Callable[[str, Mapping[str, Any], float, Mapping[str, Any]], Any]
-    check_reward: Callable[[Any], None]
+    check_reward: Callable[[Any, str | None], None]
+    try_reward: Callable[[Any, Mapping[str, Any]], Trial]
     control: Callable[[str, Any, int, int, int], Control]
     never_floored: Mapping[str, tuple[int, ...]]
     op_names: Callable[[int], list[str]]
@@ -123,6 +144,7 @@ class EnvironmentFamily:
     twin: str | None
     keeps_evaluation: bool
     tasks: Callable[[], list[dict[str, Any]]] | None = None
+    own_tasks: Callable[[], frozenset[str]] = frozenset
     is_batched: Callable[[Any], bool] | None = None
 
 

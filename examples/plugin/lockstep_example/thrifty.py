@@ -6,10 +6,7 @@ Axes: E environment, S slot.
 
 from __future__ import annotations
 
-import hashlib
-import json
-from collections.abc import Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -17,48 +14,24 @@ import torch
 from worker.envs.morph.rewards.context import RewardContext, RewardResult, SlotState
 
 
-@dataclass(frozen=True)
-class Thrifty:
-    """The mode with its constants.
+def thrifty(constants: Mapping[str, Any], *, gamma: float, task: str) -> Callable[[RewardContext], RewardResult]:  # noqa: ARG001 - same for all tasks
+    """Build the mode from the ``reward`` section of an arm, in which each constant has a value by the schema."""
+    price = float(constants["price"])
 
-    Attributes:
-        gamma: PPO's discount.
-        price: reward units per thousand graft parameters.
-        death_pay: reward of the step in which the governor rolled back.
-        config_hash: SHA-256 of the constants.
-        name: registered name.
-        version: raised whenever a number changes.
-    """
-
-    gamma: float
-    price: float
-    death_pay: float
-    config_hash: str
-    name: str = "thrifty"
-    version: str = "1"
-
-    def __call__(self, ctx: RewardContext) -> RewardResult:
+    def function(ctx: RewardContext) -> RewardResult:
         """Return reward [E], its components and no ledgers."""
-        gain = (ctx.post.accuracy - ctx.pre.accuracy) / 10.0
-        spent = -self.price * (_params(ctx.post) - _params(ctx.pre)) / 1000.0
-        alive = ~ctx.rolled_back
         components = {
-            "gain": gain * alive,
-            "spent": spent * alive,
-            "death": torch.where(alive, 0.0, self.death_pay),
+            "gain": (ctx.post.accuracy - ctx.pre.accuracy) / 10.0,
+            "spent": -price * (_params(ctx.post) - _params(ctx.pre)) / 1000.0,
         }
-        return RewardResult(torch.stack(list(components.values())).sum(0), components, {})
+        return RewardResult(components["gain"] + components["spent"], components, {})
 
-
-def thrifty(constants: Mapping[str, Any], *, gamma: float, task: str) -> Thrifty:  # noqa: ARG001 - same for all tasks
-    """Build the mode from the ``reward`` section of an arm; keys that are not given have their default."""
-    values = {"price": 0.5, **constants}
-    digest = hashlib.sha256(json.dumps(values, sort_keys=True).encode()).hexdigest()
-    return Thrifty(gamma, float(values["price"]), -5.0, digest)
+    return function
 
 
 thrifty.version = "1"  # type: ignore[attr-defined]
 thrifty.env_kinds = ("morphogenesis",)  # type: ignore[attr-defined]
+thrifty.death_pay = -5.0  # type: ignore[attr-defined] # of the step in which the host diverged
 thrifty.schema = {  # type: ignore[attr-defined]
     "type": "object",
     "additionalProperties": False,

@@ -15,6 +15,8 @@ from worker.envs.arguments import arguments_of
 from worker.envs.faults import RAISED
 from worker.envs.gymnasium.packages import register_all
 
+#: Gymnasium's own: this is read before a package registers more.
+OWN_TASKS = frozenset(gymnasium.registry)
 #: What ``gymnasium.make`` takes itself, for every task.
 _OF_MAKE = ("max_episode_steps", "render_mode")
 

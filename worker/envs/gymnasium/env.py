@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+import time
 from array import array
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -234,6 +235,7 @@ class GymEnvs(Stepped):
         infos: list[Mapping[str, Any]] = [{}] * E
         ended: dict[int, str] = {}
         actions = self._door.executed(actions, self._bounds[run])
+        began = time.perf_counter()
         for index, action in enumerate(actions.tolist()):
             if lanes[index].is_over:
                 continue
@@ -252,12 +254,13 @@ class GymEnvs(Stepped):
         self._check_finite(run, 0, E)
         reward = torch.from_numpy(native)
         if before is not None:
+            stepping = time.perf_counter() - began
             after = torch.from_numpy(self._obs[run].copy())
             ends_cuts = torch.from_numpy(terminated), torch.from_numpy(truncated)
             with playing(f"environment {self._name!r}: its info"):
                 scalars = _scalars(infos)
             step = Transition(torch.from_numpy(before), actions, reward, after, *ends_cuts, scalars)
-            reward = ledger.score(step, valid)
+            reward = ledger.score(step, valid, np.array([lane.episode for lane in lanes]), stepping)
         ledger.add(native, reward.numpy())
         final = self._end(run, ended)
         self._alive()
@@ -393,7 +396,8 @@ def make_envs(
     evaluation episodes are scored; ``alive`` is called after everything that may take long.
     """
     own = rewards or [make_gym_reward("native", {}, gamma=1.0, task=str(config["env"]["id"]))] * len(runs)
-    ledgers = [Ledger(reward, xeval or {}, num_envs) for reward in own]
+    arms = ["" if run is None else run.label for run in runs]
+    ledgers = [Ledger(reward, xeval or {}, num_envs, arm) for reward, arm in zip(own, arms, strict=True)]
     modes = bounds or [CLIP] * len(runs)
     return GymEnvs(config, ledgers, modes, replicate_seed=replicate_seed, num_envs=num_envs, phase=phase, alive=alive)
 

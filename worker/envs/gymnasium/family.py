@@ -7,9 +7,10 @@ from typing import Any
 
 from worker.envs.base import LockstepEnvs
 from worker.envs.family import Control, EnvironmentFamily, Order, UniformControl
-from worker.envs.gymnasium.catalog import tasks
+from worker.envs.gymnasium.catalog import OWN_TASKS, tasks
 from worker.envs.gymnasium.env import batched_factory, make_envs
-from worker.envs.gymnasium.rewards import GymReward, check_gym_mode, make_gym_reward
+from worker.envs.gymnasium.reward_check import check_gym_mode, try_gym_mode
+from worker.envs.gymnasium.rewards import GymReward, make_gym_reward
 from worker.envs.gymnasium.vector import VectorEnvs, is_batched
 from worker.envs.placed import Placed
 
@@ -49,6 +50,7 @@ FAMILY = EnvironmentFamily(
     evaluate=lambda order, xeval: _envs(order, "eval", xeval),
     reward=_reward,
     check_reward=check_gym_mode,
+    try_reward=try_gym_mode,
     control=_control,
     never_floored={},
     op_names=lambda num_ops: [str(op) for op in range(num_ops)],
@@ -56,5 +58,6 @@ FAMILY = EnvironmentFamily(
     twin=None,
     keeps_evaluation=False,  # simulators are not kept open while the policies train
     tasks=tasks,
+    own_tasks=lambda: OWN_TASKS,
     is_batched=is_batched,
 )

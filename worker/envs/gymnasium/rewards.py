@@ -1,37 +1,24 @@
 """Registered rewards of Gymnasium tasks: pure functions of the transitions of one run (training.md 2.14).
 
-A package adds a mode by the entry-point group ``lockstep.rewards``: name -> factory ``(constants, *,
-gamma, task) -> function`` with ``env_kinds = ("gymnasium",)``, a ``version`` and a JSON ``schema`` of its
-flat constants. This module knows no environment and does not import gymnasium, so such a package can
-import its records. Axes: E environment, O observation, H heads.
+A package adds a mode by an entry point (``worker.envs.reward_plugins``). This module knows no environment and does not
+import gymnasium, so such a package can import its records. docs/rewards.md is made of the attributes told here: type
+and shape; unit; meaning. Axes: E environment, O observation, C columns of an action.
 """
 
 from __future__ import annotations
 
-import hashlib
-import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import entry_points
 from typing import Any
 
-import numpy as np
-import torch
 from torch import Tensor
 
-from lockstep.keys import generator
+from lockstep.spec.problems import nearest
 from worker.envs.faults import building
-from worker.envs.schemas import schema_defaults
+from worker.envs.reward_plugins import digest, installed, points
 
-ENTRY_POINTS = "lockstep.rewards"
 KIND = "gymnasium"
 NATIVE = "native"
-_E, _O, _ROUNDS = 200, 6, 4
-_TOLERANCE = 1e-5
-
-
-class GymRewardDefect(RuntimeError):  # noqa: N818 - names what is wrong with a mode
-    """A registered mode breaks the contract of reward functions; the message names mode and rule."""
 
 
 @dataclass(frozen=True)
@@ -39,14 +26,23 @@ class Transition:
     """One step of all environments of a run.
 
     Attributes:
-        observation: [E, O] float32, on which the action was chosen.
-        action: [E, C] as the environment gets it: choices counted from 0 (int64), Box components in its own units
-            (then all as float64).
-        reward: [E] float32, the environment's own.
-        next_observation: [E, O] float32, the true next one, never that after a reset.
-        terminated: [E] bool, the task ended.
-        truncated: [E] bool, cut by a limit.
-        info: scalars of the environment's info by name, [E] float32; NaN where one is absent.
+        observation: [E, O] float32; the environment's; on which the action was chosen, before ``obs_norm``:
+            flattened and one-hot, in the order that ``lockstep env check ID`` lists as parts; images are not among
+            them; always there.
+        action: [E, C] int64 where all are choices, else float64; choices count from 0, components of a ``Box`` are in
+            its own units; what is executed, so after clipping or mapping by ``action.bounds``, before it is cast to
+            the dtype of the space and before ``start`` is added; one column for each choice and each component, in the
+            order of the space; always there.
+        reward: [E] float32; the environment's; its own reward of this step, before ``env.reward_scale`` and
+            ``reward_norm``, which act on what the mode pays; always there.
+        next_observation: [E, O] float32; the environment's; what the action led to, as ``observation``: of an episode
+            that ends its true last one, never that after the reset; always there.
+        terminated: [E] bool; truth; the task ended with this step; always there.
+        truncated: [E] bool; truth; a limit of steps cut the episode here (in evaluation ``eval.max_steps`` too), and
+            the task did not end; always there.
+        info: {name: [E] float32}; the environment's; numbers and truth values of its info after this step, no texts or
+            arrays; NaN for an environment that does not tell it, and a name that none tells is absent: ask with
+            ``step.info.get(name)``.
     """
 
     observation: Tensor
@@ -106,72 +102,16 @@ def make_gym_reward(mode: str, section: Mapping[str, Any], *, gamma: float, task
     Raises:
         ValueError: the mode is unknown, serves no Gymnasium environment, cannot be loaded or refuses a constant.
     """
-    constants = {name: value for name, value in section.items() if name != "mode"}
     if mode == NATIVE:
-        return GymReward(NATIVE, "environment", _digest(constants), gamma, _native)
+        constants = {name: value for name, value in section.items() if name != "mode"}
+        return GymReward(NATIVE, "environment", digest(constants), gamma, _native)
     with building(f"reward.mode={mode!r}"):
-        factory = installed(mode)
-        serves = KIND in getattr(factory, "env_kinds", ())
-    if not serves:
-        names = sorted(point.name for point in entry_points(group=ENTRY_POINTS))
-        raise ValueError(f"reward.mode={mode!r} serves no gymnasium task; installed are {[NATIVE, *names]}")
+        plugin = installed(mode)
+    if plugin is None or KIND not in plugin.env_kinds:
+        why = "is not installed here" if plugin is None else f"serves {' and '.join(plugin.env_kinds)}, not {KIND}"
+        known = nearest(mode, [NATIVE, *(point.name for point in points() if point.name != mode)], "installed here:")
+        raise ValueError(f"reward.mode={mode!r} {why}; {known}")
     with building(f"reward.mode={mode!r}"):
-        constants = {**schema_defaults(factory), **constants}
-        function = factory(constants, gamma=gamma, task=task)
-        return GymReward(mode, str(factory.version), _digest(constants), gamma, function)
-
-
-def _digest(constants: Mapping[str, Any]) -> str:
-    return hashlib.sha256(json.dumps(constants, sort_keys=True).encode()).hexdigest()
-
-
-def installed(mode: str) -> Any:
-    """Load the factory of an installed mode and no other package's; None when none has that name."""
-    return next((point.load() for point in entry_points(group=ENTRY_POINTS, name=mode)), None)
-
-
-def check_gym_mode(mode: GymReward) -> None:
-    """Check one mode on 800 keyed random transitions; a defect raises ``GymRewardDefect``."""
-    rng = generator(0, "control_policy", use="gymnasium reward self check")
-    for _ in range(_ROUNDS):
-        step = _random_transition(rng)
-        before = _bits(step)
-        (reward, components), (again, _) = mode(step), mode(step)
-        _require(mode, _bits(step) == before, "changes its input")
-        _require(mode, reward.shape == (_E,), f"gives shape {tuple(reward.shape)}")
-        _require(mode, bool(torch.isfinite(reward).all()), "is not finite for finite input")
-        _require(mode, torch.equal(reward, again), "gives other bits for the same input")
-        gap = float((torch.stack(list(components.values())).sum(0) - reward).abs().max())
-        _require(mode, gap <= _TOLERANCE, f"has components that miss the reward by {gap:.2g}")
-        order = torch.arange(_E - 1, -1, -1)
-        turned, _ = mode(_permuted(step, order))
-        _require(mode, torch.equal(turned, reward[order]), "mixes environments")
-
-
-def _require(mode: GymReward, holds: bool, defect: str) -> None:
-    if not holds:
-        raise GymRewardDefect(f"reward mode {mode.name!r} {defect}; correct the mode or remove it")
-
-
-def _random_transition(rng: np.random.Generator) -> Transition:
-    def floats(*shape: int) -> Tensor:
-        return torch.from_numpy(rng.normal(size=shape).astype(np.float32))
-
-    return Transition(
-        observation=floats(_E, _O),
-        action=torch.from_numpy(rng.integers(0, 2, (_E, 1))),
-        reward=floats(_E),
-        next_observation=floats(_E, _O),
-        terminated=torch.from_numpy(rng.random(_E) < 0.2),
-        truncated=torch.from_numpy(rng.random(_E) < 0.2),
-        info={},
-    )
-
-
-def _bits(step: Transition) -> bytes:
-    return b"".join(x.numpy().tobytes() for x in vars(step).values() if isinstance(x, Tensor))
-
-
-def _permuted(step: Transition, order: Tensor) -> Transition:
-    parts = {name: x[order] for name, x in vars(step).items() if isinstance(x, Tensor)}
-    return Transition(**parts, info={name: x[order] for name, x in step.info.items()})
+        constants = plugin.constants(section)
+        function = plugin.factory(constants, gamma=gamma, task=task)
+        return GymReward(mode, plugin.version, digest(constants), gamma, function)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import inspect
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any, cast
@@ -67,7 +68,10 @@ class VectorEnvs(Stepped):
         self, order: Order, xeval: Mapping[str, GymReward], *, factory: Callable[..., Any], phase: str
     ) -> None:
         super().__init__(
-            [Ledger(reward, xeval, order.num_envs) for reward in order.rewards],
+            [
+                Ledger(reward, xeval, order.num_envs, run.label)
+                for reward, run in zip(order.rewards, order.runs, strict=True)
+            ],
             order.num_envs,
             order.replicate_seed,
             phase,
@@ -215,6 +219,7 @@ class VectorEnvs(Stepped):
         valid = ~idle
         before = None if ledger.is_native else self._obs[run].cpu().clone()
         executed = self._door.executed(actions.cpu(), self._bounds[run])
+        began = time.perf_counter()
         with playing(f"environment {self._name!r} in step"):
             shown, paid, ends, cuts, info = step_values(self._sims[run].step(self._handed(executed)))
             native, ends, cuts = self._judged(paid, ends, cuts, valid)
@@ -228,10 +233,11 @@ class VectorEnvs(Stepped):
         final = self._final(run, info, terminated | truncated) if finished.any() else None
         reward = torch.from_numpy(native.astype(np.float32))
         if before is not None:
+            stepping = time.perf_counter() - began
             after = (self._observation(run) if final is None else final).features.cpu()
             flags = torch.from_numpy(terminated), torch.from_numpy(truncated | capped)
             step = Transition(before, executed, reward, after, *flags, _scalars(info, E))
-            reward = ledger.score(step, valid)
+            reward = ledger.score(step, valid, self._episode[run], stepping)
         ledger.add(native.astype(np.float32), reward.numpy())
         self._end(run, finished, {"done": terminated, "horizon": truncated, CAPPED: capped}, info)
         self._alive()

@@ -10,8 +10,9 @@ from worker.envs.family import Control, EnvironmentFamily, Order
 from worker.envs.morph.episode import controls
 from worker.envs.morph.episode.build import make_envs, make_training_envs
 from worker.envs.morph.episode.env import MorphEnvs
+from worker.envs.morph.episode.trial import try_mode
 from worker.envs.morph.life.stages import Op
-from worker.envs.morph.rewards import RewardFunction, check_mode, make_reward
+from worker.envs.morph.rewards import BoundReward, check_mode, make_reward
 
 
 def _keys(order: Order) -> dict[str, Any]:
@@ -30,11 +31,11 @@ def _train(order: Order, overlaps: bool) -> LockstepEnvs:
     return make_envs(order.config, order.runs, phase="train", **_keys(order))
 
 
-def _evaluate(order: Order, xeval: Mapping[str, RewardFunction]) -> LockstepEnvs:
+def _evaluate(order: Order, xeval: Mapping[str, BoundReward]) -> LockstepEnvs:
     return make_envs(order.config, order.runs, phase="eval", xeval=xeval, **_keys(order))
 
 
-def _reward(mode: str, section: Mapping[str, Any], gamma: float, env: Mapping[str, Any]) -> RewardFunction:
+def _reward(mode: str, section: Mapping[str, Any], gamma: float, env: Mapping[str, Any]) -> BoundReward:
     return make_reward(mode, section, gamma=gamma, task=str(env["task"]))
 
 
@@ -47,7 +48,8 @@ FAMILY = EnvironmentFamily(
     train=_train,
     evaluate=_evaluate,
     reward=_reward,
-    check_reward=check_mode,
+    check_reward=lambda function, _task: check_mode(function),
+    try_reward=lambda function, section: try_mode(function, str(section["id"])),
     control=_control,
     never_floored={"op": (Op.FOSSILIZE, Op.PRUNE, Op.SET_ALPHA_TARGET)},
     op_names=lambda _num_ops: [op.name for op in Op],

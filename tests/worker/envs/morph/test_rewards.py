@@ -160,7 +160,7 @@ def test_hindsight_is_capped_once_per_commit() -> None:
 
 
 def test_unknown_mode_key_and_value_are_refused_with_the_known_ones() -> None:
-    with pytest.raises(ValueError, match=r"reward.mode='shape' is not registered here; installed are .*shaped"):
+    with pytest.raises(ValueError, match=r"reward.mode='shape' is not installed here; did you mean 'shaped'"):
         make_reward("shape", {}, gamma=GAMMA, task="digits_tiny")
     with pytest.raises(ValueError, match=r"reward.rent_wieght is unknown; known are .*rent_weight"):
         make_reward("shaped", {"rent_wieght": 1.0}, gamma=GAMMA, task="digits_tiny")

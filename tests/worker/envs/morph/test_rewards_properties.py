@@ -15,7 +15,7 @@ from tests.worker.envs.morph import reward_oracle as oracle
 from tests.worker.envs.morph.reward_cases import level, term
 from tests.worker.envs.morph.reward_oracle import ADVANCE, FOSSILIZE, GERMINATE, PRUNE, WAIT, Moment
 from tests.worker.envs.morph.reward_walks import batch, walk
-from worker.envs.morph.rewards import RewardConfig, RewardFunction, make_reward, terms
+from worker.envs.morph.rewards import RewardConfig, RewardFunction, make_builtin, terms
 from worker.envs.morph.rewards.context import RewardContext, RewardResult, SlotState
 from worker.envs.morph.rewards.modes import MODES
 
@@ -28,7 +28,7 @@ T = 24
 
 
 def function(mode: str, **constants: Any) -> RewardFunction:
-    return make_reward(mode, constants, gamma=GAMMA, task="digits_tiny")
+    return make_builtin(mode, constants, gamma=GAMMA, task="digits_tiny")
 
 
 def walks(count: int, *, num_slots: int = 2, horizon: int = T, seed: int = 0, **keys: Any) -> list[list[Moment]]:

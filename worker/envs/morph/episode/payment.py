@@ -15,8 +15,10 @@ from torch import Tensor
 
 from worker.envs.base import Correction
 from worker.envs.morph.episode.runs import Turn
+from worker.envs.morph.rewards.account import RewardAccount
 from worker.envs.morph.rewards.arrays import at_least, measured, total
 from worker.envs.morph.rewards.context import RewardContext, SlotState
+from worker.envs.paid import payer
 
 _ATTRIBUTION_RATIO, _RANSOM_GAIN, _RANSOM_TOTAL = 5.0, 0.1, -0.2
 
@@ -98,14 +100,19 @@ def pay(owed: Owed) -> Tensor:
     """Pay the run's reward and every cross-evaluated one; return the run's own, [E]."""
     run, earns = owed.turn.run, _flags(owed.valid)
     reward_accounts = [run.reward_account, *run.xeval.values()]
-    rewards = [
-        reward_account.pay(replace(owed.ctx, ledgers=reward_account.ledgers), earns)
-        for reward_account in reward_accounts
-    ]
+    rewards = [_paid(reward_account, owed, earns) for reward_account in reward_accounts]
     for env, first in owed.late.items():
         for reward_account in reward_accounts:
             reward_account.take_back(env, first)
     return rewards[0]
+
+
+def _paid(reward_account: RewardAccount, owed: Owed, earns: Tensor) -> Tensor:
+    run = owed.turn.run
+    mode = reward_account.function.name
+    who = payer(mode, run.spec.label, scores_only=mode != run.reward_account.function.name)
+    ctx = replace(owed.ctx, ledgers=reward_account.ledgers)
+    return reward_account.pay(ctx, earns, who, run.world.episode)
 
 
 def flag_hacking(turn: Turn, post: SlotState) -> None:

@@ -2,15 +2,19 @@
 
 from worker.envs.morph.rewards.config import RewardConfig
 from worker.envs.morph.rewards.registry import (
+    BoundReward,
     RewardFunction,
     installed_modes,
+    make_builtin,
     make_reward,
     registered_modes,
     version_of,
 )
-from worker.envs.morph.rewards.selfcheck import RewardDefect, check_mode, check_modes, describe_modes
+from worker.envs.morph.rewards.selfcheck import check_mode, check_modes, describe_modes
+from worker.envs.paid import RewardDefect
 
 __all__ = [
+    "BoundReward",
     "RewardConfig",
     "RewardDefect",
     "RewardFunction",
@@ -18,6 +22,7 @@ __all__ = [
     "check_modes",
     "describe_modes",
     "installed_modes",
+    "make_builtin",
     "make_reward",
     "registered_modes",
     "version_of",

@@ -9,11 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Protocol
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from worker.envs.faults import playing
+from worker.envs.faults import EnvironmentFault
 from worker.envs.morph.rewards.context import RewardContext, RewardResult
+from worker.envs.paid import Episodes, judged, paying
 
 ROLLBACK = "rollback"
 
@@ -43,6 +46,26 @@ class RewardFunction(Protocol):
         ...
 
 
+def paid_by(
+    function: RewardFunction, ctx: RewardContext, who: str, episodes: Episodes, counts: NDArray[np.bool_]
+) -> tuple[Tensor, list[str], dict[str, Tensor]]:
+    """Return rows [1 + N, E], the reward and N components, their names, and the ledgers; a fault names ``who``.
+
+    Args:
+        function: the mode.
+        ctx: the transition.
+        who: the mode and its arm, in words.
+        episodes: [E] numbers of the running episodes; None where none run.
+        counts: [E], whose values must be finite.
+    """
+    with paying(who, function.name, episodes):
+        result = function(ctx)
+    if not isinstance(result, RewardResult):
+        told = f"returned a {type(result).__name__}; return RewardResult(reward, components, ledgers)"
+        raise EnvironmentFault(f"{who} {told}")
+    return *judged(who, result.reward, result.components, episodes, counts), result.ledgers
+
+
 @dataclass
 class RewardAccount:
     """A reward function with its account of the present episode.
@@ -66,24 +89,24 @@ class RewardAccount:
         self.ledgers, self.paid, self.components = {}, [], []
         self.penalties = torch.zeros(num_envs)
 
-    def pay(self, ctx: RewardContext, earns: Tensor) -> Tensor:
+    def pay(self, ctx: RewardContext, earns: Tensor, who: str, episode: int) -> Tensor:
         """Return the reward [E] of a transition: the mode's own, death pay on rollback, 0 where idle.
 
         Args:
             ctx: the transition; its ledgers are this account's.
             earns: [E] bool, environments whose transition counts.
+            who: the mode and its arm, in words.
+            episode: number of the running episode.
         """
-        with playing(f"reward mode {self.function.name!r}"):
-            result = self.function(ctx)
-        self.ledgers = result.ledgers
-        rows = torch.stack([result.reward, *result.components.values()])
         counts, fatal = earns.numpy(), ctx.rolled_back.numpy()
+        episodes = [episode] * len(counts)
+        rows, names, self.ledgers = paid_by(self.function, ctx, who, episodes, counts)
         alive, died = counts & ~fatal, counts & fatal
         if not alive.all():
             rows = torch.where(torch.from_numpy(alive), rows, 0.0)
         own, *components = rows.unbind()
         self.paid.append(own)
-        self.components.append(dict(zip(result.components, components, strict=True)))
+        self.components.append(dict(zip(names, components, strict=True)))
         if not died.any():
             return own.clone()  # what was paid may be taken back, what was returned stays
         lost = torch.from_numpy(died)

@@ -1,28 +1,25 @@
 """Reward modes by name: built-ins, and those that installed packages register (training.md 2.14).
 
-A spec names a mode; it never selects code to load. User modes come from the entry-point group
-``lockstep.rewards``: name -> factory ``(constants, *, gamma, task)`` of something with the attributes and
-the call of ``RewardFunction``. A factory carries ``version``, ``env_kinds`` and a JSON ``schema``.
+A spec names a mode; it never selects code to load. Modes of packages are found by ``worker.envs.reward_plugins``.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 import numpy as np
 import torch
 
+from lockstep.spec.problems import nearest
 from worker.envs.faults import building
 from worker.envs.morph.rewards.arrays import Transition, some
 from worker.envs.morph.rewards.config import RewardConfig
 from worker.envs.morph.rewards.context import RewardContext, RewardResult
 from worker.envs.morph.rewards.modes import MODES, Mode
-from worker.envs.schemas import schema_defaults
+from worker.envs.reward_plugins import digest, installed, points
 
-ENTRY_POINTS = "lockstep.rewards"
 KIND = "morphogenesis"
 #: Version of the built-in formulas; raised whenever a number they give changes.
 VERSION = "1"
@@ -67,7 +64,35 @@ class RewardFunction:
         return RewardResult(rows.sum(0), dict(zip(names, rows.unbind(), strict=True)), kept)
 
 
-def make_reward(mode: str, cfg: Mapping[str, Any], *, gamma: float, task: str) -> RewardFunction:
+@dataclass(frozen=True)
+class PackageReward:
+    """A mode of a package with its constants; called as ``RewardFunction`` is.
+
+    Attributes:
+        name: registered mode.
+        version: of its formulas, as its factory says.
+        config_hash: SHA-256 of the constants.
+        death_pay: reward of the step in which the governor rolled back.
+        gamma: discount, equal to PPO's.
+        function: what the factory returned.
+    """
+
+    name: str
+    version: str
+    config_hash: str
+    death_pay: float
+    gamma: float
+    function: Callable[[RewardContext], RewardResult]
+
+    def __call__(self, ctx: RewardContext) -> RewardResult:
+        """Return reward [E], components that sum to it, and ledgers."""
+        return self.function(ctx)
+
+
+BoundReward = RewardFunction | PackageReward
+
+
+def make_reward(mode: str, cfg: Mapping[str, Any], *, gamma: float, task: str) -> BoundReward:
     """Build a registered mode.
 
     Args:
@@ -79,11 +104,11 @@ def make_reward(mode: str, cfg: Mapping[str, Any], *, gamma: float, task: str) -
     Raises:
         ValueError: unknown mode, constant or value; the message names the field and what is known.
     """
-    if mode not in MODES:
-        factory = _external(mode)
-        with building(f"reward.mode={mode!r}"):
-            constants = schema_defaults(factory) | {name: value for name, value in cfg.items() if name != "mode"}
-            return factory(constants, gamma=gamma, task=task)
+    return make_builtin(mode, cfg, gamma=gamma, task=task) if mode in MODES else _of_package(mode, cfg, gamma, task)
+
+
+def make_builtin(mode: str, cfg: Mapping[str, Any], *, gamma: float, task: str) -> RewardFunction:
+    """Build a built-in mode; the rest as ``make_reward``."""
     config = RewardConfig.parse(cfg, task)
     if mode in _TERMINAL_ONLY and config.disable_terminal:
         raise ValueError(f"reward.disable_terminal: mode {mode!r} has no other pay; use another mode")
@@ -98,35 +123,34 @@ def make_reward(mode: str, cfg: Mapping[str, Any], *, gamma: float, task: str) -
 
 def registered_modes() -> dict[str, str]:
     """Return {mode: version} of every built-in and installed mode, of every environment kind."""
-    installed = {point.name: str(point.load().version) for point in _points()}
-    return installed | dict.fromkeys(MODES, VERSION)
+    own = {point.name: plugin.version for point in points() if (plugin := installed(point.name)) is not None}
+    return own | dict.fromkeys(MODES, VERSION)
 
 
 def version_of(mode: str) -> str | None:
     """Return the version of a built-in or installed mode; None when none has that name. Loads no other package."""
     if mode in MODES:
         return VERSION
-    return next((str(point.load().version) for point in entry_points(group=ENTRY_POINTS, name=mode)), None)
+    plugin = installed(mode)
+    return None if plugin is None else plugin.version
 
 
-def installed_modes() -> dict[str, EntryPoint]:
-    """Return the installed, not built-in modes that serve this environment, by name."""
-    points = {point.name: point for point in _points() if point.name not in MODES}
-    return {name: point for name, point in points.items() if KIND in getattr(point.load(), "env_kinds", (KIND,))}
+def installed_modes() -> list[str]:
+    """Return the names of the installed, not built-in modes that serve this environment."""
+    names = sorted({point.name for point in points()} - {*MODES})
+    return [name for name in names if (plugin := installed(name)) is not None and KIND in plugin.env_kinds]
 
 
-def _external(mode: str) -> Callable[..., RewardFunction]:
-    """Load the factory of an installed mode, and no other package's: one that is broken is no concern of this spec."""
+def _of_package(mode: str, cfg: Mapping[str, Any], gamma: float, task: str) -> PackageReward:
+    """Build the mode of a package, and load no other: one that is broken is no concern of this spec."""
     with building(f"reward.mode={mode!r}"):
-        factory: Callable[..., RewardFunction] | None = next(
-            (point.load() for point in entry_points(group=ENTRY_POINTS, name=mode)), None
-        )
-        serves = factory is not None and KIND in getattr(factory, "env_kinds", (KIND,))
-    if factory is None or not serves:
-        names = sorted({*MODES, *(point.name for point in _points())})
-        raise ValueError(f"reward.mode={mode!r} is not registered here; installed are {names}")
-    return factory
-
-
-def _points() -> list[EntryPoint]:
-    return list(entry_points(group=ENTRY_POINTS))
+        plugin = installed(mode)
+    if plugin is None or KIND not in plugin.env_kinds:
+        why = "is not installed here" if plugin is None else f"serves {' and '.join(plugin.env_kinds)}, not {KIND}"
+        known = nearest(mode, {*MODES, *(point.name for point in points() if point.name != mode)}, "installed here:")
+        raise ValueError(f"reward.mode={mode!r} {why}; {known}")
+    with building(f"reward.mode={mode!r}"):
+        constants = plugin.constants(cfg)
+        function = plugin.factory(constants, gamma=gamma, task=task)
+        pay = float(getattr(function, "death_pay", plugin.death_pay))
+        return PackageReward(mode, plugin.version, digest(constants), pay, gamma, function)

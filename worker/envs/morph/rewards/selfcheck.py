@@ -16,24 +16,17 @@ import torch
 from torch import Tensor
 
 from lockstep.keys import generator
+from worker.envs.faults import EnvironmentFault
 from worker.envs.morph.life.stages import Op, Stage
+from worker.envs.morph.rewards.account import paid_by
 from worker.envs.morph.rewards.config import RewardConfig
 from worker.envs.morph.rewards.context import RewardContext, RewardResult, SlotState
 from worker.envs.morph.rewards.modes import MODES
-from worker.envs.morph.rewards.registry import RewardFunction, installed_modes, make_reward, registered_modes
+from worker.envs.morph.rewards.registry import BoundReward, installed_modes, make_reward, registered_modes
+from worker.envs.paid import RewardDefect, payer
 
 _E, _S, _STEPS, _HORIZON = 200, 3, 4, 12
 _TOLERANCE = 1e-5
-#: What is read of a mode beside its call.
-_ATTRIBUTES = {
-    "name": "the name of the mode",
-    "version": "the version of its formulas",
-    "death_pay": "the reward of a step in which the host diverged",
-}
-
-
-class RewardDefect(RuntimeError):  # noqa: N818 - names what is wrong with a mode
-    """A registered mode breaks the contract of reward functions; the message names mode and rule."""
 
 
 def describe_modes() -> dict[str, dict[str, Any]]:
@@ -64,24 +57,17 @@ def check_modes(gamma: float = 0.995, task: str = "digits_tiny") -> list[str]:
 
 
 @torch.inference_mode()
-def check_mode(function: RewardFunction) -> None:
+def check_mode(function: BoundReward) -> None:
     """Check one mode on 200 keyed random trajectories, without gradients, as it is paid; raises ``RewardDefect``."""
-    for name, meaning in _ATTRIBUTES.items():
-        if not hasattr(function, name):
-            raise RewardDefect(f"a mode has no attribute {name!r}, {meaning}; add it to what the factory returns")
     order = [2, 0, 1]
     ledgers: Mapping[str, Tensor] = {}
     turned_ledgers: Mapping[str, Tensor] = {}
     for ctx in _trajectory():
         ctx = replace(ctx, ledgers=ledgers)
         before = _bits(ctx)
-        result, again = function(ctx), function(ctx)
-        turned = function(replace(_permuted(ctx, order), ledgers=turned_ledgers))
+        result, again = _paid(function, ctx), _paid(function, ctx)
+        turned = _paid(function, replace(_permuted(ctx, order), ledgers=turned_ledgers))
         _require(function, _bits(ctx) == before, "changes its input")
-        _require(function, result.reward.shape == (_E,), f"gives shape {tuple(result.reward.shape)}")
-        shapes = {tuple(value.shape) for value in result.components.values()}
-        _require(function, shapes <= {(_E,)}, f"has components of the shapes {sorted(shapes)}, not [E]")
-        _require(function, bool(torch.isfinite(result.reward).all()), "is not finite for finite input")
         _require(function, torch.equal(result.reward, again.reward), "gives other bits for the same input")
         gap = float((_sum(result) - result.reward).abs().max())
         _require(function, gap <= _TOLERANCE, f"has components that miss the reward by {gap:.2g}")
@@ -90,7 +76,17 @@ def check_mode(function: RewardFunction) -> None:
         ledgers, turned_ledgers = result.ledgers, turned.ledgers
 
 
-def _require(function: RewardFunction, holds: bool, defect: str) -> None:
+def _paid(function: BoundReward, ctx: RewardContext) -> RewardResult:
+    """Return what a mode pays, under the rules of training."""
+    everybody = np.ones(_E, dtype=bool)
+    try:
+        rows, names, ledgers = paid_by(function, ctx, payer(function.name, ""), None, everybody)
+    except EnvironmentFault as error:
+        raise RewardDefect(str(error)) from error
+    return RewardResult(rows[0], dict(zip(names, rows[1:], strict=True)), ledgers)
+
+
+def _require(function: BoundReward, holds: bool, defect: str) -> None:
     if not holds:
         raise RewardDefect(f"reward mode {function.name!r} {defect}; correct the mode or remove it")
 
