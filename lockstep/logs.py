@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import re
 import sys
@@ -36,6 +37,17 @@ def _redact_event(_logger: Any, _name: str, event: MutableMapping[str, Any]) -> 
     return cleaned
 
 
+class _Lines(structlog.PrintLogger):
+    """Writes lines; one that nobody reads any more, or for which there is no room, ends nothing but itself."""
+
+    def msg(self, message: str) -> None:
+        """Write a line."""
+        with contextlib.suppress(OSError):
+            super().msg(message)
+
+    log = debug = info = warning = error = critical = msg
+
+
 def configure(level: str) -> None:
     """Log JSON lines to standard error at ``level`` and above."""
     structlog.configure(
@@ -48,7 +60,7 @@ def configure(level: str) -> None:
             structlog.processors.JSONRenderer(),
         ],
         wrapper_class=structlog.make_filtering_bound_logger(getattr(logging, level.upper())),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=lambda *_: _Lines(sys.stderr),
         cache_logger_on_first_use=False,
     )
 

@@ -63,6 +63,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     parser.add_argument("--work-dir", default=env.get("LOCKSTEP_SPOOL_DIR") or default_spool)
     parser.add_argument("--spool-bytes", default=env.get("LOCKSTEP_SPOOL_MAX_BYTES", 2**28))
     parser.add_argument("--trainer-cmd", help="another trainer that speaks the frame protocol")
+    parser.add_argument("--until-input-ends", action="store_true", help="drain when standard input ends")
     parser.add_argument("--once", action="store_true", help="retire when there is nothing to do")
     given = parser.parse_args(arguments)
     given.data_dir = clean_path(given.data_dir, "--data-dir or LOCKSTEP_DATASETS") if given.data_dir else None
@@ -144,12 +145,29 @@ def serve(given: argparse.Namespace) -> int:
     options = options_of(given)
     bound = bind(given.device, host=given.host or host_name(), threads=given.threads)
     agent = Agent(options, bound)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        # in a thread of its own: a handler that interrupts a wait would need the lock which that wait holds
-        signal.signal(number, lambda *_: threading.Thread(target=agent.stop).start())
+    listen(agent, until_input_ends=given.until_input_ends)
     sys.stdout.write(f"worker on {bound.device.uid} ({bound.device.device_class}) for {hidden(options.url)}\n")
     sys.stdout.flush()
     return agent.run()
+
+
+def listen(agent: Agent, *, until_input_ends: bool) -> None:
+    """Drain at SIGTERM and SIGINT, and at the end of the input if that is wanted."""
+    for number in (signal.SIGTERM, signal.SIGINT):
+        # in a thread of its own: a handler that interrupts a wait would need the lock which that wait holds
+        signal.signal(number, lambda *_: threading.Thread(target=agent.stop).start())
+    if until_input_ends:
+        threading.Thread(target=_drain_at_end_of_input, args=(agent,), daemon=True).start()
+
+
+def _drain_at_end_of_input(agent: Agent) -> None:
+    """Drain once whoever started this process has gone, and with it the reader of what is printed here."""
+    while os.read(0, _PROBE_BYTES):
+        pass
+    nowhere = os.open(os.devnull, os.O_WRONLY)
+    for descriptor in (1, 2):
+        os.dup2(nowhere, descriptor)
+    agent.stop()
 
 
 if __name__ == "__main__":

@@ -26,7 +26,7 @@ from worker.devices import Bound, GpuMonitor, host_name
 from worker.options import Options
 from worker.pack import PackRunner
 from worker.starter import CannotStart, Starter
-from worker.supervisor import Process, become_subreaper
+from worker.supervisor import Process, become_subreaper, survived
 
 #: Exit codes. 3: something it needs cannot be used as it is, the device among it; 4: the server refuses the token.
 RETIRED, CONFIGURATION, DEVICE_IN_USE, TOKEN_REFUSED = 0, 3, 3, 4
@@ -74,6 +74,10 @@ class Agent:
     def run(self) -> int:
         """Serve until drained or told to stop; return the exit code."""
         become_subreaper()
+        with survived():
+            return self._live()
+
+    def _live(self) -> int:
         beats = threading.Thread(target=self._beat_for_ever, name="heartbeat", daemon=True)
         try:
             self._greet()

@@ -29,6 +29,8 @@ ArgumentsP = ParamSpec("ArgumentsP")
 ResultT = TypeVar("ResultT")
 _POLL_SECONDS = 0.2
 _RELEASE_SECONDS = 120.0
+#: Frames after which none comes.
+_LAST_WORDS = ("done", "left")
 _log = get_logger("worker")
 _STOP_CAUSES = {"cancel": "user", "pause": "user", "drain": "preempted", "abort": "preempted"}
 
@@ -235,10 +237,8 @@ class AssignmentRunner:
         self._log.warning("lease_lost", reason=why)
         self._lost.set()
         self._spool.close()
-        child = self._child
-        if child is not None:
-            child.thaw()
-            child.kill()
+        if self._child is not None:
+            self._child.kill()  # halted as it is, if it is: another may train the block by now
 
     def ask_to_stop(self, cause: str, within: float = 60.0) -> None:
         """Ask for a stop at the next round border; the first cause stays."""
@@ -334,7 +334,10 @@ class AssignmentRunner:
         self._beside(child, "sender", partial(self._send_all, child))
         for frame in child.frames():
             self._last_frame = time.monotonic()
+            kind = frame["type"]
             self._on_frame(frame)
+            if kind in _LAST_WORDS:
+                break  # it may hang at its exit, with the pipe open
         child.join()
         if self._reading.ident is not None:
             self._reading.join(timeout=5)
@@ -363,8 +366,7 @@ class AssignmentRunner:
         while child.is_alive():
             self.unheard()
             if self._kill_at is not None and time.monotonic() > self._kill_at:
-                child.thaw()
-                if self._inside.exists():
+                if self._inside.exists() and not self._frozen:
                     child.ask_where()
                     time.sleep(_POLL_SECONDS)
                 child.kill()

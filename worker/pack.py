@@ -110,6 +110,8 @@ class PackRunner:
         threading.Thread(target=self._read, args=(child,), name="logs", daemon=True).start()
         for frame in child.frames():
             self._on_frame(seats, frame)
+            if not any(seat.is_here for seat in seats):
+                break  # it may hang at its exit, with the pipe open
         child.join()
         self._blame([seat for seat in seats if seat.is_here])
 
@@ -154,8 +156,7 @@ class PackRunner:
             for other in others:
                 other.runner.evict(f"its process was killed: replicate {seat.replicate} did not stop in time")
                 other.close()
-        child.thaw()
-        child.kill()
+        child.kill()  # halted as it is, if it is: others may train its blocks by now
 
     def is_elsewhere(self, seat: Seat) -> bool:
         """Return whether the process is in code of the user's for another than ``seat``."""

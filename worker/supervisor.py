@@ -1,8 +1,8 @@
 """One training child: start it with only its device visible, talk over two pipes, end its whole tree.
 
-The child lives in its own session and process group; Linux kills it when this process dies, and
-descendants that detach are adopted by this process (subreaper) and killed with it. What else this process
-has started (the fork server) is left alone. No torch here.
+The child lives in its own session and process group; descendants that detach are adopted by this process (subreaper)
+and killed with it. Should this process be killed, an undertaker (`worker/undertaker.py`) kills whatever descends from
+it, by a mark in the environment. What else this process has started (the fork server) is left alone. No torch here.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ import contextlib
 import ctypes
 import json
 import os
+import secrets
 import select
 import signal
 import subprocess
@@ -19,6 +20,8 @@ import time
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
+
+from worker import undertaker
 
 _PR_SET_CHILD_SUBREAPER = 36
 #: What a child may inherit; device variables and secrets are not among it.
@@ -29,12 +32,29 @@ _KILL_SECONDS = 10.0
 _EXIT_SECONDS = 60.0
 _JOIN_SECONDS = 0.02
 _LOOK_SECONDS, _PIECE_BYTES = 0.5, 2**20
+#: Marks what descends from this process.
+mark = secrets.token_hex(16)
 
 
 def become_subreaper() -> None:
     """Adopt orphaned descendants, so that none outlives a block (Linux)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
+
+
+@contextlib.contextmanager
+def survived() -> Iterator[None]:
+    """Have a process beside this one, while the block lasts, that ends what descends from it if it is killed."""
+    watch = undertaker.start(mark)
+    if watch is None:
+        yield
+        return
+    others.add(watch)
+    try:
+        yield
+    finally:
+        with watch:  # the end of its input lets it act
+            others.discard(watch)
 
 
 class Process(Protocol):
@@ -68,6 +88,7 @@ def inherited() -> dict[str, str]:
     return {
         **allowed,
         "LOCKSTEP_PARENT": str(os.getpid()),
+        undertaker.MARK: mark,
         "PYTHONUNBUFFERED": "1",
         "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
     }

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -69,16 +69,24 @@ StartLight = Callable[..., LightWorker]
 
 @pytest.fixture
 def light_worker(tmp_path: Path) -> Iterator[StartLight]:
-    """A factory of light workers: url, mode of the trainer, seconds of a round, device."""
+    """A factory of light workers: url, mode of the trainer, seconds of a round, device, what runs it."""
     started: list[LightWorker] = []
 
-    def start(url: str, mode: str = "plain", seconds: float = 0.05, *, device: str = "cpu", **env: str) -> LightWorker:
+    def start(
+        url: str,
+        mode: str = "plain",
+        seconds: float = 0.05,
+        *,
+        device: str = "cpu",
+        before: Sequence[str] = (),
+        **env: str,
+    ) -> LightWorker:
         notes = tmp_path / f"notes-{len(started)}"
         notes.mkdir()
         log = tmp_path / f"light-{len(started)}.log"
         trainer = f"{sys.executable} {ROOT / 'tests/field/trainer.py'} {mode} {notes} {seconds}"
         environment = {**os.environ, "LOCKSTEP_LOCK_DIR": str(tmp_path / "locks"), **env}
-        command = [sys.executable, "-m", "tests.field.light_worker", "--api", url, "--device", device]
+        command = [*before, sys.executable, "-m", "tests.field.light_worker", "--api", url, "--device", device]
         command += ["--work-dir", str(tmp_path / "work"), "--trainer-cmd", trainer]
         with log.open("wb") as output:
             process = subprocess.Popen(command, stdout=output, stderr=subprocess.STDOUT, env=environment, cwd=ROOT)

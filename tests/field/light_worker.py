@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import signal
+import os
 import sys
-import threading
 
-from worker.__main__ import parse, token_of
+from lockstep.logs import configure
+from worker import supervisor
+from worker.__main__ import listen, parse, token_of
 from worker.agent import DEVICE_IN_USE, Agent
 from worker.devices import DeviceInUse, bind
 from worker.options import Options
@@ -21,16 +22,17 @@ class LightAgent(Agent):
 
 def main() -> int:
     given = parse(sys.argv[1:])
+    supervisor._EXIT_SECONDS = float(os.environ.get("EXIT_SECONDS", supervisor._EXIT_SECONDS))
     try:
         bound = bind(given.device, host="fieldhost", threads=1)
     except DeviceInUse as error:
         sys.stderr.write(f"error: {error}\n")
         return DEVICE_IN_USE
+    configure("info")
     trainer = given.trainer_cmd.split()
     options = Options(given.api, token_of(given), None, 1, None, given.work_dir, given.spool_bytes, trainer, given.once)
     agent = LightAgent(options, bound)
-    for number in (signal.SIGTERM, signal.SIGINT):
-        signal.signal(number, lambda *_: threading.Thread(target=agent.stop).start())
+    listen(agent, until_input_ends=given.until_input_ends)
     return agent.run()
 
 

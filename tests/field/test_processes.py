@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -15,6 +17,12 @@ from lockstep.status import Desired
 from tests.conftest import LiveServer, wait_until
 from tests.factories import LOCAL, SimulatedWorker, submit, tiny_spec
 from tests.field.conftest import SOAK, STEADY, StartLight, block_status, first_block, is_running, timeline
+from worker import supervisor
+from worker.control import Control
+from worker.devices import Bound, HostLock
+from worker.options import Options
+from worker.pack import PackRunner
+from worker.starter import Starter
 
 
 @pytest.mark.server
@@ -96,6 +104,72 @@ def test_l19_idle_worker_that_is_drained_or_told_to_stop_ends_and_is_given_nothi
         experiment_id = client.submit(tiny_spec())["id"]
         time.sleep(1.0)
         assert block_status(client, experiment_id) == "queued"
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+@pytest.mark.parametrize("mode", ["family", "native"])
+def test_what_a_training_process_started_ends_with_a_supervisor_that_is_killed(
+    server: LiveServer, light_worker: StartLight, mode: str
+) -> None:
+    with Client(server.url) as client:
+        client.submit(tiny_spec())
+        worker = light_worker(server.url, mode)
+        pids = worker.pids()
+        assert all(is_running(pid) for pid in pids)
+        worker.process.kill()
+        wait_until(lambda: not any(is_running(pid) for pid in pids), timeout=10.0, what="the end of every process")
+
+
+@pytest.mark.server
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_process_that_never_leaves_after_its_last_word_frees_its_worker(
+    server: LiveServer, light_worker: StartLight
+) -> None:
+    with Client(server.url) as client:
+        worker = light_worker(server.url, "stays", EXIT_SECONDS="0.5")
+        ids = [client.submit(tiny_spec(budget={"rounds": 1}))["id"] for _ in range(2)]
+        wait_until(lambda: {client.show(item)["status"] for item in ids} == {"succeeded"}, timeout=30, what="both")
+        assert "lease_lost" not in worker.log.read_text()
+
+
+#: A trainer that at once says its last word for every assignment and takes its time to leave.
+_SLOW_TO_LEAVE = """
+import json, os, time
+frames, commands = (int(os.environ[f"LOCKSTEP_{name}_FD"]) for name in ("FRAMES", "COMMANDS"))
+first = json.loads(os.fdopen(commands, "rb").readline())
+for one in (first, *first["beside"]):
+    left = {"type": "left", "assignment": one["assignment"]["assignment_id"]}
+    os.write(frames, json.dumps(left).encode() + b"\\n")
+time.sleep(10)
+"""
+
+
+@pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
+def test_process_of_a_pack_that_all_have_left_is_ended(
+    ctx: Context, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervisor, "_EXIT_SECONDS", 0.2)
+    submit(ctx, tiny_spec(experiment={"replicates": 2}))
+    pair = [SimulatedWorker(ctx, name).register() for name in ("a", "b")]
+    first, second = [worker.claim() for worker in pair]
+    assert first is not None
+    assert second is not None
+    bound = Bound(pair[0].device, HostLock.take("cpu:h:0", tmp_path), {})
+    options = Options("http://127.0.0.1:9", None, None, 1, None, tmp_path, 2**20, None)
+    starter = Starter([sys.executable, "-S", "-c", _SLOW_TO_LEAVE], {}, tmp_path / "log", stopped=lambda: False)
+    control, both = Control(options.url, None), first.model_copy(update={"beside": [second]})
+    pack = PackRunner(control, both, bound, tmp_path, starter, options)
+    for seat in pack._seats:
+        seat.command = {"assignment": {"assignment_id": seat.name}}
+    pack._train(pack._seats)
+    assert pack.child is not None
+    assert pack.child.exit_text() == "killed by SIGKILL"
+    pack.child.close()
+    for runner in pack.runners:
+        runner._spool.close()
+    control.close()
+    bound.lock.release()
 
 
 STAGES: dict[str, Callable[[SimulatedWorker], Any]] = {

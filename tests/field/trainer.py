@@ -2,8 +2,8 @@
 
 Modes: plain, slow_stop, native, family, flood, environment, gil, wait_before_ready, wait_after_ready,
 wait_in_round, done_early and exit_early (after the first round), no_final (no checkpoint after the last round),
-lost_file (each checkpoint's files are gone), lingers (takes its time to leave), daemon (after the first round it
-leaves a process that holds its pipes).
+lost_file (each checkpoint's files are gone), lingers (takes its time to leave), stays (never leaves),
+daemon (after the first round it leaves a process that holds its pipes).
 The second argument is a folder for what the test wants to know.
 """
 
@@ -159,6 +159,8 @@ def main() -> None:
         time.sleep(1.5)
         sys.stdout.write("the last word of the trainer\n")
         note("went", "by itself")
+    if MODE == "stays":
+        time.sleep(600)
 
 
 main()
