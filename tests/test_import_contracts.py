@@ -26,6 +26,7 @@ PLANTED = {
     "morph-wings": ("worker/envs/morph/task/data.py", "import worker.envs.morph.network.hosts"),
     "no-cycles": ("worker/rl/nets.py", "import worker.rl.learner"),
     "gymnasium": ("worker/rl/algorithms/ppo.py", "import gymnasium"),
+    "ray": ("app/services/artifacts.py", "import ray"),
     "triton": ("worker/envs/morph/engine/eager.py", "import triton"),
     "supervisor-light": ("worker/spool.py", "import torch"),
 }

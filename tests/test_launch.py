@@ -21,7 +21,8 @@ from typer.testing import CliRunner
 
 from app.cli import launch
 from app.settings import Settings
-from tests.conftest import wait_until
+from lockstep.client import Client
+from tests.conftest import LiveServer, wait_until
 
 TOKEN = "lsk_s3cret"
 #: Stands for an interpreter that has the worker: notes how it was called, and drains on SIGTERM. It ends with whoever
@@ -90,6 +91,27 @@ def test_local_starts_workers_restarts_one_that_dies_and_drains_all(log: Path, s
     assert count(log, "drain") == 3
     assert process.stdout is not None
     assert "ended with code 1; it is started again" in process.stdout.read()
+
+
+@pytest.mark.server
+def test_local_that_is_killed_leaves_no_worker(sqlite_server: LiveServer, tmp_path: Path) -> None:
+    light = program(
+        tmp_path / "python",
+        f'#!/bin/bash\nexec {sys.executable} -m tests.field.light_worker "${{@:3}}" --trainer-cmd none\n',
+    )
+    environment = {"LOCKSTEP_LOCK_DIR": str(tmp_path / "locks"), "LOCKSTEP_SPOOL_DIR": str(tmp_path / "work")}
+    command = [sys.executable, "-m", "app.cli.launch", "local", "2", "--device", "cpu", "--api", sqlite_server.url]
+    process = subprocess.Popen(
+        [*command, "--python", str(light)], stdout=subprocess.PIPE, env={**os.environ, **environment}
+    )
+    with Client(sqlite_server.url) as client, process:
+        wait_until(lambda: [w["status"] for w in client.workers()] == ["idle", "idle"], timeout=60, what="two workers")
+        process.kill()
+        wait_until(
+            lambda: [w["status"] for w in client.workers(retired=True)] == ["retired", "retired"],
+            timeout=20,
+            what="two goodbyes",
+        )
 
 
 def test_ssh_hands_over_the_token_restarts_and_drains_when_the_line_is_cut(log: Path, started: Launch) -> None:
@@ -166,6 +188,14 @@ def test_slurm_submits_by_sbatch_and_says_where_there_is_none(log: Path, monkeyp
     program(log.parent / "sbatch", f"#!/bin/sh\n/bin/cat > {log}\n")
     assert CliRunner().invoke(launch.app, words).exit_code == 0
     assert log.read_text(encoding="utf-8").startswith("#!/bin/bash\n#SBATCH --job-name=lockstep-worker\n")
+
+
+def test_ray_that_is_not_installed_is_told_with_the_remedy(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "ray", None)
+    monkeypatch.delitem(sys.modules, "app.cli.on_ray", raising=False)
+    refused = CliRunner().invoke(launch.app, ["ray", "2"])
+    assert (refused.exit_code, len(refused.stderr.splitlines())) == (2, 1)
+    assert "needs Ray, which is not installed here: pip install 'lockstep[worker,ray]' on each node" in refused.stderr
 
 
 def manifests(*words: str) -> dict[tuple[str, str], dict[str, Any]]:

@@ -1,4 +1,4 @@
-"""Start workers: on this machine, on others over SSH, as a Slurm array, on Kubernetes.
+"""Start workers: on this machine, on others over SSH, as a Slurm array, on a Ray cluster, on Kubernetes.
 
 Engines start workers and know nothing of jobs: each worker registers, pulls and is drained by SIGTERM as any other, so
 that what an engine kills, restarts or moves costs at most the rounds since the last checkpoint.
@@ -6,29 +6,23 @@ that what an engine kills, restarts or moves costs at most the rounds since the 
 
 from __future__ import annotations
 
-import contextlib
 import os
 import shlex
 import shutil
-import signal
 import subprocess
 import sys
-import threading
-import time
-from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from app.cli.ends import fail, run, within
+from app.cli.keeping import Fleet
 from app.cli.manifests import manifests
 from lockstep.address import clean_path, clean_token, clean_url
 
-app = typer.Typer(no_args_is_help=True, add_completion=False, help="Start workers here, by SSH, Slurm or Kubernetes.")
-#: Exit codes of a worker that another start would not change: retired, something cannot be used, token refused.
-_FINAL = (0, 2, 3, 4)
-_TERMINATED = 128 + signal.SIGTERM
-_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+app = typer.Typer(
+    no_args_is_help=True, add_completion=False, help="Start workers here, by SSH, Slurm, Ray or Kubernetes."
+)
 Url = Annotated[str | None, typer.Option("--api", help="The server as workers reach it; default LOCKSTEP_URL")]
 TokenFile = Annotated[str | None, typer.Option(help="File with the worker token, where the workers run")]
 Python = Annotated[str, typer.Option(help="Interpreter that has lockstep[worker], where the workers run")]
@@ -38,90 +32,6 @@ Device = Annotated[str, typer.Option(help="auto, gpu or cpu")]
 
 def _url(given: str | None) -> str:
     return clean_url(given or os.environ.get("LOCKSTEP_URL") or "http://127.0.0.1:7480", "--api or LOCKSTEP_URL")
-
-
-class Fleet:
-    """Processes that are workers or lead to one; each is started again when it fails, and all are drained together.
-
-    Args:
-        commands: a program and its arguments for each.
-        first_line: what each one reads from its input, which stays open until it is to drain; None: it has none.
-    """
-
-    def __init__(self, commands: Sequence[Sequence[str]], first_line: str | None = None) -> None:
-        self._stopping = threading.Event()
-        self._lock = threading.Lock()
-        self._first_line = first_line
-        self._running: dict[int, subprocess.Popen[bytes]] = {}
-        self._codes: dict[int, int] = {}
-        self._threads = [
-            threading.Thread(target=self._keep, args=(number, list(command)), name=f"worker-{number}")
-            for number, command in enumerate(commands)
-        ]
-
-    def run(self) -> int:
-        """Run them all to their end; return the highest exit code."""
-        for number in (signal.SIGTERM, signal.SIGINT):
-            signal.signal(number, lambda *_: threading.Thread(target=self.drain).start())
-        for thread in self._threads:
-            thread.start()
-        for thread in self._threads:
-            while thread.is_alive():  # a join without end would not let signals in
-                thread.join(0.2)
-        return max(self._codes.values(), default=0)
-
-    def drain(self) -> None:
-        """Ask every worker to stop at its next round border; none is started again."""
-        self._stopping.set()
-        with self._lock:
-            for process in self._running.values():
-                if process.stdin is not None:
-                    with contextlib.suppress(BrokenPipeError):
-                        process.stdin.close()
-                else:
-                    process.terminate()
-
-    def _keep(self, number: int, command: list[str]) -> None:
-        pause = _FIRST_PAUSE
-        while True:
-            began = time.monotonic()
-            code = self._run_once(number, command)
-            if code in _FINAL or self._stopping.is_set():
-                asked = self._stopping.is_set() and code == _TERMINATED  # before it listened to signals
-                self._codes[number] = 0 if asked else code
-                return
-            pause = _FIRST_PAUSE if time.monotonic() - began > _LONGEST_PAUSE else min(_LONGEST_PAUSE, 2 * pause)
-            typer.echo(f"worker {number} ended with code {code}; it is started again in {pause:g} s", err=True)
-            self._stopping.wait(pause)
-
-    def _run_once(self, number: int, command: list[str]) -> int:
-        with self._lock:
-            if self._stopping.is_set():
-                return 0
-            try:
-                # a session of its own: Ctrl-C reaches this process alone, which drains
-                process = subprocess.Popen(  # noqa: S603 - our own command
-                    command,
-                    stdin=subprocess.PIPE if self._first_line is not None else subprocess.DEVNULL,
-                    stdout=subprocess.PIPE,
-                    stderr=subprocess.STDOUT,
-                    start_new_session=True,
-                )
-            except OSError as error:  # the machine has no process or memory left for it now
-                typer.echo(f"worker {number} cannot be started ({error.strerror})", err=True)
-                return 1
-            self._running[number] = process
-            if process.stdin is not None:
-                with contextlib.suppress(BrokenPipeError):  # it has ended already: its code says why
-                    process.stdin.write(f"{self._first_line}\n".encode())
-                    process.stdin.flush()
-        assert process.stdout is not None  # noqa: S101 - for the type checker
-        for line in process.stdout:
-            typer.echo(f"[{number}] {line.decode(errors='replace').rstrip()}")
-        code = process.wait()
-        with self._lock:
-            del self._running[number]
-        return 128 - code if code < 0 else code
 
 
 @app.command()
@@ -135,7 +45,7 @@ def local(
     """Run workers on this machine until Ctrl-C or SIGTERM, which drain them; one that dies is started again."""
     if shutil.which(python) is None:
         raise fail(f"--python: there is no program {python} here; name the interpreter that has lockstep[worker]", 3)
-    command = [python, "-m", "worker", "--api", _url(api), "--device", device]
+    command = [python, "-m", "worker", "--api", _url(api), "--device", device, "--until-input-ends"]
     if token_file is not None:
         command += ["--token-file", str(clean_path(token_file, "--token-file"))]
     raise typer.Exit(Fleet([command] * count).run())
@@ -234,6 +144,45 @@ code=$?
 if [ -n "$again" ]; then scontrol requeue "${{SLURM_ARRAY_JOB_ID}}_${{SLURM_ARRAY_TASK_ID}}"; fi
 exit "$code"
 """
+
+
+@app.command()
+def ray(
+    count: Count,
+    address: Annotated[
+        str | None, typer.Option(help="HOST:PORT of the head; default RAY_ADDRESS, else the cluster of this node")
+    ] = None,
+    api: Url = None,
+    token_file: TokenFile = None,
+    cpus_per_worker: Annotated[
+        int | None, typer.Option(parser=within(1, 256), help="So many processors and no GPU for each, else one GPU")
+    ] = None,
+    device: Annotated[str | None, typer.Option(help="auto, gpu or cpu; default as Ray grants it")] = None,
+) -> None:
+    """Run workers on a Ray cluster for as long as this command runs; Ctrl-C, SIGTERM and SIGUSR1 drain them.
+
+    Run it on a node. Ray decides where they run and starts lost ones again; what is trained, where it resumes and what
+    counts is the server's alone. Each gives its device back to Ray when it retires (`lockstep workers drain ID`).
+    """
+    os.environ.setdefault("RAY_DEDUP_LOGS", "0")  # read on import; lines of several workers are alike
+    try:
+        from app.cli import on_ray  # the one command that needs Ray
+    except ModuleNotFoundError as error:
+        if error.name is None or error.name.partition(".")[0] != "ray":
+            raise
+        needed = "pip install 'lockstep[worker,ray]' on each node, Ray in the version of the cluster"
+        raise fail(f"`lockstep launch ray` needs Ray, which is not installed here: {needed}", 2) from error
+    url = _url(api)
+    token = None if token_file else clean_token(os.environ.get("LOCKSTEP_TOKEN"), "LOCKSTEP_TOKEN")
+    worker = ["--api", url, "--device", device or ("gpu" if cpus_per_worker is None else "cpu")]
+    worker += ["--token-file", token_file] if token_file else []
+    bundle = {"GPU": 1.0} if cpus_per_worker is None else {"CPU": float(cpus_per_worker)}
+    try:
+        on_ray.connect(address)
+    except on_ray.NoCluster as error:
+        raise fail(f"{error}; start one with `ray start`, or name its head with --address or RAY_ADDRESS", 3) from error
+    order = on_ray.Order(worker, {"LOCKSTEP_TOKEN": token} if token else {}, bundle)
+    raise typer.Exit(on_ray.RayFleet(count, order).run())
 
 
 @app.command()

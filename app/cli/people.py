@@ -46,7 +46,7 @@ HANDED_OVER = {
     "doctor": Program("app.cli.admin", ("doctor",), "sqlalchemy", "server", "Check settings, database and libraries."),
     "demo": Program("app.cli.admin", ("demo",), "fastapi", "server", "Run the whole product on this machine once."),
     "worker": Program("worker", (), "torch", "worker", "Train blocks on one device."),
-    "launch": Program("app.cli.launch", (), "yaml", "", "Start workers here, by SSH, Slurm or Kubernetes."),
+    "launch": Program("app.cli.launch", (), "yaml", "", "Start workers here, by SSH, Slurm, Ray or Kubernetes."),
     "data": Program("worker", ("data",), "torch", "worker", "Fetch data sets ahead of training."),
     "env": Program(
         "worker", ("env",), "torch gymnasium", "worker,gym", "Check whether an environment can be trained in."
