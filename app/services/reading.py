@@ -83,7 +83,7 @@ def answer_of(headline: Headline | None) -> dict[str, Any] | None:
     own = [pair for pair in pairs if winner in (pair["a"], pair["b"])]
     pair = min(own, key=lambda item: abs(item["estimate"])) if own else pairs[0] if pairs else None
     return {
-        **{name: verdict[name] for name in ("code", "winner", "sentence", "settled", "promotable")},
+        **{name: verdict[name] for name in ("code", "winner", "sentence", "flags", "settled", "promotable")},
         "pair": pair and _facing(pair, winner),
         "sesoi": analysis["sesoi"],
         "estimand": analysis["estimand"],

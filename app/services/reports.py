@@ -31,15 +31,18 @@ from lockstep.report.inputs import (
     CrossScore,
     CurvePoint,
     Extension,
+    LearningRow,
     LostBlocks,
     ReportInputs,
     RunFacts,
     ScoreRow,
     TrainingRow,
 )
+from lockstep.report.learning import learning_row
 from lockstep.spec.analysis_rules import AnalysisSpec
 from lockstep.spec.families import family_of
 from lockstep.spec.gymnasium import CAPPED, RANDOM_NUMBERS, RESUMED_EPISODES
+from lockstep.spec.metrics import shown_of
 from lockstep.status import TERMINAL_BLOCK, BlockStatus, Cause, RunStatus
 
 #: Where the stamp of the last calibration is kept.
@@ -108,6 +111,7 @@ def gather(
         runs=tuple(_run_facts(gathered, run) for run in gathered.runs),
         curves=tuple(_curves(gathered, analysis)),
         training=tuple(_training(gathered)),
+        learning=tuple(_learning(gathered, analysis)),
         cross_scores=tuple(_cross_scores(gathered)),
         look=look,
         looks_taken=tuple(tuple(blocks) for blocks in reports.looks_seen(session, experiment_id)),
@@ -176,7 +180,7 @@ def _gather(session: Session, experiment: ExperimentRow, analysis: AnalysisSpec,
 
 
 def _metric_names(analysis: AnalysisSpec) -> list[str]:
-    names = {analysis.primary.metric, *(item.metric for item in analysis.secondary)}
+    names = {*_learning_metrics(analysis), *(item.metric for item in analysis.secondary)}
     names |= {item.metric for item in analysis.guardrails}
     if analysis.curve is not None:
         names.add(analysis.curve.metric)
@@ -258,6 +262,20 @@ def _curves(gathered: _Gathered, analysis: AnalysisSpec) -> Iterable[CurvePoint]
             for step, value in sorted(gathered.values.get((run.id, metric), {}).items()):
                 finite = value if math.isfinite(value) else None
                 yield CurvePoint(run.label, run.replicate, metric, step, finite)
+
+
+def _learning_metrics(analysis: AnalysisSpec) -> tuple[str, str]:
+    """Return the metrics that show learning: that of every round from the first on, and the evaluations."""
+    return shown_of(analysis.primary.metric).training, analysis.primary.metric
+
+
+def _learning(gathered: _Gathered, analysis: AnalysisSpec) -> Iterable[LearningRow]:
+    for metric in _learning_metrics(analysis):
+        for run in gathered.runs:
+            values = gathered.values.get((run.id, metric), {}) if outcome_of(run) == "ok" else {}
+            row = learning_row(run.label, run.replicate, metric, values)
+            if row is not None:
+                yield row
 
 
 def _training(gathered: _Gathered) -> Iterable[TrainingRow]:

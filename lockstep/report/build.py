@@ -23,6 +23,7 @@ from lockstep.report.curves import curve_plot, curve_test, time_to_threshold
 from lockstep.report.gates import Gate, failed_void, flag_gates, is_balanced, void_gates
 from lockstep.report.headline import Finding, headline
 from lockstep.report.inputs import MetricScores, ReportInputs, metric_scores, score_table
+from lockstep.report.learning import Learning, learning, learning_section
 from lockstep.report.numbers import difference_unit, number, unit_of
 from lockstep.report.sections import (
     arm_table,
@@ -78,6 +79,7 @@ class _Analysis:
         self.more: Needed | None = None
         if self.result.verdict == INCONCLUSIVE and self.result.reason is None and self.design.inference == "full":
             self.more = replicates_more(self.decisive, self.result, inputs.analysis, self.design)
+        self.learning: Learning = learning(inputs, self.scores, self.result, self.design)
         self.level: TrueLevel | None = worst_level(self.decisive, self.result, self.design)
 
     def judged(self, pair: PairResult) -> bool:
@@ -86,7 +88,9 @@ class _Analysis:
 
     def finding(self) -> Finding:
         """Return what the headline is written from."""
-        return Finding(self.inputs, self.gates, self.stand, self.guardrails, self.more, self.early, self.level)
+        return Finding(
+            self.inputs, self.gates, self.stand, self.guardrails, self.more, self.early, self.level, self.learning
+        )
 
 
 def build_report(inputs: ReportInputs) -> dict[str, Any]:
@@ -130,6 +134,7 @@ def build_report(inputs: ReportInputs) -> dict[str, Any]:
         "more": _more(analysis),
         "bayes": bayes_panel(result, design, analysis.scores) if inputs.analysis.bayes_panel else None,
         "training": training_rows(inputs),
+        "learning": learning_section(analysis.learning, analysis.sign),
         "xeval": cross_scores(inputs),
         "exploratory": _exploratory(analysis),
         "methods_sentence": methods_sentence(

@@ -1,14 +1,15 @@
 """scores.csv: every score behind the report, and the way back from it.
 
-Columns: arm, replicate, metric, raw, oriented, status, device. Registered curve steps appear as
-metric ``name@step``. Text cells that a spreadsheet could run as a formula get a leading apostrophe.
+Columns: arm, replicate, metric, raw, oriented, status, device. Registered curve steps appear as metric
+``name@step``, where a run began and ended as ``name@start`` and ``name@end``. Text cells that a spreadsheet
+could run as a formula get a leading apostrophe.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from math import isfinite
 from typing import Any
 
@@ -17,6 +18,7 @@ from lockstep.report.inputs import (
     ConfigDifference,
     CurvePoint,
     Extension,
+    LearningRow,
     ReportInputs,
     ScoreRow,
     direction_of,
@@ -56,7 +58,8 @@ def inputs_from_csv(text: str, registration: Mapping[str, Any], generated_utc: s
         arms=tuple(_arm(arm) for arm in registration["arms"]),
         planned_blocks=registration["planned_blocks"],
         scores=tuple(_score(i, row) for i, row in enumerate(rows) if "@" not in row["metric"]),
-        curves=tuple(_curve(i, row) for i, row in enumerate(rows) if "@" in row["metric"]),
+        curves=tuple(_curve(i, row) for i, row in enumerate(rows) if row["metric"].rpartition("@")[2].isdecimal()),
+        learning=_learning(rows),
         kind=registration["kind"],
         look=registration["look"],
         looks_taken=tuple(tuple(blocks) for blocks in registration.get("looks_taken", ())),
@@ -76,6 +79,7 @@ def _rows(inputs: ReportInputs) -> Iterator[tuple[str | int, ...]]:
     for row in ordered:
         sign = 1.0 if direction_of(inputs.analysis, row.metric) == "max" else -1.0
         yield _row(row, sign, row.metric)
+    yield from _learning_rows(inputs, order)
     registered = inputs.analysis.curve
     if registered is None:
         return
@@ -90,6 +94,14 @@ def _rows(inputs: ReportInputs) -> Iterator[tuple[str | int, ...]]:
         status = "failed" if p.value is None or not isfinite(p.value) else "ok"
         score = ScoreRow(p.arm, p.replicate, "", p.metric, p.value, status, None, known.device if known else None)
         yield _row(score, sign, f"{p.metric}@{p.step}")
+
+
+def _learning_rows(inputs: ReportInputs, order: Mapping[str, int]) -> Iterator[tuple[str | int, ...]]:
+    sign = 1.0 if inputs.analysis.primary.direction == "max" else -1.0
+    known = [row for row in inputs.learning if row.arm in order]
+    for row in sorted(known, key=lambda row: (row.metric, order[row.arm], row.replicate)):
+        for name, value in (("start", row.start), ("end", row.end)):
+            yield _row(ScoreRow(row.arm, row.replicate, "", row.metric, value, "ok"), sign, f"{row.metric}@{name}")
 
 
 def _row(row: ScoreRow, sign: float, metric: str) -> tuple[str | int, ...]:
@@ -110,6 +122,15 @@ def _curve(index: int, row: Mapping[str, str]) -> CurvePoint:
     score = _score(index, row)
     metric, _, step = score.metric.rpartition("@")
     return CurvePoint(score.arm, score.replicate, metric, int(step), score.raw)
+
+
+def _learning(rows: Sequence[Mapping[str, str]]) -> tuple[LearningRow, ...]:
+    found: dict[tuple[str, str, int], dict[str, float]] = {}
+    for row in rows:
+        metric, _, name = _unsafe(row["metric"]).rpartition("@")
+        if name in ("start", "end"):
+            found.setdefault((metric, _unsafe(row["arm"]), int(row["replicate"])), {})[name] = float(row["raw"])
+    return tuple(LearningRow(arm, replicate, metric, **ends) for (metric, arm, replicate), ends in found.items())
 
 
 def _unsafe(text: str) -> str:

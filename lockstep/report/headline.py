@@ -13,6 +13,7 @@ from typing import Any
 from lockstep.report.clock import Clock, cancelled_blocks, is_extendable, planned_blocks
 from lockstep.report.gates import Gate, failed_void
 from lockstep.report.inputs import MetricScores, ReportInputs
+from lockstep.report.learning import NOT_LEARNED, Learning
 from lockstep.report.numbers import number
 from lockstep.report.sections import nondeterminism, pair_correlation
 from lockstep.report.staged import Judged
@@ -24,6 +25,7 @@ from lockstep.stats.power import Needed
 from lockstep.stats.registered import Design, as_estimand, registered_test, uses_unpaired_test
 from lockstep.stats.shapes import TrueLevel
 from lockstep.stats.verdict import (
+    ALIKE_VERDICTS,
     IDENTICAL_RUNS,
     INCONCLUSIVE,
     INVALID,
@@ -63,6 +65,7 @@ class Finding:
     more: Needed | None
     early: tuple[Mapping[str, Any], ...]
     level: TrueLevel | None
+    learning: Learning
 
     @property
     def clock(self) -> Clock:
@@ -134,6 +137,7 @@ def headline(finding: Finding) -> dict[str, Any]:
                 clock=finding.clock,
                 extendable=is_extendable(inputs, finding.clock),
                 early=finding.early,
+                unlearned=finding.learning if "NOT_LEARNED" in flags else None,
             )
         ),
     }
@@ -193,9 +197,15 @@ def _flags(finding: Finding, code: str) -> list[str]:
         "STOPPED_EARLY": finding.stand.stopped,
         "NEGATIVE_CORRELATION": _fallback_is_liberal(finding),
         "EXPLORATORY_EXTENSION": finding.inputs.extension is not None,
+        "NOT_LEARNED": _is_empty(finding, code),
         "SKEWED": bool(finding.result.claims) and finding.level is not None and finding.level.is_off,
     }
     return sorted(flags | {flag for flag, is_set in holds.items() if is_set})
+
+
+def _is_empty(finding: Finding, code: str) -> bool:
+    """Return whether arms are called alike that have not learned; of an A/A experiment nothing else is asked."""
+    return code in ALIKE_VERDICTS and finding.inputs.kind != "aa" and finding.learning.state == NOT_LEARNED
 
 
 def _fallback_is_liberal(finding: Finding) -> bool:

@@ -15,7 +15,7 @@ from markupsafe import Markup, escape
 
 from lockstep.report.plots import plots
 from lockstep.report.tables import all_tables, fact_items, flag_texts
-from lockstep.report.words.glossary import GLOSSARY, VERDICTS
+from lockstep.report.words.glossary import GLOSSARY, verdict_words
 
 Report = Mapping[str, Any]
 _HERE = Path(__file__).parent
@@ -37,7 +37,7 @@ _TEXT_COLUMNS = (
 
 def render_html(report: Report) -> str:
     """Return the page; every text of the report is escaped."""
-    tone, meaning = VERDICTS[report["verdict"]["code"]]
+    tone, meaning = verdict_words(report["verdict"])
     return _TEMPLATE.render(
         report=report,
         style=Markup((_HERE / "report.css").read_text(encoding="utf-8")),  # noqa: S704 - our own style sheet

@@ -162,6 +162,17 @@ class TrainingRow:
 
 
 @dataclass(frozen=True)
+class LearningRow:
+    """How one run began and ended under a metric that was recorded along training, in raw units."""
+
+    arm: str
+    replicate: int
+    metric: str
+    start: float
+    end: float
+
+
+@dataclass(frozen=True)
 class CrossScore:
     """Evaluation episodes of one arm's policy in one replicate, scored under one reward mode."""
 
@@ -208,6 +219,7 @@ class ReportInputs:
         runs: one row per run.
         curves: evaluations along training.
         training: training summaries.
+        learning: where each run began and ended, under each metric that shows learning.
         cross_scores: cross-evaluation under all reward modes.
         look: number (1-based) of the registered look this report is, under planned looks.
         looks_taken: replicates that each earlier look analysed, in order; later data never change them.
@@ -234,6 +246,7 @@ class ReportInputs:
     runs: tuple[RunFacts, ...] = ()
     curves: tuple[CurvePoint, ...] = ()
     training: tuple[TrainingRow, ...] = ()
+    learning: tuple[LearningRow, ...] = ()
     cross_scores: tuple[CrossScore, ...] = ()
     look: int | None = None
     looks_taken: tuple[tuple[int, ...], ...] = ()

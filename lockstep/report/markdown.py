@@ -8,7 +8,7 @@ from html import escape
 from typing import Any
 
 from lockstep.report.tables import TextTable, all_tables, fact_items, flag_texts
-from lockstep.report.words.glossary import VERDICTS
+from lockstep.report.words.glossary import verdict_words
 
 _SPECIAL = re.compile(r"([\\`*_{}\[\]|#])")
 
@@ -22,7 +22,7 @@ def render_markdown(report: Mapping[str, Any]) -> str:
         "",
         f"**{text(verdict['code'] + suffix)}**: {escape(verdict['sentence'], quote=False)}",
         "",
-        VERDICTS[verdict["code"]][1],
+        verdict_words(verdict)[1],
         "",
         *(f"- {text(flag)}: {text(meaning)}" for flag, meaning in flag_texts(report)),
         "",

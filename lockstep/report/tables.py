@@ -407,6 +407,7 @@ def fact_items(report: Report) -> list[tuple[str, str]]:
         ),
         ("Failed runs", ", ".join(f"{arm}: {k}" for arm, k in facts["failed"].items())),
         ("Lost runs", ", ".join(f"{arm}: {k}" for arm, k in facts["lost"].items())),
+        *_learned_fact(report),
         ("Environment steps per run", "not recorded" if facts["steps"] is None else f"{facts['steps']:,}"),
         *[(name, report["notes"][name]) for name in FACT_NOTES if name in report["notes"]],
         ("Device-hours", "not recorded" if facts["device_hours"] is None else plain(facts["device_hours"])),
@@ -425,6 +426,16 @@ def fact_items(report: Report) -> list[tuple[str, str]]:
         ("Blocks for 80 % power", _needed_text(report["more"])),
         ("Code", ", ".join([*facts["code_revisions"], *facts["plugins"]]) or "not recorded"),
     ]
+
+
+def _learned_fact(report: Report) -> list[tuple[str, str]]:
+    found = report.get("learning")  # reports made before have none
+    if found is None:
+        return []
+    if found["change"] is None:
+        return [("Learning", found["state"])]
+    change = f"{found['metric']} changed by {signed(found['change'])} [90 % CI {span(found['ci'])}]"
+    return [("Learning", f"{found['state']}: {change} from the first round to the last tenth of training")]
 
 
 def flag_texts(report: Report) -> list[tuple[str, str]]:

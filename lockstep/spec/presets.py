@@ -188,6 +188,16 @@ PRESETS: Mapping[str, Mapping[str, Any]] = {
 }
 
 
+#: Env steps for which the source of a preset's settings trains a run (docs/environments.md).
+PUBLISHED_STEPS: Mapping[str, int] = {
+    "gym_classic": 500_000,
+    "gym_lstm": 500_000,
+    "gym_continuous": 1_000_000,
+    "gym_atari": 10_000_000,
+    "gym_image_small": 10_000_000,
+}
+
+
 def merge(base: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
     """Return ``base`` with ``overrides`` laid over it, dictionary by dictionary; neither is changed."""
     result = dict(base)

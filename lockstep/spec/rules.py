@@ -15,11 +15,16 @@ from lockstep.spec.algorithms import ALGORITHMS
 from lockstep.spec.analysis_rules import validate_analysis
 from lockstep.spec.arms import ResolvedArm
 from lockstep.spec.families import FAMILIES, family_of
+from lockstep.spec.plan import env_steps_per_run
+from lockstep.spec.presets import PRESETS, PUBLISHED_STEPS
 from lockstep.spec.problems import Problem, nearest, pointer
 from lockstep.spec.resolve import ResolvedSpec
 from lockstep.spec.rewards import Reward
 from lockstep.spec.schemas import flat_problems
-from lockstep.spec.sections import Arm, Env
+from lockstep.spec.sections import Arm, Budget, Env
+
+#: A budget below this share of what its preset is used with is called little.
+_LITTLE = 0.05
 
 
 @dataclass(frozen=True)
@@ -288,8 +293,26 @@ def _reward_key(arm: ResolvedArm) -> str:
     return repr(sorted(arm.config["reward"].items()))
 
 
+def _budget_warning(resolved: ResolvedSpec) -> Iterator[str]:
+    """Say where a run is so short beside what its preset is used with that policies may hardly learn."""
+    spec = resolved.spec
+    if spec.experiment.mode == "smoke" or not any(arm.policy in ALGORITHMS for arm in resolved.arms):
+        return
+    name = spec.preset or ("gym_classic" if spec.env.kind == "gymnasium" else "")
+    usual, steps = PUBLISHED_STEPS.get(name), env_steps_per_run(resolved)
+    default = PRESETS.get(name, {}).get("budget", {}).get("rounds", Budget().rounds)
+    if usual is not None and steps < _LITTLE * usual:
+        told = f"{steps:,} env steps a run, where settings such as those of preset {name} are published for {usual:,}"
+    elif usual is None and spec.budget.rounds < _LITTLE * default:
+        told = f"{spec.budget.rounds} rounds a run, where {default} are usual"
+    else:
+        return
+    yield f"budget.rounds: {told}; arms that have hardly learned look alike"
+
+
 def _warnings(resolved: ResolvedSpec, registered: Registered) -> Iterator[str]:
     spec = resolved.spec
+    yield from _budget_warning(resolved)
     if registered.is_task(spec.env) and registered.tasks_of(spec.env) is None:
         why = "no worker that could is registered" if registered.is_known else "that is done when they are submitted"
         yield f"env.id {spec.env.id!r} and env.kwargs are not checked: {why}"

@@ -47,6 +47,9 @@ def test_example_followed_to_its_end_gives_the_report_that_independent_code_comp
     assert found["estimate"] == pytest.approx(oracle.estimate(differences), abs=1e-9)
     assert found["p"] == pytest.approx(oracle.sign_flip_p(differences), abs=1e-12)
     assert found["ci_superiority"] == pytest.approx([low, high], abs=1e-9)
+    # the records of training, from the first round on, say whether policies have learned
+    assert (report["learning"]["metric"], report["learning"]["blocks"]) == ("train/accuracy_mean", 6)
+    assert "train/accuracy_mean@start" in exported
     assert report["verdict"]["code"] == frames[-1]["verdict"]
     assert report["verdict"]["sentence"].split(":")[0] in html
 

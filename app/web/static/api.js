@@ -73,9 +73,10 @@ export function badge(status) {
   return element("span", { class: `badge ${status}` }, status);
 }
 
-// The code of a verdict as words.
+// The code of a verdict as words, with what takes its meaning away.
 export function verdictWords(answer) {
-  return answer.code.replaceAll("_", " ").toLowerCase();
+  const words = answer.code.replaceAll("_", " ").toLowerCase();
+  return answer.flags.includes("NOT_LEARNED") ? `${words}, not learned` : words;
 }
 
 export function armName(label, index) {

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from typing import Any
+
 VERDICTS = {
     "WINNER_MEANINGFUL": (
         "good",
@@ -61,6 +64,8 @@ FLAGS = {
     "NEGATIVE_CORRELATION": "scores of a block run against each other: the unpaired test that stands in for the paired "
     "one rejects too often (6-13 % at a correlation of -.3 to -.9)",
     "NONDETERMINISTIC": "nondeterministic kernels were on",
+    "NOT_LEARNED": "no arm that is called alike has improved on its untrained start by as much as matters: train "
+    "longer (budget.rounds), unless the start is as good as the task allows",
     "RESUMED_RUNS": "some runs were resumed from a checkpoint",
     "REWARD_SHARED": "the primary metric depends on the reward, which is the same for all arms",
     "SEPARATED": "the arms do not overlap at all; only the exact rank test applies",
@@ -70,6 +75,14 @@ FLAGS = {
     "TEST_INTERVAL_DISAGREE": "test and interval of some comparison disagree because of ties; it claims nothing",
     "ZERO_VARIANCE": "differences or scores have no spread; t statistics are undefined",
 }
+
+_UNLEARNED = "wait", "The arms do not differ, but nor do they from untrained ones: it says nothing of trained policies."
+
+
+def verdict_words(verdict: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the tone (good, wait or bad) and the meaning of a verdict of a report."""
+    return _UNLEARNED if "NOT_LEARNED" in verdict["flags"] else VERDICTS[verdict["code"]]
+
 
 GLOSSARY = (
     (

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.report.clock import Clock
+from lockstep.report.learning import Learning
 from lockstep.report.numbers import difference_unit, exact, joined, p_text, percent, plain, signed
 from lockstep.spec.analysis import AnalysisSpec
 from lockstep.stats.estimands import Contradiction
@@ -62,6 +63,7 @@ class VerdictFacts:
     clock: Clock | None = None
     extendable: bool = False
     early: Sequence[Mapping[str, Any]] = ()
+    unlearned: Learning | None = None
 
     @property
     def metric(self) -> str:
@@ -93,7 +95,8 @@ def verdict_sentence(facts: VerdictFacts) -> str:
     if facts.code == NO_INFERENCE:
         return _no_inference(facts)
     early = "".join(f" {_early(facts, row)}" for row in facts.early)
-    return _claim(facts) + early + "".join(f" {_doubt(facts, doubt)}" for doubt in facts.doubts)
+    claim = _claim(facts) if facts.unlearned is None else _unlearned(facts, facts.unlearned)
+    return claim + early + "".join(f" {_doubt(facts, doubt)}" for doubt in facts.doubts)
 
 
 def decisive_pair(result: ExperimentResult) -> PairResult | None:
@@ -290,6 +293,26 @@ def _beaten(result: ExperimentResult, label: str, rest: Sequence[str]) -> str:
     yes, no = [f"`{r}`" for r in rest if r in shown], [f"`{r}`" for r in rest if r not in shown]
     parts = [f"beats {joined(yes)}" if yes else "", f"was not shown to beat {joined(no)}" if no else ""]
     return f"`{label}` {' but '.join(part for part in parts if part)}."
+
+
+_ALIKE = {
+    EQUIVALENT: "Equivalent",
+    IDENTICAL_RUNS: "Identical",
+    TIE_AT_TOP: "A tie",
+    DIFFERENT_BUT_NEGLIGIBLE: "A difference that does not matter",
+}
+
+
+def _unlearned(facts: VerdictFacts, found: Learning) -> str:
+    """Return the claim behind the caution that it says nothing of trained policies, and what shows that."""
+    who = {1: f"`{found.arms[0]}` has not", 2: "neither arm has"}.get(len(found.arms), "no arm has")
+    text = f"{_ALIKE[facts.code]}, but {who} learned: train longer. {_claim(facts)}"
+    if found.metric is None or found.change is None or found.interval is None:
+        return f"{text} No run reached the threshold {exact(facts.analysis.threshold)}."
+    sign = -1.0 if facts.analysis.primary.direction == "min" else 1.0
+    change = f"{signed(sign * found.change)} [90 % CI {_raw_bounds(found.interval, sign)}]"
+    small = "" if found.interval.low <= 0 else f", less than the smallest effect of interest {facts.sesoi}"
+    return f"{text} From the first round to the last tenth of training {found.metric} changed by {change}{small}."
 
 
 def _identical(facts: VerdictFacts) -> str:

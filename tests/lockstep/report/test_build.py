@@ -9,7 +9,16 @@ from typing import Any
 import pytest
 
 from lockstep.report import build_report, report_json
-from lockstep.report.inputs import CalibrationStamp, CrossScore, Extension, ReportInputs, ScoreRow, TrainingRow
+from lockstep.report.inputs import (
+    ArmFacts,
+    CalibrationStamp,
+    CrossScore,
+    Extension,
+    LearningRow,
+    ReportInputs,
+    ScoreRow,
+    TrainingRow,
+)
 from tests.lockstep.report.factories import Cell, curve_points, make_analysis, make_inputs, score_rows
 
 BETTER: list[Cell] = [70.0, 71.0, 72.0, 73.0, 74.0, 75.5]
@@ -414,6 +423,72 @@ def test_training_rows_and_cross_scores_are_summarised() -> None:
     assert report["training"][0]["episodes"] == 192
     own = [c for c in report["xeval"]["cells"] if c["own_mode"]]
     assert [(c["arm"], c["mode"], c["mean"]) for c in own] == [("a", "a", 2.5), ("b", "b", 2.5)]
+
+
+LIKE: dict[str, list[Cell]] = {
+    "a": [60.1, 61.0, 62.2, 62.9, 64.1, 64.8],
+    "b": [60.0, 61.2, 62.0, 63.0, 64.0, 65.0],
+}
+NOISE = [0.4, -0.9, 0.2, 1.1, -0.6, 0.1]
+
+
+def learning_rows(change: float, metric: str = "train/accuracy_mean", arms: str = "ab") -> tuple[LearningRow, ...]:
+    """Return rows of six replicates that change by so much on average, more or less."""
+    return tuple(LearningRow(a, r, metric, 60.0, 60.0 + change + NOISE[r]) for a in arms for r in range(6))
+
+
+@pytest.mark.parametrize(
+    ("rows", "state"),
+    [
+        (learning_rows(0.0), "not learned"),
+        (learning_rows(-5.0), "not learned"),
+        (learning_rows(1.5), "not learned"),  # shown to rise, by less than what matters
+        (learning_rows(5.0), "learned"),
+        ((*learning_rows(0.0), *learning_rows(5.0, "eval/accuracy")), "learned"),
+        ((), "not known"),
+    ],
+)
+def test_equivalence_of_arms_that_have_not_learned_carries_a_caution(rows: tuple[LearningRow, ...], state: str) -> None:
+    report = build(make_inputs(LIKE, learning=rows))
+    found = report["verdict"]
+    assert (found["code"], report["learning"]["state"]) == ("EQUIVALENT", state)
+    cautious = found["sentence"].startswith("Equivalent, but neither arm has learned: train longer. No meaningful")
+    assert cautious == ("NOT_LEARNED" in found["flags"]) == (state == "not learned")
+
+
+def test_caution_names_the_change_and_why_it_is_too_small() -> None:
+    sentence = build(make_inputs(LIKE, learning=learning_rows(1.5)))["verdict"]["sentence"]
+    change = "train/accuracy_mean changed by +1.55 [90 % CI +0.960, +2.14], less than the smallest effect of interest"
+    assert sentence.endswith(f"From the first round to the last tenth of training {change} 2 pp.")
+
+
+def test_caution_stands_beside_every_verdict_that_calls_arms_alike_and_no_other() -> None:
+    rows = learning_rows(0.0)
+    equal = build(make_inputs({"a": WORSE, "b": WORSE}, learning=rows))["verdict"]
+    assert equal["sentence"].startswith("Identical, but neither arm has learned: train longer. All scores are ident")
+    checked = make_inputs({"a": WORSE, "b": WORSE}, make_analysis(6, kind="aa"), learning=rows, kind="aa")
+    assert "NOT_LEARNED" not in build(checked)["verdict"]["flags"]
+    assert "NOT_LEARNED" not in build(make_inputs({"a": BETTER, "b": WORSE}, learning=rows))["verdict"]["flags"]
+
+
+def test_caution_is_silent_where_nothing_is_left_to_learn_and_asks_only_arms_that_learn() -> None:
+    best: dict[str, list[Cell]] = {arm: [99.0 + 0.1 * r for r in range(6)] for arm in "ab"}
+    found = build(make_inputs(best, learning=learning_rows(0.0)))
+    assert (found["learning"]["state"], found["verdict"]["flags"]) == ("at its best", [])
+    arms = (ArmFacts("a", "shaped"), ArmFacts("b", "shaped", "random"))
+    beside = (*learning_rows(0.0, arms="a"), *learning_rows(50.0, arms="b"))
+    control = build(make_inputs(LIKE, arms=arms, learning=beside))["verdict"]
+    assert control["sentence"].startswith("Equivalent, but `a` has not learned: train longer.")
+
+
+def test_caution_of_a_share_that_learned_asks_whether_any_run_reached_the_threshold() -> None:
+    analysis = make_analysis(30, estimand="learned", threshold=90.0, sesoi=0.3)
+    scores: dict[str, list[Cell]] = {arm: [60.0 + r % 7 for r in range(30)] for arm in "ab"}
+    found = build(make_inputs(scores, analysis))["verdict"]
+    assert found["sentence"].startswith("Identical, but neither arm has learned: train longer.")
+    assert found["sentence"].endswith("No run reached the threshold 90.")
+    scores["a"] = [95.0, *scores["a"][1:]]
+    assert "NOT_LEARNED" not in build(make_inputs(scores, analysis))["verdict"]["flags"]
 
 
 def test_reward_shared_metric_is_flagged() -> None:

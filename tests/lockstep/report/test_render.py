@@ -23,7 +23,7 @@ from lockstep.report import (
     safe_cell,
     scores_csv,
 )
-from lockstep.report.inputs import ArmFacts, ConfigDifference, Extension, ReportInputs
+from lockstep.report.inputs import ArmFacts, ConfigDifference, Extension, LearningRow, ReportInputs
 from lockstep.report.numbers import p_text, plain, signed
 from lockstep.report.plots import padded, ticks
 from tests.lockstep.report.factories import Cell, curve_points, make_analysis, make_inputs, score_rows
@@ -197,7 +197,7 @@ def test_csv_labels_that_look_like_formulas_survive_the_round_trip() -> None:
 
 
 RECOMPUTED = (
-    "table comparisons omnibus guardrails secondary curve failures sensitivity leave_one_out scores profile "
+    "table comparisons learning omnibus guardrails secondary curve failures sensitivity leave_one_out scores profile "
     "sequential more bayes methods_sentence scores_sha256"
 )
 
@@ -214,7 +214,8 @@ RECOMPUTED = (
     ],
 )
 def test_every_statistic_is_recomputable_from_scores_csv(fields: dict[str, Any]) -> None:
-    inputs = make_inputs({"a": A, "b": B, "c": ["lost", *A[1:]]}, make_analysis(11, **fields))
+    learning = tuple(LearningRow(a, r, "train/accuracy_mean", 50.0, 55.0 + r) for a in "abc" for r in range(11))
+    inputs = make_inputs({"a": A, "b": B, "c": ["lost", *A[1:]]}, make_analysis(11, **fields), learning=learning)
     report = build_report(inputs)
     again = report_from_scores_csv(scores_csv(inputs), report["registration"], code_version="0.1.0")
     for name in RECOMPUTED.split():

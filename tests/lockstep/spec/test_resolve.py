@@ -381,3 +381,21 @@ def test_discount_written_twice_must_agree() -> None:
     with pytest.raises(InvalidSpecError, match=r"env\.gamma must be at most 1, not 1\.5") as refused:
         parse(tiny_spec(env={"gamma": 1.5}))
     assert [problem.pointer for problem in refused.value.problems] == ["/env/gamma"]
+
+
+@pytest.mark.parametrize(
+    ("raw", "told"),
+    [
+        (
+            cartpole_spec(budget={"rounds": 10}),
+            "5,120 env steps a run, where settings such as those of preset gym_clas",
+        ),
+        (cartpole_spec(budget={"rounds": 60}), None),
+        ({**spec_of("cifar_baseline"), "budget": {"rounds": 3}}, "3 rounds a run, where 100 are usual"),
+        (spec_of("digits_cpu"), None),
+        (cartpole_spec(budget={"rounds": 2}, experiment={"mode": "smoke", "replicates": 1}), None),
+    ],
+)
+def test_a_budget_far_below_that_of_its_preset_is_named(raw: dict[str, Any], told: str | None) -> None:
+    found = [text for text in check(parse(raw))[1] if text.startswith("budget.rounds: ")]
+    assert [text.removeprefix("budget.rounds: ")[: len(told or "")] for text in found] == ([told] if told else [])
