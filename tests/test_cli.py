@@ -85,6 +85,24 @@ def finished(sqlite_server: LiveServer) -> str:
 
 
 @pytest.mark.server
+def test_replicates_that_failed_run_again_on_request(lockstep: Command, sqlite_server: LiveServer) -> None:
+    experiment_id = submit(sqlite_server.ctx, tiny_spec(experiment={"replicates": 2}))
+    worker = SimulatedWorker(sqlite_server.ctx).register()
+    for _ in range(2):
+        while worker.claim() is None:
+            worker.beat("idle")
+        worker.ready()
+        worker.release("error", "environment", "reward mode 'simplified' raised KeyError: 'speed'")
+    shown = lockstep("show", experiment_id)
+    assert "failed: replicates 0, 1, cause environment in the code of arm B: reward mode 'simplified' raised" in shown
+    assert f"once it is mended: lockstep retry {experiment_id}" in shown
+    assert lockstep("retry", experiment_id) == (
+        f"2 replicates are in the queue again; lockstep watch {experiment_id} follows\n"
+    )
+    assert lockstep.json("show", experiment_id)["causes"] == []
+
+
+@pytest.mark.server
 def test_what_is_submitted_can_be_listed_shown_steered_copied_and_extended(lockstep: Command, tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(yaml.safe_dump(tiny_spec(experiment={"name": "by file", "tags": ["mine"]})))
     path = str(tmp_path / "spec.yaml")

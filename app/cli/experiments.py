@@ -278,6 +278,18 @@ def resume(experiment_id: Id, reason: Reason = "", as_json: AsJson = False) -> N
 
 
 @app.command()
+def retry(experiment_id: Id, as_json: AsJson = False) -> None:
+    """Run the replicates that failed again, from their beginning, once what stopped them is mended."""
+    with reach() as client:
+        added = client.retry(experiment_id)
+    if as_json:
+        _json({"blocks": added})
+    else:
+        told = "1 replicate is" if len(added) == 1 else f"{len(added)} replicates are"
+        typer.echo(f"{told} in the queue again; lockstep watch {experiment_id} follows")
+
+
+@app.command()
 def extend(
     experiment_id: Id,
     replicates: Annotated[int, typer.Argument(parser=within(1, 1000), help="How many more")],

@@ -62,9 +62,12 @@ def cause_lines(experiment: Mapping[str, Any], most: int = 5) -> Iterator[str]:
     """Yield why replicates gave no result, each reason once, and where to read the rest."""
     causes = experiment["causes"]
     for item in causes[:most]:
-        yield f"{item['status']}: {replicates_text(item['replicates'])}, cause {item['cause']}: {item['text']}"
+        code = f" in the code of arm{'s' * (len(item['arms']) > 1)} {', '.join(item['arms'])}" if item["arms"] else ""
+        yield f"{item['status']}: {replicates_text(item['replicates'])}, cause {item['cause']}{code}: {item['text']}"
         if item["run_id"]:
             yield f"  its log has the rest: lockstep logs {item['run_id']}"
+    if any(item["status"] == "failed" for item in causes):
+        yield f"once it is mended: lockstep retry {experiment['id']}"
     if len(causes) > most:
         yield f"and {len(causes) - most} more reasons: lockstep show {experiment['id']} --json"
 

@@ -83,11 +83,12 @@ class ExperimentPage(Document):
 
 
 class CauseItem(Document):
-    """Why some replicates gave no result; the log of ``run_id`` has the rest."""
+    """Why some replicates gave no result: by whose code where it is that of some arms; ``run_id`` has the log."""
 
     cause: str
     status: str
     text: str
+    arms: list[str]
     replicates: list[int]
     run_id: str | None
 

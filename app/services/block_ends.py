@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy.orm import Session
 
-from app.services.causes import same_as
+from app.services.causes import account_of, fault_of, same_as
 from app.services.context import Context
-from app.store import blocks, experiment_cache, experiments, leases, scheduling
+from app.store import blocks, events, experiment_cache, experiments, leases, scheduling
 from app.store.blocks import Why
 from app.store.rows import AssignmentRow, BlockRow
 from lockstep.status import (
@@ -54,11 +54,13 @@ def _by_cause(ctx: Context, session: Session, now: float, block: BlockRow, cause
     if cause is None or (block.counts_against_budget and count >= budget) or cause not in REQUEUE_BUDGET:
         text = block.cause_text or ""
         if count:
-            text = f"{text} (already requeued {count} times for this cause)"
+            text = f"{text} (already requeued {'once' if count == 1 else f'{count} times'} for this cause)"
         ended = _end(session, now, block, BlockStatus.FAILED, RunStatus.FAILED, Why("system", cause, text))
         if ended and (cause is Cause.CONFIG or (cause in OF_THE_JOB and block.open_round == 0)):
             _fail_queued(session, now, block, Why("system", cause, text))
         return ended
+    if cause is Cause.ENVIRONMENT and (others := _alike(session, block)):
+        return _fail_alike(session, now, block, others)
     values: dict[str, Any] = {}
     if block.counts_against_budget:
         used[str(cause)] = count + 1
@@ -68,6 +70,27 @@ def _by_cause(ctx: Context, session: Session, now: float, block: BlockRow, cause
     return blocks.requeue(session, now, block, Why("system", cause, text), budget_used=used, **values)
 
 
+def _alike(session: Session, block: BlockRow) -> dict[str, int]:
+    """Return {block id: replicate} of the other blocks that the same fault of the user's code has stopped.
+
+    Their seeds differ, so that it is no luck of one replicate, and trying again would only show it later.
+    """
+    fault = fault_of(block.cause_text or "")
+    stopped = events.stops(session, block.experiment_id, [Cause.ENVIRONMENT])
+    alike = [event for event in stopped if event.block_id != block.id and fault_of(account_of(event)) == fault]
+    return {str(event.block_id): int(event.replicate or 0) for event in alike}
+
+
+def _fail_alike(session: Session, now: float, block: BlockRow, others: Mapping[str, int]) -> bool:
+    """Fail a block for a fault that has stopped others, and those of them that wait to be tried again."""
+    text = f"{block.cause_text} (replicate {min(others.values())} failed in the same way)"
+    ended = _end(session, now, block, BlockStatus.FAILED, RunStatus.FAILED, Why("system", Cause.ENVIRONMENT, text))
+    if ended:
+        why = Why("system", Cause.ENVIRONMENT, block.cause_text or "")
+        _fail_queued(session, now, block, why, None if block.open_round == 0 else set(others))
+    return ended
+
+
 def _end(session: Session, now: float, block: BlockRow, target: BlockStatus, run_target: RunStatus, why: Why) -> bool:
     moved = blocks.move(session, now, block, target, why)
     if moved:
@@ -75,11 +98,15 @@ def _end(session: Session, now: float, block: BlockRow, target: BlockStatus, run
     return moved
 
 
-def _fail_queued(session: Session, now: float, block: BlockRow, why: Why) -> None:
-    """The job is at fault, not its luck: what else of the experiment is queued would fail in the same way."""
+def _fail_queued(session: Session, now: float, block: BlockRow, why: Why, only: Collection[str] | None = None) -> None:
+    """The job is at fault, not its luck: what else of the experiment is queued would fail in the same way.
+
+    ``only``: ids of the blocks of which that is known; None: of all.
+    """
     same = Why(why.actor, why.cause, same_as(block, why.sentence()))
     for other in blocks.lock_queued(session, block.experiment_id):
-        _end(session, now, other, BlockStatus.FAILED, RunStatus.FAILED, same)
+        if only is None or other.id in only:
+            _end(session, now, other, BlockStatus.FAILED, RunStatus.FAILED, same)
 
 
 def blame_device(session: Session, now: float, worker_id: str) -> None:

@@ -5,10 +5,11 @@ A reason that failed one block before its first round fails those that wait with
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from typing import Any
 
-from app.store.rows import BlockRow, RunRow
+from app.store.rows import BlockRow, EventRow, RunOfArm
 from lockstep.status import BlockStatus, Cause
 
 _SAME = "same cause as replicate "
@@ -16,12 +17,40 @@ _SAME = "same cause as replicate "
 _WANTED = (Cause.USER, Cause.DECIDED, Cause.PREEMPTED)
 
 
+#: What differs between accounts of one fault: numbers of episodes, steps and seeds, addresses. Names keep their digits.
+_NUMBER = re.compile(r"(?<![\w-])(?:0x[0-9a-f]+|-?\d+(?:[.,]\d+)*(?:e[+-]?\d+)?)(?!\w)")
+#: What is added to the account of a block that was tried again, or that failed after another one.
+_TRIED = re.compile(r" \((?:already requeued|replicate \d+ failed in the same way)[^()]*\)$")
+_REWARD_MODE = re.compile(r"reward mode '([^']+)'")
+
+
+def fault_of(text: str) -> str:
+    """Return what an account has in common with those of the same fault in other blocks, episodes and steps."""
+    return _NUMBER.sub("#", _TRIED.sub("", text))
+
+
+def arms_at_fault(text: str, runs: Sequence[RunOfArm]) -> list[str]:
+    """Return the arms whose own code an account names, in order; none where it is the code of all of them, or of none.
+
+    Only a reward may be an arm's own: environments are the same for all arms of an experiment.
+    """
+    named = _REWARD_MODE.match(text)
+    arms = {run.label: run.reward_mode for run in sorted(runs, key=lambda run: run.arm_index)}
+    own = [label for label, mode in arms.items() if named is not None and mode == named[1]]
+    return own if len(own) < len(arms) else []
+
+
 def same_as(block: BlockRow, text: str) -> str:
     """Return the account of a block that fails because another one did."""
     return f"{_SAME}{block.replicate}: {text}"
 
 
-def told(rows: Sequence[BlockRow], runs: Sequence[RunRow]) -> list[dict[str, Any]]:
+def account_of(event: EventRow) -> str:
+    """Return why an attempt stopped, from the event that says so."""
+    return event.text.partition(f"{BlockStatus.STOPPING.value}: ")[2]
+
+
+def told(rows: Sequence[BlockRow], runs: Sequence[RunOfArm]) -> list[dict[str, Any]]:
     """Return one account for each reason, by the first replicate that has it.
 
     Args:
@@ -42,8 +71,9 @@ def told(rows: Sequence[BlockRow], runs: Sequence[RunRow]) -> list[dict[str, Any
             "cause": row.cause,
             "status": row.status,
             "text": text,
+            "arms": arms_at_fault(text, runs),
             "replicates": [],
             "run_id": log_of.get(row.id),
         }
-        accounts.setdefault((row.cause, row.status, text), first)["replicates"].append(row.replicate)
+        accounts.setdefault((row.cause, row.status, fault_of(text)), first)["replicates"].append(row.replicate)
     return list(accounts.values())

@@ -156,7 +156,7 @@ def _ended_blocks(rows: Sequence[BlockRow], num_blocks: int | None) -> dict[int,
 
 def _lost(blocks: Sequence[BlockRow], runs: Sequence[RunOfArm]) -> tuple[LostBlocks, ...]:
     return tuple(
-        LostBlocks(item["cause"], item["text"], tuple(item["replicates"]), item["run_id"])
+        LostBlocks(item["cause"], item["text"], tuple(item["replicates"]), item["run_id"], tuple(item["arms"]))
         for item in causes.told(blocks, runs)
     )
 

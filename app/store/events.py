@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
 from typing import Any
@@ -16,6 +16,7 @@ from app.store.engine import AT_THE_END, END_EVENTS, utc
 from app.store.results import current_rounds
 from app.store.rows import EventRow, WorkerEventRow, columns, every, one
 from lockstep.nonfinite import jsonable
+from lockstep.status import BlockStatus, Cause
 
 
 @dataclass(frozen=True)
@@ -103,6 +104,17 @@ def list_events(
     if types:
         query = query.where(t.event.c.type.in_(types))
     return every(EventRow, session.execute(query.order_by(t.event.c.seq).limit(limit)))
+
+
+def stops(session: Session, experiment_id: str, causes: Collection[Cause]) -> list[EventRow]:
+    """Return the events by which attempts of blocks stopped for some causes, in order."""
+    query = select(*_EVENT).where(
+        t.event.c.experiment_id == experiment_id,
+        t.event.c.type == "block_status",
+        t.event.c.status == BlockStatus.STOPPING,
+        t.event.c.cause.in_(causes),
+    )
+    return every(EventRow, session.execute(query.order_by(t.event.c.seq)))
 
 
 _EVENT = columns(EventRow, t.event)

@@ -126,7 +126,9 @@ def build_report(inputs: ReportInputs) -> dict[str, Any]:
         "profile": profile_panel(result, analysis.sign),
         "sequential": sequential_panel(analysis.decisive, analysis.clock, design, inputs.analysis.looks.at),
         "failures": failure_rows(analysis.scores.arms),
-        "lost_blocks": [asdict(item) | {"replicates": list(item.replicates)} for item in inputs.lost_blocks],
+        "lost_blocks": [
+            asdict(item) | {"replicates": list(item.replicates), "arms": list(item.arms)} for item in inputs.lost_blocks
+        ],
         "sensitivity": asdict(analysis.sensitivity),
         "leave_one_out": leave_one_out_row(analysis.decisive, design),
         "integrity": _integrity(analysis.gates),

@@ -17,7 +17,7 @@ from lockstep.report.learning import NOT_LEARNED, Learning
 from lockstep.report.numbers import number
 from lockstep.report.sections import nondeterminism, pair_correlation
 from lockstep.report.staged import Judged
-from lockstep.report.words.sentences import WINNER_WITH_HARM, Doubt, VerdictFacts, verdict_sentence
+from lockstep.report.words.sentences import WINNER_WITH_HARM, Doubt, VerdictFacts, lost_text, verdict_sentence
 from lockstep.spec.metrics import is_reward_dependent
 from lockstep.stats.estimands import Contradiction, contradictions
 from lockstep.stats.failures import HARM, UNPROVEN
@@ -148,9 +148,7 @@ def _lost(inputs: ReportInputs) -> str:
     if not inputs.lost_blocks:
         return ""
     most = max(inputs.lost_blocks, key=lambda item: len(item.replicates))
-    blocks = "block" if inputs.planned_blocks == 1 else "blocks"
-    told = f"{len(most.replicates)} of {inputs.planned_blocks} {blocks} failed with cause {most.cause}"
-    return f"{told}: {most.text.rstrip('.')}."
+    return lost_text(most.cause, most.text, len(most.replicates), inputs.planned_blocks, most.arms)
 
 
 def doubts(finding: Finding) -> tuple[Doubt, ...]:

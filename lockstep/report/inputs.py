@@ -21,7 +21,7 @@ from lockstep.stats.scores import ArmScores, arm_scores
 CUT_EPISODES = "Evaluation episodes cut"
 #: Notes that stand among the facts where there are any.
 FACT_NOTES = (CUT_EPISODES, RANDOM_NUMBERS, RESUMED_EPISODES)
-#: The outcome of one run: a score, a failure of its own, or a loss that says nothing of its arm.
+#: The outcome of one run: a score, a failure of its own, or a loss that says nothing of how its arm trains.
 STATUSES = ("ok", "failed", "lost")
 
 
@@ -35,7 +35,7 @@ class ScoreRow:
         run_id: identity of the run.
         metric: registered metric name.
         raw: value in the metric's unit; None when the run has none.
-        status: ok, failed (diverged: an outcome) or lost (for a reason outside of the arm: the cause).
+        status: ok, failed (diverged: an outcome) or lost (no outcome of training; the cause says why).
         cause: why it failed or was lost.
         device: identity of the device.
     """
@@ -119,12 +119,14 @@ class LostBlocks:
         text: in a sentence, with the last line of the traceback of whoever's code it was.
         replicates: their numbers.
         run_id: whose log has the rest.
+        arms: whose own code it was, where it was that of some arms.
     """
 
     cause: str
     text: str
     replicates: tuple[int, ...]
     run_id: str | None = None
+    arms: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,7 @@ from typing import Any
 from lockstep.report.inputs import FACT_NOTES
 from lockstep.report.numbers import difference_unit, p_text, percent, plain, signed
 from lockstep.report.words.glossary import FLAGS
+from lockstep.report.words.sentences import lost_text
 
 Report = Mapping[str, Any]
 
@@ -271,12 +272,19 @@ def failures_table(report: Report) -> TextTable:
 
 def lost_table(report: Report) -> TextTable:
     """Return why blocks gave no result; reports of earlier versions do not say."""
-    rows = tuple(
-        (", ".join(map(str, item["replicates"])), item["cause"], item["text"], item["run_id"] or "")
+    told = [
+        (
+            ", ".join(map(str, item["replicates"])),
+            item["cause"],
+            ", ".join(item.get("arms", ())),
+            item["text"],
+            item["run_id"] or "",
+        )
         for item in report.get("lost_blocks", [])
-    )
-    note = "No outcome of an arm: these blocks are left out for all arms. `lockstep logs RUN` prints the rest of a log."
-    return TextTable("Blocks without a result", ("replicates", "cause", "why", "log of run"), rows, note)
+    ]
+    header, rows = _filled(("replicates", "cause", "code of arm", "why", "log of run"), told)
+    note = "No outcome of training: left out for all arms. `lockstep logs RUN` prints the rest of a log."
+    return TextTable("Blocks without a result", header, rows, note)
 
 
 def curve_table(report: Report) -> TextTable:
@@ -440,7 +448,17 @@ def _learned_fact(report: Report) -> list[tuple[str, str]]:
 
 def flag_texts(report: Report) -> list[tuple[str, str]]:
     """Return each flag of the verdict with its meaning."""
-    return [(flag, FLAGS.get(flag, "")) for flag in report["verdict"]["flags"]]
+    told = {"MANY_LOST": _many_lost(report)}
+    return [(flag, FLAGS.get(flag, "") + told.get(flag, "")) for flag in report["verdict"]["flags"]]
+
+
+def _many_lost(report: Report) -> str:
+    planned = report["facts"]["planned"]
+    texts = [
+        lost_text(item["cause"], item["text"], len(item["replicates"]), planned, item.get("arms", ()))
+        for item in report.get("lost_blocks", [])
+    ]
+    return f": {' '.join(texts)}" if texts else ""
 
 
 def span(ends: Sequence[float | None] | None) -> str:

@@ -207,7 +207,7 @@ def _says_why(client: Client, experiment_id: str, cause: str, last_line: str) ->
     assert last_line in told["text"]
     report = report_of(client, experiment_id)
     assert report["lost_blocks"] == [
-        {"cause": cause, "text": told["text"], "replicates": [0, 1], "run_id": told["run_id"]}
+        {"cause": cause, "text": told["text"], "replicates": [0, 1], "run_id": told["run_id"], "arms": []}
     ]
     assert f"2 of 2 blocks failed with cause {cause}: {told['text']}" in report["verdict"]["sentence"]
     for form in ("md", "html"):

@@ -34,7 +34,7 @@ def test_trainer_that_ends_too_early_is_a_bug_tried_once_more(
         wait_until(lambda: client.show(experiment_id)["status"] in ("succeeded", "failed"), what="the end")
         block = first_block(client, experiment_id)
         assert (block["status"], block["cause"], block["attempt"]) == ("failed", "bug", 2), worker.log.read_text()
-        assert block["cause_text"] == f"{LIES[mode]} (already requeued 1 times for this cause)"
+        assert block["cause_text"] == f"{LIES[mode]} (already requeued once for this cause)"
 
 
 def test_trainer_that_takes_its_time_to_leave_has_lost_no_lease(server: LiveServer, light_worker: StartLight) -> None:

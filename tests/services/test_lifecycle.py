@@ -212,6 +212,35 @@ def test_refused_configuration_fails_the_block_with_its_reason(ctx: Context) -> 
     assert "no such environment" in block["cause_text"]
 
 
+def test_fault_of_one_arms_reward_that_stops_a_second_block_ends_both_and_names_the_arm(ctx: Context) -> None:
+    experiment_id = submit(ctx, tiny_spec(experiment={"replicates": 4}, budget={"rounds": 3}))
+    worker = SimulatedWorker(ctx).register()
+    told = "reward mode 'simplified' raised KeyError: 'speed' in step {} of seed 0x7f{}"
+
+    def stops(rounds: int, text: str, cause: str = "environment") -> None:
+        assert worker.claim() is not None
+        worker.ready()
+        for index in range(rounds):
+            worker.hand_in(index)
+        worker.release("error", cause, text)
+
+    stops(1, told.format(17, "a0"))
+    stops(1, "environment 'mine' raised ConnectionError: no route")  # another fault: tried again, later
+    states = [(row["status"], row["attempt"]) for row in reading.list_blocks(ctx, experiment_id)]
+    assert states == [("queued", 1), ("queued", 1), ("queued", 0), ("queued", 0)]
+    stops(2, told.format(1204, "ff"))
+    # at once, and not those of which nothing is known
+    states = [(row["status"], row["attempt"]) for row in reading.list_blocks(ctx, experiment_id)]
+    assert states == [("failed", 1), ("queued", 1), ("failed", 1), ("queued", 0)]
+    [account] = reading.show_experiment(ctx, experiment_id)["causes"]
+    assert (account["replicates"], account["arms"]) == ([0, 2], ["B"])
+    assert account["text"] == told.format(1204, "ff")
+    # before the first round it is the job's fault, whatever its seeds
+    stops(0, told.format(3, "1"))
+    states = [(row["status"], row["attempt"]) for row in reading.list_blocks(ctx, experiment_id)]
+    assert states == [("failed", 1)] + [("failed", 1)] * 3
+
+
 @pytest.mark.parametrize("rounds", [0, 1, 2])
 def test_release_as_completed_before_the_end_is_refused_with_the_last_round_held(
     ctx: Context, clock: Clock, rounds: int

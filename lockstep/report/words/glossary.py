@@ -60,7 +60,7 @@ FLAGS = {
     "HARDWARE_CONFOUNDED": "arms were not spread evenly over devices",
     "INCOMPLETE": "fewer blocks are complete than planned",
     "LOSS_SENSITIVE": "the verdict would differ if lost runs had gone against the winner",
-    "MANY_LOST": "more than 10 % of blocks gave no result for reasons outside of their arms",
+    "MANY_LOST": "more than 10 % of blocks gave no result and are left out for all arms",
     "NEGATIVE_CORRELATION": "scores of a block run against each other: the unpaired test that stands in for the paired "
     "one rejects too often (6-13 % at a correlation of -.3 to -.9)",
     "NONDETERMINISTIC": "nondeterministic kernels were on",
@@ -114,7 +114,7 @@ GLOSSARY = (
     ),
     (
         "Lost",
-        "a run that ended for a reason outside of its arm: worker, device, the environment's code, the configuration, "
-        "a user. Its block is left out for all arms.",
+        "a run that ended without an outcome of its training: by worker or device, an error in the code of the "
+        "environment or of an arm's reward, the configuration, a user. Its block is left out for all arms.",
     ),
 )

@@ -108,6 +108,13 @@ def decisive_pair(result: ExperimentResult) -> PairResult | None:
     return max(claimed, key=lambda p: 1.0 if p.deciding_p is None else p.deciding_p) if claimed else None
 
 
+def lost_text(cause: str, text: str, count: int, planned: int, arms: Sequence[str]) -> str:
+    """Return in a sentence why blocks gave no result, and in whose code the fault is where it is that of some arms."""
+    blocks = "block" if planned == 1 else "blocks"
+    code = f" in the code of arm{'s' * (len(arms) > 1)} {joined([f'`{arm}`' for arm in arms])}" if arms else ""
+    return f"{count} of {planned} {blocks} failed with cause {cause}{code}: {text.rstrip('.')}."
+
+
 def range_text(low: int, high: int) -> str:
     """Return ``9`` or ``9-15``."""
     return str(low) if low == high else f"{low}-{high}"

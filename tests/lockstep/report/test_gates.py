@@ -10,7 +10,8 @@ import pytest
 from lockstep.report import build_report
 from lockstep.report.clock import due_analyses
 from lockstep.report.gates import Gate, flag_gates, void_gates
-from lockstep.report.inputs import ReportInputs, RunFacts, ScoreRow
+from lockstep.report.inputs import LostBlocks, ReportInputs, RunFacts, ScoreRow
+from lockstep.report.tables import flag_texts
 from tests.lockstep.report.factories import Cell, make_analysis, make_inputs
 
 SCORES: dict[str, list[Cell]] = {
@@ -117,8 +118,12 @@ def test_unpaired_design_needs_no_shared_seeds() -> None:
 
 def test_incomplete_and_lost_blocks_are_flagged() -> None:
     scores: dict[str, list[Cell]] = {"a": [*SCORES["a"], "lost"], "b": [*SCORES["b"], 65.0]}
-    flags = build_report(make_inputs(scores))["verdict"]["flags"]
-    assert {"INCOMPLETE", "MANY_LOST"} <= set(flags)
+    fault = LostBlocks("environment", "reward mode 'mine' raised KeyError: 'speed'", (6,), "b-6", ("b",))
+    report = build_report(make_inputs(scores, lost_blocks=(fault,)))
+    assert {"INCOMPLETE", "MANY_LOST"} <= set(report["verdict"]["flags"])
+    said = "1 of 7 blocks failed with cause environment in the code of arm `b`: reward mode 'mine' raised KeyError"
+    assert said in dict(flag_texts(report))["MANY_LOST"]
+    assert "outside" not in dict(flag_texts(report))["MANY_LOST"]
 
 
 def test_cancelled_run_is_flagged() -> None:

@@ -87,7 +87,7 @@ function trouble(store, causes) {
           {},
           `${item.replicates.length > 1 ? "replicates" : "replicate"} ${item.replicates.join(", ")}`,
         ),
-        ` ${item.status}, cause ${item.cause}: `,
+        ` ${item.status}, cause ${item.cause}${item.arms.length ? ` in the code of ${item.arms.join(", ")}` : ""}: `,
         element("span", { class: "cause-text" }, ...prose(item.text)),
         " ",
         item.run_id
