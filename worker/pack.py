@@ -119,7 +119,7 @@ class PackRunner:
         """Give each line of the output to all who are in the process."""
         for line in lines(child.output):
             for seat in self._seats:
-                if seat.is_here:
+                if seat.listens:
                     seat.runner.log(line)
 
     def _on_frame(self, seats: list[Seat], frame: dict[str, Any]) -> None:
@@ -185,7 +185,7 @@ class Seat:
         self.asked: float | None = None
         self.frozen = False
         self._frames: SimpleQueue[dict[str, Any] | None] = SimpleQueue()
-        self._left = threading.Event()
+        self._left, self._deaf = threading.Event(), False
 
     def take(self, command: dict[str, Any]) -> Seat:
         """Wait until the process has been started with the command of every assignment.
@@ -203,6 +203,11 @@ class Seat:
     def is_here(self) -> bool:
         """Whether the process trains this assignment."""
         return self.command is not None and not self._left.is_set()
+
+    @property
+    def listens(self) -> bool:
+        """Whether lines of the output may still be about this assignment: what it wrote comes after its last frame."""
+        return self.command is not None and not self._deaf
 
     def put(self, frame: dict[str, Any]) -> None:
         """Take a frame of the process."""
@@ -263,6 +268,7 @@ class Seat:
     def join(self) -> None:
         """Give the lines that were printed before the last frame a moment to come in."""
         time.sleep(_LOG_SECONDS)
+        self._deaf = True
 
     def end(self, *, politely: bool) -> None:
         """Give up what has not left by itself."""

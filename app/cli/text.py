@@ -7,6 +7,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from lockstep.direction import isolated
+from lockstep.replicates import replicates_text
 
 
 def plan_text(plan: Mapping[str, Any]) -> str:
@@ -48,7 +49,7 @@ def show_text(experiment: Mapping[str, Any]) -> str:
         lines.append(f"arm {arm['label']}: {changes}")
     if experiment["why_waiting"]:
         lines.append(f"waits: {experiment['why_waiting']['text']}")
-    return "\n".join([*lines, *cause_lines(experiment), *answer_lines(experiment)])
+    return "\n".join([*lines, *repeat_lines(experiment), *cause_lines(experiment), *answer_lines(experiment)])
 
 
 def answer_lines(experiment: Mapping[str, Any]) -> Iterator[str]:
@@ -72,6 +73,12 @@ def cause_lines(experiment: Mapping[str, Any], most: int = 5) -> Iterator[str]:
         yield f"and {len(causes) - most} more reasons: lockstep show {experiment['id']} --json"
 
 
+def repeat_lines(experiment: Mapping[str, Any]) -> Iterator[str]:
+    """Yield which attempts stopped, and why, that later ones made up for or are to."""
+    for item in experiment["repeats"]:
+        yield f"made again: {replicates_text(item['replicates'])}, cause {item['cause']}: {item['text']}"
+
+
 def diverged_lines(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield which arms diverged, in which replicates and why, each reason once."""
     spans: dict[tuple[str, str], list[int]] = {}
@@ -80,15 +87,6 @@ def diverged_lines(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
             spans.setdefault((run["group_id"], run["cause_text"]), []).append(run["replicate"])
     for (arm, text), replicates in spans.items():
         yield f"diverged: arm {arm} in {replicates_text(replicates)}: {text}"
-
-
-def replicates_text(replicates: Sequence[int]) -> str:
-    """Return the numbers of replicates in words: ``replicate 0``, ``replicates 0 to 5``, ``replicates 0, 3, 4``."""
-    if len(replicates) == 1:
-        return f"replicate {replicates[0]}"
-    if len(replicates) > 2 and replicates[-1] - replicates[0] == len(replicates) - 1:
-        return f"replicates {replicates[0]} to {replicates[-1]}"
-    return f"replicates {', '.join(map(str, replicates))}"
 
 
 def _power_lines(row: Mapping[str, Any], *, with_curve: bool) -> Iterator[str]:

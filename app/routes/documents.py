@@ -93,6 +93,14 @@ class CauseItem(Document):
     run_id: str | None
 
 
+class RepeatItem(Document):
+    """Why attempts of some replicates stopped that later attempts made up for."""
+
+    cause: str
+    text: str
+    replicates: list[int]
+
+
 class ExperimentDocument(Document):
     """An experiment."""
 
@@ -105,6 +113,7 @@ class ExperimentDocument(Document):
     progress: dict[str, Any]
     why_waiting: dict[str, Any] | None
     causes: list[CauseItem]
+    repeats: list[RepeatItem]
     version: int
     cursor: str
 

@@ -50,6 +50,25 @@ def account_of(event: EventRow) -> str:
     return event.text.partition(f"{BlockStatus.STOPPING.value}: ")[2]
 
 
+def repeated(rows: Sequence[BlockRow], stops: Sequence[EventRow]) -> list[dict[str, Any]]:
+    """Return why attempts stopped that a later one made up for, each reason once, by the first replicate that has it.
+
+    Args:
+        rows: blocks; those that failed for good are left to ``told``.
+        stops: the events by which attempts stopped.
+    """
+    wanted = {row.id: row.attempt for row in rows if row.status != BlockStatus.FAILED}
+    accounts: dict[tuple[str | None, str], dict[str, Any]] = {}
+    for event in stops:
+        if int(event.payload.get("attempt", 0)) < wanted.get(str(event.block_id), 0):
+            text = account_of(event)
+            first: dict[str, Any] = {"cause": event.cause, "text": text, "replicates": []}
+            account = accounts.setdefault((event.cause, fault_of(text)), first)
+            if event.replicate not in account["replicates"]:
+                account["replicates"].append(event.replicate)
+    return list(accounts.values())
+
+
 def told(rows: Sequence[BlockRow], runs: Sequence[RunOfArm]) -> list[dict[str, Any]]:
     """Return one account for each reason, by the first replicate that has it.
 

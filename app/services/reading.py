@@ -30,7 +30,7 @@ from app.store.rows import (
     WorkerRow,
 )
 from lockstep.spec.metrics import find_metric, primary_of, shown_of
-from lockstep.status import TERMINAL_BLOCK, BlockStatus, Desired, WorkerStatus
+from lockstep.status import REQUEUE_BUDGET, TERMINAL_BLOCK, BlockStatus, Desired, WorkerStatus
 
 #: Events of each worker in the list of workers.
 _SHOWN_EVENTS = 3
@@ -161,6 +161,8 @@ def show_experiment(ctx: Context, experiment_id: str) -> dict[str, Any]:
         told = causes.told(experiments.newest_blocks(states), ())
         if told:  # else the runs, which may be thousands, need not be read
             told = causes.told(experiments.newest_blocks(states), experiments.runs(session, experiment_id))
+        again = any(state.attempt > 1 for state in states)
+        stops = events.stops(session, experiment_id, list(REQUEUE_BUDGET)) if again else []
     document = _list_item(row, states, now)
     return {
         **document,
@@ -178,6 +180,7 @@ def show_experiment(ctx: Context, experiment_id: str) -> dict[str, Any]:
         "shown": asdict(shown_of(primary_of(row.spec))),
         "why_waiting": waiting,
         "causes": told,
+        "repeats": causes.repeated(experiments.newest_blocks(states), stops),
         "answer": answer_of(concluded[0] if concluded else None),
         "version": row.version,
         "cursor": encode_numbers([row.event_seq]),

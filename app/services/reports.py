@@ -21,10 +21,12 @@ from app.store import events, experiments, points, reports, results, scheduling
 from app.store.engine import utc
 from app.store.rows import ArmRow, BlockRow, EpisodeSummary, EvalEpisodeRow, ExperimentRow, ReportRow, RunOfArm
 from lockstep.nonfinite import from_column
+from lockstep.replicates import replicates_text
 from lockstep.report.build import build_report
 from lockstep.report.csv import scores_csv
 from lockstep.report.inputs import (
     CUT_EPISODES,
+    REPEATED,
     ArmFacts,
     CalibrationStamp,
     ConfigDifference,
@@ -43,7 +45,7 @@ from lockstep.spec.analysis_rules import AnalysisSpec
 from lockstep.spec.families import family_of
 from lockstep.spec.gymnasium import CAPPED, RANDOM_NUMBERS, RESUMED_EPISODES
 from lockstep.spec.metrics import shown_of
-from lockstep.status import TERMINAL_BLOCK, BlockStatus, Cause, RunStatus
+from lockstep.status import REQUEUE_BUDGET, TERMINAL_BLOCK, BlockStatus, Cause, RunStatus
 
 #: Where the stamp of the last calibration is kept.
 STAMP_KEY = "calibration"
@@ -120,7 +122,7 @@ def gather(
         extension=_extension(session, experiment),
         stamp=stamp_of(scheduling.get_meta(session, STAMP_KEY)),
         code_version=package_version("lockstep"),
-        notes=_notes(gathered),
+        notes=_notes(gathered) | _repeated(session, experiment_id, [row for row in rows if row.id in ended.values()]),
     )
 
 
@@ -338,6 +340,17 @@ def _notes(gathered: _Gathered) -> dict[str, str]:
     if RESUMED_EPISODES in limits and any(gathered.resumes.get(run.no) for run in gathered.runs):
         notes[RESUMED_EPISODES] = limits[RESUMED_EPISODES]
     return {key: str(value) for key, value in notes.items()}
+
+
+def _repeated(session: Session, experiment_id: str, rows: Sequence[BlockRow]) -> dict[str, str]:
+    """Return the note on attempts that stopped and were made up for, if there are any."""
+    again = any(row.attempt > 1 for row in rows)
+    stops = events.stops(session, experiment_id, list(REQUEUE_BUDGET)) if again else []
+    told = [
+        f"{replicates_text(item['replicates'])} ({item['cause']}: {item['text']})"
+        for item in causes.repeated(rows, stops)
+    ]
+    return {REPEATED: "; ".join(told)} if told else {}
 
 
 def _cut_episodes(gathered: _Gathered) -> str:

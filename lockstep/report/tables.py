@@ -9,7 +9,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.report.inputs import FACT_NOTES
+from lockstep.report.inputs import FACT_NOTES, REPEATED
 from lockstep.report.numbers import difference_unit, p_text, percent, plain, signed
 from lockstep.report.words.glossary import FLAGS
 from lockstep.report.words.sentences import lost_text
@@ -448,7 +448,8 @@ def _learned_fact(report: Report) -> list[tuple[str, str]]:
 
 def flag_texts(report: Report) -> list[tuple[str, str]]:
     """Return each flag of the verdict with its meaning."""
-    told = {"MANY_LOST": _many_lost(report)}
+    again = report["notes"].get(REPEATED)
+    told = {"MANY_LOST": _many_lost(report), "RESUMED_RUNS": f": {again}" if again else ""}
     return [(flag, FLAGS.get(flag, "") + told.get(flag, "")) for flag in report["verdict"]["flags"]]
 
 

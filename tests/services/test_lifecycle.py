@@ -8,7 +8,7 @@ from app.errors import ConflictError, LeaseLostError
 from app.services import reading, reports, steering, sweeping
 from app.services.context import Context
 from app.services.finishing import finish_due
-from lockstep.report.tables import fact_items
+from lockstep.report.tables import fact_items, flag_texts
 from lockstep.status import BlockStatus, Desired, ExperimentStatus
 from tests.conftest import Clock
 from tests.factories import LOCAL, SimulatedWorker, submit, tiny_spec
@@ -239,6 +239,29 @@ def test_fault_of_one_arms_reward_that_stops_a_second_block_ends_both_and_names_
     stops(0, told.format(3, "1"))
     states = [(row["status"], row["attempt"]) for row in reading.list_blocks(ctx, experiment_id)]
     assert states == [("failed", 1)] + [("failed", 1)] * 3
+
+
+def test_attempts_that_later_ones_made_up_for_are_named_with_their_cause(ctx: Context, clock: Clock) -> None:
+    experiment_id = submit(ctx, tiny_spec(experiment={"replicates": 2}, budget={"rounds": 2}))
+    worker = SimulatedWorker(ctx).register()
+    for seed in (17, 2031):
+        assert worker.claim() is not None
+        worker.ready()
+        worker.hand_in(0)
+        worker.checkpoint(1)
+        worker.release("error", "bug", f"RuntimeError: no kernel for seed {seed}")
+    for _ in range(2):
+        clock.advance(60.0)
+        worker.beat("idle")
+        assert worker.claim() is not None
+        worker.train(rounds=2)
+    [item] = reading.show_experiment(ctx, experiment_id)["repeats"]
+    assert (item["cause"], item["replicates"]) == ("bug", [0, 1])
+    assert finish_due(ctx) == 1
+    content = reports.read(ctx, experiment_id).content
+    told = "replicates 0, 1 (bug: RuntimeError: no kernel for seed 17)"
+    assert content["notes"]["Attempts made again"] == told
+    assert dict(flag_texts(content))["RESUMED_RUNS"].endswith(told)
 
 
 @pytest.mark.parametrize("rounds", [0, 1, 2])
