@@ -23,11 +23,11 @@ $(STAMP): requirements.lock pyproject.toml
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps -e .
 	@touch $@
 
-demo: setup  ## server, two CPU workers, the example experiment, its verdict; leaves nothing running
-	@$(BIN)/lockstep demo
+demo: setup  ## server, two CPU workers, the example experiment, its verdict; leaves nothing running (PORT=7480)
+	@$(BIN)/lockstep demo $(if $(PORT),--port $(PORT))
 
-serve: setup  ## API, live streams and pages on http://127.0.0.1:7480
-	$(BIN)/lockstep serve
+serve: setup  ## API, live streams and pages on http://127.0.0.1:7480 (PORT=7480)
+	$(BIN)/lockstep serve $(if $(PORT),--port $(PORT))
 
 worker: setup  ## one worker: the first free GPU, else the first free CPU slot
 	$(BIN)/lockstep worker

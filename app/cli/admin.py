@@ -280,9 +280,12 @@ def demo(
         "examples/cartpole-learning-rates.yaml"
     ),
     workers: Annotated[int, typer.Option(parser=within(1, 64), help="CPU workers")] = 2,
+    port: Annotated[
+        int | None, typer.Option(parser=within(0, 65_535), help="Port; default 7480, or a free one where that is taken")
+    ] = None,
 ) -> None:
     """Run the whole product on this machine once: server, workers, experiment, verdict."""
-    run_demo(spec, num_workers=workers)
+    run_demo(spec, load_settings(port=port), num_workers=workers)
 
 
 if __name__ == "__main__":

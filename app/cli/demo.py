@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
-import socket
 import subprocess
 import sys
 import tempfile
@@ -26,23 +25,22 @@ from app.settings import Settings
 from lockstep.client import Client
 from lockstep.spec.reading import load_file
 
-_START_SECONDS = 60.0
+_START_SECONDS = 120.0
 
 
-def run_demo(spec: Path, *, num_workers: int) -> None:
-    """Run the demo; raises ``typer.Exit`` with code 1 when a process dies or the experiment fails."""
-    settings = Settings()
-    port = settings.port if _is_free(settings.bind, settings.port) else 0
+def run_demo(spec: Path, settings: Settings, *, num_workers: int) -> None:
+    """Run the demo; raises ``typer.Exit`` with code 1 when a process dies or the experiment fails.
+
+    Where no port was asked for and the usual one is taken, the server takes a free one; one that was asked for and is
+    taken ends the demo with code 3.
+    """
     began = time.monotonic()
     with contextlib.ExitStack() as stack:
         work = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="lockstep-demo-")))
-        server = stack.enter_context(_process(["app.cli.admin", "serve", "--port", str(port)], work / "server.log"))
-        url = _url_of(server, work / "server.log")
+        url = _serve(stack, work, settings)
         typer.echo(f"server at {url}")
         client = stack.enter_context(Client(url, patience=10.0))
-        for number in range(num_workers):
-            command = ["worker", "--api", url, "--device", "cpu", "--work-dir", str(work / "workers")]
-            stack.enter_context(_process(command, work / f"worker-{number}.log"))
+        _start_workers(stack, work, client, num_workers)
         submitted = client.submit(load_file(spec))
         page = urljoin(url, submitted["links"]["page"])
         typer.echo(f"submitted {spec.name} as {submitted['id']}; watch it at {page}")
@@ -58,6 +56,40 @@ def run_demo(spec: Path, *, num_workers: int) -> None:
         raise typer.Exit(1)
 
 
+def _serve(stack: contextlib.ExitStack, work: Path, settings: Settings) -> str:
+    """Start the server and return its address; that it can bind a port is what shows that the port is free."""
+    ports = [settings.port] if "port" in settings.model_fields_set else [settings.port, 0]
+    for port in ports:
+        log = work / f"server-{port}.log"
+        server = stack.enter_context(_process(["app.cli.admin", "serve", "--port", str(port)], log))
+        url = _url_of(server, log)
+        if url is not None:
+            return url
+        told = log.read_text(encoding="utf-8").strip()
+        if "cannot listen on " not in told:
+            break
+    typer.echo(told.splitlines()[-1] if told else "the server did not start", err=True)
+    raise typer.Exit(server.returncode or 1)
+
+
+def _start_workers(stack: contextlib.ExitStack, work: Path, client: Client, number: int) -> None:
+    """Start workers and wait for all: the first to register would be given what the others could train."""
+    started: dict[Path, subprocess.Popen[bytes]] = {}
+    for index in range(number):
+        log = work / f"worker-{index}.log"
+        command = ["worker", "--api", client.url, "--device", "cpu", "--work-dir", str(work / "workers")]
+        started[log] = stack.enter_context(_process(command, log))
+    deadline = time.monotonic() + _START_SECONDS
+    while sum(worker["status"] == "idle" for worker in client.workers()) < number:
+        ended = [log for log, process in started.items() if process.poll() is not None]
+        if ended or time.monotonic() > deadline:
+            log = ended[0] if ended else next(iter(started))
+            lines = log.read_text(encoding="utf-8").strip().splitlines()
+            typer.echo(f"a worker did not start: {lines[-1] if lines else 'without a word'}", err=True)
+            raise typer.Exit(1)
+        time.sleep(0.1)
+
+
 def _show_result(client: Client, experiment_id: str, data_dir: Path, page: str) -> None:
     report = client.report(experiment_id)
     path = data_dir / f"report-{experiment_id}.html"
@@ -66,16 +98,6 @@ def _show_result(client: Client, experiment_id: str, data_dir: Path, page: str) 
     typer.echo(f"Verdict: {report['verdict']['code']}: {report['verdict']['sentence']}")
     typer.echo(f"Report:  {path}")
     typer.echo(f"Page:    {page}")
-
-
-def _is_free(bind: str, port: int) -> bool:
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((bind, port))
-        except OSError:
-            return False
-    return True
 
 
 @contextlib.contextmanager
@@ -109,8 +131,8 @@ def _end(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
-def _url_of(server: subprocess.Popen[bytes], log: Path) -> str:
-    """Wait for the line with the address, then for the server to answer."""
+def _url_of(server: subprocess.Popen[bytes], log: Path) -> str | None:
+    """Wait for the line with the address, then for the server to answer; None where it ends or says nothing."""
     deadline = time.monotonic() + _START_SECONDS
     while time.monotonic() < deadline and server.poll() is None:
         for line in log.read_text(encoding="utf-8").splitlines():
@@ -120,4 +142,4 @@ def _url_of(server: subprocess.Popen[bytes], log: Path) -> str:
                     httpx.get(f"{url}/healthz", timeout=5.0).raise_for_status()
                     return url
         time.sleep(0.1)
-    raise typer.BadParameter(f"the server did not start: {log.read_text(encoding='utf-8')[-2000:]}")
+    return None

@@ -201,9 +201,11 @@ def _nobody(need: Need, workers: Sequence[WorkerView]) -> Wait:
 
 
 def _remedy(need: Need, workers: Sequence[WorkerView]) -> str:
-    """Return how a data set that no worker has gets to one."""
+    """Return how a data set or a plug-in that no worker has gets to one."""
     if need.dataset is None or any(need.dataset in worker.datasets for worker in workers):
-        return ""
+        offered = {name for worker in workers for name in (*worker.rewards, *worker.environments)}
+        lacking = {*need.rewards, *([need.environment] if need.environment else [])} - offered
+        return "; install the package that has it where a worker runs and restart that worker" if lacking else ""
     if need.dataset == "cifar10":
         return "; run `lockstep data fetch cifar10 --data-dir DIR` on a worker's host and start it with --data-dir DIR"
     return "; start a worker with --data-dir of a folder that holds it"

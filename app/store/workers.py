@@ -167,21 +167,29 @@ def last_failures(session: Session, worker_ids: Collection[str]) -> list[Failure
 
 
 def registered_names(session: Session) -> tuple[dict[str, Any], dict[str, Any], dict[str, list[str]]]:
-    """Return what workers have announced: rewards and environments with their schemas, keys of registries by family."""
+    """Return what workers have announced: rewards and environments with their schemas, keys of registries by family.
+
+    The facts of a reward have the names of the workers that offer it, or of those on which it is defective, too.
+    """
     rewards: dict[str, Any] = {}
     environments: dict[str, Any] = {}
     registries: dict[str, list[str]] = {}
     # the newest package first: its defaults are written into specifications
     query = (
-        select(t.worker.c.rewards, t.worker.c.environments)
+        select(t.worker.c.name, t.worker.c.rewards, t.worker.c.environments)
         .where(t.worker.c.status.not_in((WorkerStatus.LOST, WorkerStatus.RETIRED)))
         .order_by(t.worker.c.registered_at.desc(), t.worker.c.id)
     )
-    for row in session.execute(query):
+    rows = session.execute(query).all()
+    for row in rows:
         for known, announced in ((rewards, row.rewards), (environments, row.environments)):
             # one worker on which a name works is enough
             known.update({n: f for n, f in announced.items() if n not in known or "defect" in known[n]})
         for name, facts in row.environments.items():
             if "tasks" in facts and facts["tasks"] not in registries.setdefault(name, []):
                 registries[name].append(facts["tasks"])
+    for mode, facts in rewards.items():
+        is_bad = "defect" in facts
+        same = [row.name for row in rows if mode in row.rewards and ("defect" in row.rewards[mode]) == is_bad]
+        rewards[mode] = {**facts, "workers": same}
     return rewards, environments, registries

@@ -47,15 +47,22 @@ def pointer(*parts: str | int) -> str:
 _LISTED = 12
 
 
-def nearest(name: str, known: Iterable[str], lead: str = "known:") -> str:
-    """Return a remedy that names the nearest known key, or all of them, after ``lead``, when none is near."""
+def meant(name: str, known: Iterable[str]) -> str | None:
+    """Return the known key that is so like ``name`` that it may have been meant, None where none is."""
     names = sorted(known)
     folded = {other.casefold(): other for other in names}
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6) or [
         folded[other] for other in difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
     ]
-    if close:
-        return f"did you mean {close[0]!r}?"
+    return close[0] if close else None
+
+
+def nearest(name: str, known: Iterable[str], lead: str = "known:") -> str:
+    """Return a remedy that names the nearest known key, or all of them, after ``lead``, when none is near."""
+    names = sorted(known)
+    close = meant(name, names)
+    if close is not None:
+        return f"did you mean {close!r}?"
     if len(names) <= _LISTED:
         return f"{lead} {', '.join(names)}"
     likest = heapq.nlargest(_LISTED, names, key=lambda other: difflib.SequenceMatcher(None, other, name).ratio())

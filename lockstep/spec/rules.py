@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +17,7 @@ from lockstep.spec.arms import ResolvedArm
 from lockstep.spec.families import FAMILIES, family_of
 from lockstep.spec.plan import env_steps_per_run
 from lockstep.spec.presets import PRESETS, PUBLISHED_STEPS
-from lockstep.spec.problems import Problem, nearest, pointer
+from lockstep.spec.problems import Problem, meant, nearest, pointer
 from lockstep.spec.resolve import ResolvedSpec
 from lockstep.spec.rewards import Reward
 from lockstep.spec.schemas import flat_problems
@@ -26,14 +26,18 @@ from lockstep.spec.sections import Arm, Budget, Env
 #: A budget below this share of what its preset is used with is called little.
 _LITTLE = 0.05
 
+#: Registered modes that a refusal lists, and those of which it quotes why they cannot be used.
+_LISTED, _DEFECTS = 12, 3
+
 
 @dataclass(frozen=True)
 class Registered:
     """Names that workers have announced, beside the built-in ones.
 
     Attributes:
-        rewards: mode -> facts: "env_kinds", "schema" (JSON Schema of its flat constants) and, where the
-            worker's check failed, "defect".
+        rewards: mode -> facts: "env_kinds" and "tasks" that it serves (absent or empty: all), "schema" (JSON Schema of
+            its flat constants), "workers" (names of those that offer it) and, where the check of every worker that has
+            it failed, "defect".
         environments: environment id -> JSON Schema of its keyword arguments, or "defect"; "is_batched" where it is a
             batched simulator.
         tasks: environment family -> tasks in the registries of its package: "arguments" (None or absent: any) or
@@ -229,20 +233,60 @@ def _reward_rules(resolved: ResolvedSpec, registered: Registered) -> Iterator[Pr
     known = {*builtin, *announced, *unheard}
     for index, arm in enumerate(resolved.arms):
         at = _at_mode(index, arm, spec.arms[index])
-        if arm.reward_mode not in known:
-            message = f"unknown reward mode {arm.reward_mode!r} for env.kind {spec.env.kind}"
-            yield Problem(at, "unknown_reward", message, nearest(arm.reward_mode, known))
-        elif arm.reward_mode in registered.rewards and "defect" in registered.rewards[arm.reward_mode]:
-            message = (
-                f"reward mode {arm.reward_mode!r} failed its check: {registered.rewards[arm.reward_mode]['defect']}"
-            )
-            yield Problem(at, "defective_reward", message, "correct the package and restart the worker")
+        problem = _mode_problem(arm.reward_mode, at, known, resolved, registered)
+        if problem is not None:
+            yield problem
         elif arm.reward_mode not in unheard:
             yield from _reward_keys(index, arm, registered)
     for index, name in enumerate(spec.eval.xeval_modes):
-        if name not in known:
-            at = pointer("eval", "xeval_modes", index)
-            yield Problem(at, "unknown_reward", f"eval.xeval_modes: unknown reward mode {name!r}", nearest(name, known))
+        problem = _mode_problem(name, pointer("eval", "xeval_modes", index), known, resolved, registered)
+        if problem is not None:
+            yield problem
+
+
+def _mode_problem(
+    mode: str, at: str, known: Set[str], resolved: ResolvedSpec, registered: Registered
+) -> Problem | None:
+    """Return what keeps a mode from being paid, or from scoring, in the task of a specification."""
+    facts, env = registered.rewards.get(mode, {}), resolved.spec.env
+    if mode not in known:
+        why = f"unknown reward mode {mode!r} for env.kind {env.kind}"
+        if facts:
+            why = f"reward mode {mode!r} serves env.kind {' and '.join(facts['env_kinds'])}, not {env.kind}"
+        return Problem(at, "unknown_reward", why, _modes_offered(mode, known, env.kind, registered))
+    if "defect" in facts:
+        message = f"reward mode {mode!r} failed its check{_on(facts)}: {facts['defect']}"
+        return Problem(at, "defective_reward", message, "correct the package and restart the worker")
+    tasks, task = facts.get("tasks") or (), env.id or env.task
+    if tasks and task not in tasks:
+        message = f"reward mode {mode!r} scores {' and '.join(map(repr, tasks))}, not {task!r}"
+        return Problem(at, "reward_of_other_task", message, f"train in {tasks[0]!r}, or take another reward")
+    return None
+
+
+def _modes_offered(mode: str, known: Set[str], kind: str, registered: Registered) -> str:
+    """Return what may have been meant, and which modes there are: built in, offered by workers, and defective."""
+    if not registered.is_known:
+        return nearest(mode, known, "built in:")
+    close = meant(mode, known)
+    served = sorted({*registered.rewards} & {*known}, key=lambda name: (name != close, name))
+    defects = [name for name in served if "defect" in registered.rewards[name]]
+    offered = [name for name in served if name not in defects]
+    guess = "" if close is None else f"did you mean {close!r}? "
+    told = [f"Built in: {', '.join(family_of(kind).reward_modes)}"]
+    shown = [f"{name}{_on(registered.rewards[name])}" for name in offered[:_LISTED]]
+    more = f" and {len(offered) - _LISTED} more" if len(offered) > _LISTED else ""
+    told.append(f"workers offer: {', '.join(shown) + more or 'none'}")
+    told += [f"{name} cannot be used: {registered.rewards[name]['defect']}" for name in defects[:_DEFECTS]]
+    told.append("install the package that has it where a worker runs and restart that worker")
+    return f"{guess}{'; '.join(told)}"
+
+
+def _on(facts: Mapping[str, Any]) -> str:
+    """Return the workers that announced a mode, in words."""
+    workers = sorted(facts.get("workers", ()))
+    more = f" and {len(workers) - 2} more" if len(workers) > 2 else ""
+    return f" on {', '.join(workers[:2])}{more}" if workers else ""
 
 
 def _unheard_modes(resolved: ResolvedSpec, registered: Registered) -> set[str]:
@@ -269,7 +313,7 @@ def _reward_keys(index: int, arm: ResolvedArm, registered: Registered) -> Iterat
 
 
 def _serves(schema: Mapping[str, Any], kind: str) -> bool:
-    return kind in schema.get("env_kinds", FAMILIES)
+    return kind in schema.get("env_kinds", FAMILIES)  # of one that cannot be imported nobody knows whom it serves
 
 
 def _analysis_rules(resolved: ResolvedSpec) -> tuple[list[Problem], list[str]]:

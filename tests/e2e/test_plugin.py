@@ -106,6 +106,11 @@ def test_what_a_package_registers_is_trained_and_what_it_does_not_know_is_refuse
     assert refusals(client, other_kind) == {"/arms/1/reward": "unknown_reward"}
     [worker] = client.workers()
     assert [item["name"] for item in worker["defects"]] == ["broken"]
+    name = worker["name"]
+    with pytest.raises(
+        ApiError, match=f"did you mean 'centred'.*workers offer: centred on {name}, .*; broken cannot be "
+    ):
+        client.submit(spec("corridor", arms=[{"label": "a"}, {"label": "b", "reward": "centered"}]))
     defective = spec("corridor", arms=[{"label": "a"}, {"label": "b", "reward": "broken"}])
     assert refusals(client, defective) == {"/arms/1/reward": "defective_reward"}
 

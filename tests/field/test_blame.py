@@ -27,6 +27,7 @@ from lockstep.spec.presets import merge
 from tests.conftest import LiveServer, WorkerProcess, wait_until
 from tests.factories import SimulatedWorker
 from tests.field.conftest import STEADY, first_block
+from tests.packages import write_package
 from worker import capabilities
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("training")]
@@ -192,7 +193,10 @@ def test_l52_two_bad_experiments_fail_with_their_cause_and_a_good_one_succeeds(
             {"kind": "reward", "name": "broken", "reason": "SystemExit: no licence"},
             {"kind": "environment", "name": "dying", "reason": DIES},
         ]
-        assert [line for line in doctor(sqlite_server) if "cannot be used" in line] == [
+        said = doctor(sqlite_server)
+        assert f"worker {shown['name']}: environments hanging, loud, moody, picky, slow" in said
+        assert "plug-ins here: environments hanging, loud, moody, picky, slow" in said
+        assert [line for line in said if "cannot be used" in line] == [
             f"{where}: {kind} {name!r} cannot be used: {reason}; correct or remove its package, then restart the worker"
             for where in ("plug-ins here", f"worker {shown['name']}")
             for kind, name, reason in (("reward", "broken", "SystemExit: no licence"), ("environment", "dying", DIES))
@@ -295,8 +299,11 @@ def test_l52_plug_in_that_hangs_when_it_is_imported_is_told_as_its_defect(
         assert shown["defects"] == [{"kind": "environment", "name": "stuck", "reason": reason}]
         with pytest.raises(ApiError, match=reason):
             client.submit(spec("stuck", env={"id": "stuck"}))
+    write_package(tmp_path / "site", "greedy", "", "[lockstep.rewards]\nshaped = greedy_code:shaped\n")
     told = CliRunner().invoke(admin, ["doctor"], env={"LOCKSTEP_DATABASE_URL": sqlite_server.settings.database_url})
     lines = [line for line in told.stdout.splitlines() if "'stuck'" in line]
+    clash = "plug-ins here: reward 'shaped' of greedy 1.0 (greedy_code:shaped) has the name of a built-in mode of "
+    assert [line for line in told.stdout.splitlines() if line.startswith(clash)]
     assert [line.partition(":")[0] for line in lines] == ["plug-ins here", "worker w0"]
     assert all(f"environment 'stuck' cannot be used: {reason}; correct or remove" in line for line in lines)
 

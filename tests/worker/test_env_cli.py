@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -11,6 +12,7 @@ import pytest
 from gymnasium import spaces
 
 import tests.worker.envs.kit  # noqa: F401 - registers the task
+from tests.packages import write_package
 from worker.env_cli import main
 
 _shared = np.random.default_rng(3)
@@ -112,9 +114,20 @@ def test_what_lockstep_can_live_with_is_a_warning(capsys: pytest.CaptureFixture[
 
 
 @pytest.mark.parametrize(
-    ("name", "words"), [("CartPole-v7", "doesn't exist"), ("Speaks-v0", "a Text has no fixed number of components")]
+    ("name", "words"),
+    [
+        ("CartPole-v7", "env.id='CartPole-v7': no package that is installed here has it; did you mean 'CartPole-v1'?"),
+        ("coridor", "env.id='coridor': no package that is installed here has it; did you mean 'corridor'?"),
+        ("zzz", "packages here register corridor; Gymnasium has "),
+        ("gymnasium.envs:CartPole-v1", "write the name behind the colon"),
+        ("Speaks-v0", "a Text has no fixed number of components"),
+    ],
 )
-def test_what_cannot_be_built_is_one_sentence(capsys: pytest.CaptureFixture[str], name: str, words: str) -> None:
+def test_what_cannot_be_built_is_one_sentence(
+    capsys: pytest.CaptureFixture[str], name: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_package(tmp_path, "halls", "", "[lockstep.environments]\ncorridor = halls_code:Corridor\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
     assert main(["check", name]) == 1
     refusal, verdict = capsys.readouterr().out.splitlines()
     assert words in refusal

@@ -104,7 +104,7 @@ FAULTS = {
     "kindless": "so it was checked as one of morphogenesis: for Gymnasium tasks write env_kinds = ('gymnasium',)",
     "misspelt": "env_kinds names 'gymnasum', which is no family; did you mean 'gymnasium'?",
     "text": "env_kinds is 'gymnasium'; write a tuple of names, for example env_kinds = ('gymnasium',)",
-    "nowhere": "env.id='CartPol-v1' cannot be built: ",
+    "nowhere": "env.id='CartPol-v1': no package that is installed here has it; did you mean 'CartPole-v1'?",
     "constant": "the entry point names a int; let it name a function (constants, *, gamma, task)",
     "god": "no reward mode 'god' is installed here; did you mean 'good'?",
 }
@@ -141,7 +141,7 @@ def test_a_reward_that_takes_longer_than_its_environments_is_named(capsys: pytes
     ("arguments", "told"),
     [
         (("good", "--env", "digits_tiny"), "--env digits_tiny is a task of morphogenesis; 'good' serves gymnasium"),
-        (("good", "--env", "CartPol-v1"), "env.id='CartPol-v1' cannot be built: "),
+        (("good", "--env", "CartPol-v1"), "env.id='CartPol-v1': no package that is installed here has it; did you"),
         (("good", "--kwargs", '{"wings": 2}'), "unexpected keyword argument 'wings'"),
     ],
 )

@@ -16,6 +16,7 @@ from gymnasium import spaces
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TimeLimit, TransformReward
 
 from lockstep.spec.gymnasium import ATARI
+from lockstep.spec.problems import meant, nearest
 from worker.envs.faults import building
 from worker.envs.gymnasium.packages import register
 
@@ -54,6 +55,8 @@ def build_one(section: Mapping[str, Any], *, training: bool = False) -> gymnasiu
             own = cast("gymnasium.Env[Any, Any]", factory(**kwargs))
             return own if limit is None else TimeLimit(own, limit)
         register(str(name))
+    _refuse_unknown(str(name))
+    with building(f"env.id={name!r}{given}"):
         if limit is not None and "max_episode_steps" in kwargs:
             raise ValueError("env.max_episode_steps and max_episode_steps of env.kwargs are the same limit; keep one")
         # by the registry alone: "module:name" would import what a spec names. The order of calls is ours to keep
@@ -64,6 +67,19 @@ def build_one(section: Mapping[str, Any], *, training: bool = False) -> gymnasiu
     if type(space) is spaces.Discrete and space.dtype == np.int64:
         env.unwrapped.action_space = _Choices(space.n, start=space.start)
     return env
+
+
+def _refuse_unknown(name: str) -> None:
+    """Raise ``ValueError`` where neither Gymnasium nor a package here has a task of this name."""
+    if versioned(name) in gymnasium.registry:
+        return
+    if ":" in name:
+        raise ValueError(f"env.id={name!r}: write the name behind the colon: a specification imports no module")
+    own = sorted(point.name for point in entry_points(group=ENTRY_POINTS))
+    told = nearest(name, {*gymnasium.registry, *own})
+    if own and meant(name, {*gymnasium.registry, *own}) is None:
+        told = f"packages here register {', '.join(own)}; Gymnasium has {nearest(name, gymnasium.registry, '')}"
+    raise ValueError(f"env.id={name!r}: no package that is installed here has it; {' '.join(told.split())}")
 
 
 def _atari(section: Mapping[str, Any], *, training: bool) -> gymnasium.Env[Any, Any]:
