@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 
 from app.delivery import Courier
-from app.services import disks, finishing, leading, retention, scheduling, sweeping
+from app.services import disks, finishing, leading, retention, scheduling, sharing, sweeping
 from app.services.context import Context
 from app.services.operations import METRICS
 from app.store.opening import why_away
@@ -63,6 +63,7 @@ class BackgroundTasks:
         if now - self._swept >= self._ctx.settings.sweep_seconds:
             if leading.is_leader(self._ctx, self._me):
                 METRICS.lease_expiries.inc(sweeping.sweep(self._ctx))
+                sharing.share(self._ctx)
             disks.announce(self._ctx)
             self._swept = now
         if now - self._ticked >= self._ctx.settings.tick_seconds:

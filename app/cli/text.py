@@ -18,6 +18,10 @@ def plan_text(plan: Mapping[str, Any]) -> str:
         f"placement: {plan['placement']}, about {plan['memory_estimate_bytes'] / 2**30:.1f} GiB a device",
         f"queue position: {plan['queue_position']}",
     ]
+    if plan.get("packs"):
+        packs = plan["packs"]
+        workers = "the free worker" if packs["workers"] == 1 else f"each of {packs['workers']} free workers"
+        lines.append(f"side by side: up to {packs['replicates']} replicates on {workers}; a later one gets a share")
     if plan.get("seconds_estimate") is not None:
         when = "once it can run" if plan.get("waits") else "with the workers registered now"
         lines.append(f"expected: about {plan['seconds_estimate']:.0f} s {when}")

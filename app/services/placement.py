@@ -37,7 +37,7 @@ class Need:
         rewards: registered (not built-in) reward modes in use.
         environment: registered environment in use.
         pack: blocks of its experiment that one worker may hold at once.
-        pack_evenly: whether a worker takes no more than its even share of those.
+        pack_evenly: whether a worker takes no more than its even share of those among the free workers.
     """
 
     num_arms: int
@@ -123,13 +123,13 @@ class Pack:
 
 
 def pack_size(need: Need, waiting: int, workers: Sequence[WorkerView]) -> int:
-    """Return how many of ``waiting`` blocks of an experiment one worker may hold.
+    """Return how many of ``waiting`` blocks of an experiment one worker may hold: its even share among the free ones.
 
-    An even share counts busy workers too: what is left for them they take when they are free.
+    A worker that becomes free later is given its share of what these hold (``app.services.sharing``).
     """
     if need.pack == 1 or not need.pack_evenly:
         return need.pack
-    able = [w for w in workers if w.healthy and _has_data(need, w)]
+    able = [w for w in workers if w.idle and w.healthy and _has_data(need, w)]
     able = [w for w in able if w.kind == "cpu" or w.memory_bytes >= need.memory_bytes]
     return min(need.pack, -(-waiting // max(1, len(able))))
 

@@ -6,6 +6,7 @@ import math
 import secrets
 from collections.abc import Callable, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 from sqlalchemy.orm import Session
 
@@ -192,6 +193,21 @@ def explain_in_order(
     return [(row, queue_pass.choose(row, live.get(row.id, 0))) for row in rows]
 
 
+def unused(ctx: Context, session: Session, now: float) -> list[WorkerView]:
+    """Return the free workers that the next tick would give nothing; none while the queue is paused."""
+    idle = scheduling.idle_ids(session, now, ctx.settings.lease_ttl_seconds)
+    if not idle or scheduling.queue_paused(session):
+        return []
+    views = {row.id: worker_view(row, idle=row.id in idle) for row in scheduling.registered_workers(session)}
+    queue_pass = _Tick(ctx.settings, now, views, scheduling.devices_in_use(session), _ready_of(session, now))
+    shares = scheduling.owner_shares(session, now, queue_pass.in_use)
+    rows = scheduling.eligible_blocks(session, now, shares, limit=_MAX_BLOCKS)
+    live = blocks.count_live_runs(session, [row.id for row in rows])
+    for row in rows:
+        queue_pass.choose(row, live.get(row.id, 0))
+    return [v for v in queue_pass.views.values() if v.idle and v.healthy and v.device_class not in queue_pass.held]
+
+
 def may_pack(block: WaitingBlock) -> bool:
     """Return whether a block may share a process: not where what ended it before may be its own doing."""
     return all(count < _ENDS_ALONE.get(Cause(cause), 1) for cause, count in block.budget_used.items())
@@ -218,12 +234,16 @@ def worker_view(row: SchedulableWorker, *, idle: bool) -> WorkerView:
 
 def need_of(block: WaitingBlock, placement: str, num_live: int) -> Need:
     """Return what a block needs; a row of ``eligible_blocks``."""
-    needs = block.needs
+    return need_from(block.needs, placement, num_live, block.min_memory_bytes)
+
+
+def need_from(needs: Mapping[str, Any], placement: str, num_live: int, min_memory_bytes: float = 0.0) -> Need:
+    """Return what a block of an experiment with these ``needs`` needs."""
     return Need(
         num_arms=num_live,
         placement=placement,
         memory_bytes=float(needs.get("memory_bytes", 0.0)),
-        min_memory_bytes=block.min_memory_bytes,
+        min_memory_bytes=min_memory_bytes,
         dataset=needs.get("dataset"),
         fingerprint=needs.get("fingerprint"),
         rewards=frozenset(needs.get("rewards", ())),

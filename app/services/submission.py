@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -12,9 +12,9 @@ from app.errors import ConflictError, InvalidError
 from app.services import catalog, grown_grafts
 from app.services.audit import record
 from app.services.context import Actor, Context
-from app.services.placement import Fit, Need, fit
+from app.services.placement import Fit, Need, WorkerView, fit, pack_size
 from app.services.reports import pilot_scores
-from app.services.scheduling import worker_view
+from app.services.scheduling import need_from, worker_view
 from app.services.steering import check_priority, existing, owned
 from app.store import experiments, scheduling, workers
 from app.store.engine import utc
@@ -146,13 +146,15 @@ def plan(ctx: Context, raw: Mapping[str, Any]) -> dict[str, Any]:
         views = [worker_view(row, idle=row.status == "idle") for row in scheduling.registered_workers(session)]
         shares = scheduling.owner_shares(session, ctx.store.now(session), scheduling.devices_in_use(session))
         ahead = len(scheduling.eligible_blocks(session, ctx.store.now(session), shares, limit=10_000))
-    choice = fit(_need(checked, planned), views)
+    need = need_from(needs_document(checked, planned), resolved.spec.lockstep.placement, len(resolved.arms))
+    choice = fit(need, views)
     placement = choice.placement if isinstance(choice, Fit) else resolved.spec.lockstep.placement
     waits = None if isinstance(choice, Fit) else {"code": choice.code, "text": choice.text}
     return {
         **as_document(planned),
         "placement": placement,
         "waits": waits,
+        "packs": _packs(need, len(planned.blocks), views) if placement == "shared_device" else None,
         "queue_position": ahead + 1,
         "seconds_estimate": _duration(planned, len(views)),
         "warnings": [*checked.warnings, *_short_rounds(resolved, planned)],
@@ -162,6 +164,13 @@ def plan(ctx: Context, raw: Mapping[str, Any]) -> dict[str, Any]:
         "quantity": _quantity(resolved),
         "power": _power(resolved, checked.pilot),
     }
+
+
+def _packs(need: Need, num_blocks: int, views: Sequence[WorkerView]) -> dict[str, int] | None:
+    """Return up to how many replicates a free worker would train side by side now; None where each is trained alone."""
+    able = [view for view in views if view.idle and isinstance(fit(need, [view]), Fit)]
+    size = min(pack_size(need, num_blocks, views), max((view.max_blocks for view in able), default=1))
+    return {"replicates": size, "workers": len(able)} if able and size > 1 else None
 
 
 def _duration(planned: Plan, num_workers: int) -> float | None:
@@ -223,19 +232,6 @@ def _environment(checked: Checked) -> str:
     """A registered environment is needed by its own name, any other by its kind."""
     env = checked.resolved.spec.env
     return env.id if env.id is not None and env.id in checked.registered.environments else env.kind
-
-
-def _need(checked: Checked, planned: Plan) -> Need:
-    resolved = checked.resolved
-    needs = needs_document(checked, planned)
-    return Need(
-        num_arms=len(resolved.arms),
-        placement=resolved.spec.lockstep.placement,
-        memory_bytes=needs["memory_bytes"],
-        dataset=needs["dataset"],
-        rewards=frozenset(needs["rewards"]),
-        environment=needs["environment"],
-    )
 
 
 def submit(ctx: Context, raw: Mapping[str, Any], actor: Actor, *, parent_id: str | None = None) -> str:

@@ -14,7 +14,7 @@ from app.services.placement import Fit, Wait, WorkerView
 from app.services.scheduling import explain_in_order, may_pack, need_of, worker_view
 from app.store import experiments, scheduling, workers
 from app.store.rows import BlockRow, BlockState, ExperimentRow, HoldingWorker, ListedExperiment, WaitingBlock
-from lockstep.status import BlockStatus, Desired
+from lockstep.status import OF_THE_JOB, BlockStatus, Desired
 
 _LIMIT = 500
 
@@ -34,7 +34,10 @@ def why_waiting(
     later = min(row.not_before_epoch for row in queued)
     if experiment.desired != Desired.RUN:
         return _why("paused", "the experiment is paused")
-    return _why("backoff", f"waits {max(0.0, later - now):.0f} s after a failure", seconds=max(0.0, later - now))
+    seconds = max(0.0, later - now)
+    if not any({*row.budget_used} & OF_THE_JOB for row in queued):
+        return _why("shared", f"waits {seconds:.0f} s for others that a free worker is given with it", seconds=seconds)
+    return _why("backoff", f"waits {seconds:.0f} s after a failure", seconds=seconds)
 
 
 def _why(code: str, text: str, **numbers: float) -> dict[str, Any]:

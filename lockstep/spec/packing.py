@@ -26,7 +26,7 @@ class Packing:
 
     Attributes:
         at_most: replicates that one worker may hold.
-        evenly: whether a worker takes no more than its even share of what waits.
+        evenly: whether a worker takes no more than its even share of what waits, and gives back what others can take.
     """
 
     at_most: int

@@ -8,17 +8,19 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from app.services import sharing
 from app.settings import Settings
 from app.store import blocks, experiments
 from app.store.blocks import Why
 from lockstep.client import Client
+from lockstep.spec.presets import merge
 from lockstep.status import Cause, Desired
 from tests.conftest import FAST, LiveServer, WorkerProcess, start_server, wait_until
 from tests.e2e.following import follow
@@ -145,3 +147,23 @@ def test_one_block_of_a_pack_is_cancelled_and_the_others_go_on(house: House) -> 
     whole, found = house.numbers(house.apart), house.numbers(experiment)
     assert all(found[key] == whole[key] for key in whole if key[1] != 2)
     assert house.packed(experiment) == [[0, 1, 2, 3]] * 4  # nobody started again
+
+
+def test_a_worker_that_starts_later_is_given_its_share_of_a_pack(
+    house: House, monkeypatch: pytest.MonkeyPatch, start_worker: Callable[..., WorkerProcess]
+) -> None:
+    monkeypatch.setattr(sharing, "WORTH_SECONDS", 0.0)
+    experiment = house.client.submit(merge(spec(), {"budget": {"rounds": 10_000}}))["id"]
+    wait_until(lambda: min(house.done(experiment)) >= 2, what="rounds of each")
+    start_worker(house.server.url, "--host", "another")
+    wait_until(lambda: house.packed(experiment)[4:] == [[2, 3]] * 2, timeout=120, what="two that are trained elsewhere")
+    ready = events(house.client, experiment, "warmup_completed")[4:]
+    resumed = {event["replicate"]: event["round"] for event in ready}
+    assert min(resumed.values()) >= 2, "nothing was lost"
+    wait_until(lambda: house.done(experiment)[2] > resumed[2], what="rounds on the second worker")
+    blocks_of = house.client.call("GET", f"experiments/{experiment}/blocks")["items"]
+    assert {row["replicate"]: row["attempt"] for row in blocks_of} == {0: 1, 1: 1, 2: 2, 3: 2}
+    devices = {run["replicate"]: run["device"] for run in house.client.runs(experiment)}
+    assert devices[0] == devices[1] != devices[2] == devices[3]
+    house.client.steer(experiment, "cancel")
+    follow(house.server.url, experiment)

@@ -46,13 +46,14 @@ def test_gang_waits_for_enough_devices_of_one_class() -> None:
     assert forecast.starts(views, free, [waits(10.0, Need(2, "one_per_device")), waits(10.0)]) == [70.0, 0.0]
 
 
-def test_packed_blocks_start_together_and_leave_a_share_for_every_worker() -> None:
+def test_packed_blocks_start_together_and_free_workers_share_them() -> None:
     views = [replace(view(name), max_blocks=8) for name in "ab"]
     packed = replace(ONE, pack=8, pack_evenly=True)
     queue = [waits(50.0, packed) for _ in range(5)]
-    # three of five on the first; of the two left one on the second, the other when the first is free again
-    found = forecast.starts(views, {"a": 0.0, "b": 20.0}, [*queue, waits(10.0, experiment_id="other")])
-    assert found == [0.0, 0.0, 0.0, 20.0, 50.0, 70.0]
+    # three of five on the first, two on the second; where that is busy the first takes all
+    other = waits(10.0, experiment_id="other")
+    assert forecast.starts(views, {"a": 0.0, "b": 0.0}, [*queue, other]) == [0.0] * 5 + [50.0]
+    assert forecast.starts(views, {"a": 0.0, "b": 20.0}, [*queue, other]) == [0.0] * 5 + [20.0]
     alone = [waits(50.0, packed, packs=False) for _ in range(2)]
     assert forecast.starts(views[:1], {"a": 0.0}, alone) == [0.0, 50.0]
 

@@ -8,7 +8,8 @@ from typing import Any
 
 import pytest
 
-from app.services import reading, scheduling, sweeping
+from app.cli.text import plan_text
+from app.services import reading, scheduling, sharing, submission, sweeping
 from app.services.block_ends import shared_seconds
 from app.services.context import Context
 from app.services.waiting import queue_document
@@ -80,14 +81,110 @@ def test_no_worker_that_could_train_is_left_without_its_share(ctx: Context) -> N
     assert replicates(claimed(third)) == [2, 5]
 
 
-def test_a_busy_worker_keeps_its_share_unless_the_spec_says_how_many(ctx: Context) -> None:
+def test_free_workers_share_what_waits_unless_the_spec_says_how_many(ctx: Context) -> None:
     cartpoles(ctx, 1)
     assert replicates(claimed(packs(ctx))) == [0]
+    first, second = packs(ctx, "w1"), packs(ctx, "w2")
+    analysis = {"inference": "none", "failure": {"floor": 0.0}}
+    planned = submission.plan(ctx, cartpole_spec(experiment={"replicates": 6}, analysis=analysis))
+    assert planned["packs"] == {"replicates": 3, "workers": 2}
+    told = "side by side: up to 3 replicates on each of 2 free workers; a later one gets a share"
+    assert told in plan_text(planned).splitlines()
     cartpoles(ctx, 6)
-    assert replicates(claimed(packs(ctx, "w1"))) == [0, 1, 2]
-    assert replicates(claimed(packs(ctx, "w2"))) == [3]
+    assert replicates(claimed(first)) == [0, 2, 4]
+    assert replicates(claimed(second)) == [1, 3, 5]
     cartpoles(ctx, 6, lockstep={"pack": 5}, experiment={"replicates": 6, "priority": 90})
     assert replicates(claimed(packs(ctx, "w3"))) == [0, 1, 2, 3, 4]
+
+
+def wanted(seats: list[SimulatedWorker]) -> list[str]:
+    return [one.beat().leases[0].desired for one in seats]
+
+
+def test_a_worker_that_registers_later_is_given_its_share(ctx: Context, clock: Clock) -> None:
+    experiment_id = cartpoles(ctx, 5)
+    seats = claimed(packs(ctx))
+    assert all(one.ready() for one in seats)
+    assert sharing.share(ctx) == 0  # nobody is free
+    late = packs(ctx, "w1")
+    assert sharing.share(ctx) == 2
+    assert sharing.share(ctx) == 0  # they are on their way
+    assert wanted(seats) == ["run", "run", "run", "drain", "drain"]
+    for one in seats[3:]:
+        one.release("stopped", "preempted")
+    assert claimed(late) == []
+    why = reading.show_experiment(ctx, experiment_id)["why_waiting"]
+    assert (why["code"], why["text"]) == ("shared", "waits 2 s for others that a free worker is given with it")
+    clock.advance(3.0)
+    for one in seats[:3]:
+        one.beat()
+    late.beat("idle")
+    again = claimed(late)
+    assert replicates(again) == [3, 4]  # side by side, as they came
+    with ctx.store.read() as session:
+        block = store_blocks.get(session, again[0].held.block_id)
+    assert block is not None
+    assert (block.attempt, block.budget_used) == (2, {})
+    assert sharing.share(ctx) == 0
+
+
+@pytest.mark.parametrize(
+    ("given", "changes"),
+    [
+        ({}, {"lockstep": {"pack": 8}}),
+        ({"environments": {}}, {}),
+        ({"memory_bytes": 2**20, "kind": "gpu", "device_class": "small"}, {}),
+    ],
+    ids=["a number is taken at its word", "it has no such environment", "it is too small"],
+)
+def test_what_another_worker_cannot_or_may_not_take_stays(
+    ctx: Context, given: dict[str, Any], changes: dict[str, Any]
+) -> None:
+    cartpoles(ctx, 4, **changes)
+    seats = claimed(packs(ctx))
+    assert len(seats) == 4
+    packs(ctx, "w1", **given)
+    assert sharing.share(ctx) == 0
+
+
+def test_a_free_worker_that_the_queue_suits_or_whose_owner_is_at_the_limit_takes_nothing_back(ctx: Context) -> None:
+    cartpoles(ctx, 4)
+    assert len(claimed(packs(ctx))) == 4
+    limited = replace(ctx, settings=ctx.settings.model_copy(update={"owner_device_limit": 1}))
+    packs(ctx, "w1")
+    assert sharing.share(limited) == 0
+    cartpoles(ctx, 1)
+    assert sharing.share(ctx) == 0
+
+
+@pytest.mark.parametrize(("rounds", "moved"), [(10, 0), (100, 1)])
+def test_what_is_nearly_done_stays(ctx: Context, clock: Clock, rounds: int, moved: int) -> None:
+    cartpoles(ctx, 3, budget={"rounds": rounds})
+    seats = claimed(packs(ctx))
+    assert all(one.ready() for one in seats)
+    clock.advance(2.0)
+    for one in seats:
+        one.hand_in(0)
+    packs(ctx, "w1")
+    assert sharing.share(ctx) == moved  # rounds of two seconds
+
+
+@pytest.mark.parametrize(
+    ("held", "num_free", "expected"),
+    [
+        ([(6, "abcdef")], 1, "abc"),
+        ([(6, "abcdef")], 2, "abcd"),
+        ([(6, "abcdef")], 9, "abcde"),
+        ([(2, "ab"), (1, "c")], 1, "a"),
+        ([(1, "a"), (1, "b")], 3, ""),
+        ([(6, "ab")], 1, "ab"),
+        ([(5, "abcde"), (1, "f")], 1, "ab"),
+        ([(8, "abcdefgh"), (2, "ij")], 1, "abcd"),
+    ],
+)
+def test_even_shares(held: list[tuple[int, str]], num_free: int, expected: str) -> None:
+    found = sharing.to_give_back([sharing.Held(number, list(movable)) for number, movable in held], num_free)
+    assert found == list(expected)
 
 
 @pytest.mark.parametrize(
