@@ -330,6 +330,12 @@ class Series(Sequence[Curve]):
         self.x = str(document["x"])
         self._curves = [Curve.of(item) for item in document["series"]]
 
+    def __repr__(self) -> str:
+        """Return what it holds: metrics, arms, numbers of replicates and points."""
+        metrics, arms = (", ".join(dict.fromkeys(getattr(c, name) for c in self)) for name in ("metric", "arm"))
+        replicates, points = len({curve.replicate for curve in self}), sum(len(curve.x) for curve in self)
+        return f"Series({metrics or 'nothing'}: arms {arms}; {replicates} replicates, {points} points by {self.x})"
+
     def __len__(self) -> int:
         return len(self._curves)
 

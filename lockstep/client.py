@@ -55,6 +55,7 @@ from lockstep.exchange import (
     with_headers,
 )
 from lockstep.exchange import ApiError as ApiError
+from lockstep.spec.problems import nearest
 from lockstep.spec.reading import looks_like_json
 from lockstep.status import TERMINAL_RUN
 
@@ -256,9 +257,27 @@ class _Api(Runs):
             experiment_id: of which experiment.
             metrics: names.
             options: ``runs`` (ids), ``x`` (step, round or time), ``low``, ``high``, ``max_points``, ``attempts``.
+
+        Raises:
+            ValueError: no run has recorded one of the metrics, although it has others.
         """
         params = {"metrics": list(metrics), **options}
-        return Series((yield from self._json("GET", f"experiments/{experiment_id}/series", params=params)))
+        series = Series((yield from self._json("GET", f"experiments/{experiment_id}/series", params=params)))
+        for metric in metrics:
+            if not any(curve.total for curve in series if curve.metric == metric):
+                yield from self._check_recorded(metric, [curve.run_id for curve in series if curve.metric == metric])
+        return series
+
+    def _check_recorded(self, metric: str, run_ids: Sequence[str]) -> Steps[None]:
+        """Raise where none of some runs has recorded a metric although it has others; an evaluation may still come."""
+        recorded: set[str] = set()
+        for run_id in run_ids:
+            run = yield from self._json("GET", f"runs/{run_id}")
+            if metric in run["metrics"] or (metric.startswith("eval/") and run["status"] not in TERMINAL_RUN):
+                return
+            recorded |= set(run["metrics"])
+        if recorded:
+            raise ValueError(f"no run has recorded a metric {metric!r}; {nearest(metric, recorded)}")
 
     @Call
     def scores(self, /, experiment_id: str) -> Steps[Scores]:

@@ -275,7 +275,7 @@ def test_on_a_terminal_a_table_is_drawn(sqlite_server: LiveServer, finished: str
         seen = b"".join(_read(ours))
     assert process.returncode == 0
     assert "replicate" in seen.decode()
-    assert "difference" in seen.decode()
+    assert "B - A" in seen.decode()
 
 
 def _read(descriptor: int) -> Iterator[bytes]:
@@ -315,10 +315,14 @@ def test_board_tells_the_time_left_from_the_rate_and_why_it_waits() -> None:
     assert list(board.lines({"type": "snapshot", "blocks": blocks, "comparisons": {}})) == []
     [line] = board.lines(round_of("x", 0))
     assert line.endswith(
-        "replicate 0 round 1/10  a: native return 1.50, reward 1.00 | b: native return 4.00, reward 1.00"
+        "replicate 0, round 1/10  a: native return 1.50, reward 1.00 | b: native return 4.00, reward 1.00"
     )
+    now[0] = 1.0
+    assert list(board.lines(round_of("x", 1))) == []  # a line every other second, whatever their number
     now[0] = 60.0
-    list(board.lines(round_of("x", 2)))
+    [line] = board.lines(round_of("x", 2))
+    assert "replicate 0, round 3/10" in line
+    assert [column.header for column in board.table().columns][-1] == "b - a"
     assert board.waiting(experiment()) == "[###.................]  15 %  running, about 8 min left"
     waits = experiment(status="queued", why_waiting={"text": "no worker is registered"})
     assert board.waiting(waits).endswith("queued; waits: no worker is registered")

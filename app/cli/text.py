@@ -119,7 +119,9 @@ def arms_text(comparison: Mapping[str, Any], shown: Mapping[str, str]) -> str:
     for arm in comparison.get("arms", []):
         reward = "no data" if arm["reward"] is None else f"{arm['reward']:.2f}"
         texts = [] if shown["field"] == "reward" else [f"{shown['label']} {score_text(arm.get(shown['field']), shown)}"]
-        parts.append(f"{arm['group_id']}: {', '.join([*texts, f'reward {reward}'])}")
+        if shown["field"] != "native_return" or arm.get("reward_mode") != "native":  # else it is the same number
+            texts.append(f"reward {reward}")
+        parts.append(f"{arm['group_id']}: {', '.join(texts)}")
     return " | ".join(parts)
 
 

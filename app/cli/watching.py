@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -16,9 +16,12 @@ from rich.table import Table
 from app.cli.text import arms_text, duration, score_text
 from lockstep.client import ApiError
 from lockstep.direction import isolated
+from lockstep.replicates import replicates_text
 
 #: So long nothing may be said.
 _QUIET_SECONDS = 5.0
+#: Lines of rounds are at least so far apart; states and errors are told as they come.
+_LINE_SECONDS = 2.0
 _BAR = 20
 
 
@@ -105,15 +108,20 @@ class Board:
         self._why = ""
         self._clock = clock
         self._first: tuple[float, int] | None = None  # when how many rounds were done, at the first one seen
+        self._told: float | None = None  # when rounds were last told
+        self._untold = False
 
     def lines(self, frame: Mapping[str, Any]) -> Iterator[str]:
-        """Take a frame in and yield its lines: one for each complete round, one for each change of state."""
+        """Take a frame in and yield its lines: where all replicates stand, and one for each change of state."""
         kind = frame["type"]
         if kind == "snapshot":
             self._take(frame)
         elif kind == "delta":
             for item in frame["rounds"]:
-                yield self._round(item)
+                self._round(item)
+                self._untold = True
+            if self._untold and (self._told is None or self._clock() - self._told >= _LINE_SECONDS):
+                yield self._standing()
         elif kind == "truncate":
             yield f"a block resumes: its rounds from {frame['from_round']} on are done again"
         elif kind == "status":
@@ -122,6 +130,8 @@ class Board:
             yield f"{_where(frame['event'])}{frame['event']['text']}"
         elif kind == "end":
             self._status, self._why = frame["status"], ""
+            if self._untold:
+                yield self._standing()
             yield f"the experiment is {frame['status']}"
 
     def waiting(self, experiment: Mapping[str, Any]) -> str:
@@ -141,7 +151,7 @@ class Board:
         title = f"{self._name}  {self._progress()}{self._left()}"
         caption = "; ".join(part for part in (self._status, self._why) if part)
         table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
-        for name in ("replicate", "state", "round", *self._labels, "difference"):
+        for name in ("replicate", "state", "round", *self._labels, *self._difference_names()):
             table.add_column(name, justify="left" if name == "state" else "right")
         for block in sorted(self._blocks.values(), key=lambda block: block["replicate"]):
             table.add_row(*self._row(block))
@@ -151,9 +161,14 @@ class Board:
         arms = {arm["group_id"]: arm.get(self._shown["field"]) for arm in block["comparison"].get("arms", [])}
         scores = [arms.get(label) for label in self._labels]
         first, second = (*scores, None, None)[:2]
-        difference = "" if first is None or second is None or len(scores) != 2 else f"{second - first:+.2f}"
+        difference = "" if first is None or second is None else f"{second - first:+.2f}"
         texts = ["" if value is None else score_text(value, self._shown) for value in scores]
-        return [str(block["replicate"]), block["status"], f"{block['done']}/{self._rounds}", *texts, difference]
+        row = [str(block["replicate"]), block["status"], f"{block['done']}/{self._rounds}", *texts]
+        return [*row, difference] if len(scores) == 2 else row
+
+    def _difference_names(self) -> list[str]:
+        """Return what the difference of two arms is called: treatment minus baseline, which is named first."""
+        return [f"{self._labels[1]} - {self._labels[0]}"] if len(self._labels) == 2 else []
 
     def _take(self, frame: Mapping[str, Any]) -> None:
         for block in frame["blocks"]:
@@ -175,13 +190,28 @@ class Board:
         elif event["cause"] == "diverged":
             yield event["text"]
 
-    def _round(self, item: Mapping[str, Any]) -> str:
+    def _round(self, item: Mapping[str, Any]) -> None:
         self._block(item).update(done=item["round"] + 1, comparison=item["comparison"])
         self._first = self._first or (self._clock(), self._done())
-        return (
-            f"{self._progress()}  replicate {item['replicate']} round {item['round'] + 1}/{self._rounds}  "
-            + arms_text(item["comparison"], self._shown)
-        )
+
+    def _standing(self) -> str:
+        """Return where the replicates stand that have a round: their rounds, and the means of the arms over them."""
+        self._told, self._untold = self._clock(), False
+        begun = sorted((block for block in self._blocks.values() if block["done"]), key=lambda one: one["replicate"])
+        done = sorted({block["done"] for block in begun})
+        rounds = f"round {done[0]}/{self._rounds}" if len(done) == 1 else f"rounds {done[0]}-{done[-1]}/{self._rounds}"
+        where = replicates_text([block["replicate"] for block in begun])
+        return f"{self._progress()}  {where}, {rounds}  {arms_text({'arms': self._means(begun)}, self._shown)}"
+
+    def _means(self, blocks: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+        """Return the mean of each arm over the newest rounds of replicates."""
+        means: list[dict[str, Any]] = []
+        for label in self._labels:
+            found = [arm for one in blocks for arm in one["comparison"].get("arms", []) if arm["group_id"] == label]
+            if found:
+                fields = {name: mean_of(arm.get(name) for arm in found) for name in (self._shown["field"], "reward")}
+                means.append({"group_id": label, "reward_mode": found[0].get("reward_mode"), **fields})
+        return means
 
     def _done(self) -> int:
         return sum(block["done"] for block in self._blocks.values())
@@ -197,6 +227,12 @@ class Board:
             return ""
         rate = (self._done() - self._first[1]) / max(1e-9, self._clock() - self._first[0])
         return f", about {duration((self._rounds * self._num_blocks - self._done()) / rate)} left"
+
+
+def mean_of(values: Iterable[float | None]) -> float | None:
+    """Return the mean of what is known, None of nothing."""
+    known = [value for value in values if value is not None]
+    return sum(known) / len(known) if known else None
 
 
 def _where(event: Mapping[str, Any]) -> str:

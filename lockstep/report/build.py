@@ -113,7 +113,7 @@ def build_report(inputs: ReportInputs) -> dict[str, Any]:
         "early_stops": list(analysis.early),
         "overrun": _overrun(analysis),
         "quantities": [quantity_row(p, design, analysis.scores.arms) for p in result.pairs if p.in_family],
-        "bimodal": {label: [number(v) for v in gap] for label, gap in bimodal_arms(result.arms).items()},
+        "bimodal": {label: [number(v) for v in gap] for label, gap in bimodal_arms(result.arms, design).items()},
         "true_level": _true_level(analysis.level),
         "adjustment": result.adjustment,
         "omnibus": omnibus(result, design),

@@ -32,6 +32,8 @@ BIMODAL = "BIMODAL"
 #: From this p on, Fisher's test of failures says nothing against a claim.
 FAILURE_DOUBT = 0.1
 _GAP_SHARE = 0.5
+#: Normal scores have such a gap in 10 % of samples of six, in 3 % of eight and in 0.9 % of ten.
+_GAP_FROM = 10
 
 
 @dataclass(frozen=True)
@@ -79,9 +81,9 @@ def claimed_pairs(result: ExperimentResult, design: Design) -> tuple[PairResult,
 
 
 def bimodal_gap(values: Floats) -> tuple[float, float] | None:
-    """Return the ends of a gap wider than half the range with at least two runs on each side, or None."""
+    """Return the ends of a gap wider than half the range with at least two runs on each side, or None below ten."""
     ordered = np.sort(values)
-    if ordered.size < 4:
+    if ordered.size < _GAP_FROM:
         return None
     gaps = np.diff(ordered)
     at = int(np.argmax(gaps))
@@ -91,16 +93,17 @@ def bimodal_gap(values: Floats) -> tuple[float, float] | None:
     return float(ordered[at]), float(ordered[at + 1])
 
 
-def bimodal_arms(arms: Sequence[FlooredArm]) -> Mapping[str, tuple[float, float]]:
-    """Return the gap of every arm whose scores fall into two groups."""
+def bimodal_arms(arms: Sequence[FlooredArm], design: Design) -> Mapping[str, tuple[float, float]]:
+    """Return the gap of every arm whose scores fall into two groups that lie as far apart as matters."""
     gaps = {arm.label: bimodal_gap(arm.values) for arm in arms}
-    return {label: gap for label, gap in gaps.items() if gap is not None}
+    least = design.sesoi if design.estimand in ("mean", "shift") and design.sesoi is not None else 0.0
+    return {label: gap for label, gap in gaps.items() if gap is not None and gap[1] - gap[0] >= least}
 
 
 def quantity_flags(result: ExperimentResult, arms: Sequence[ArmScores], design: Design) -> set[str]:
     """Return ESTIMANDS_DISAGREE and BIMODAL where they apply."""
     flags = {ESTIMANDS_DISAGREE} if contradictions(result, arms, design) else set()
-    return flags | ({BIMODAL} if bimodal_arms(result.arms) else set())
+    return flags | ({BIMODAL} if bimodal_arms(result.arms, design) else set())
 
 
 def other_quantities(pair: PairResult, design: Design) -> Mapping[str, PairTest]:

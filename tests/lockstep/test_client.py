@@ -318,10 +318,31 @@ def test_scores_are_arrays_with_nan_where_a_run_gave_none() -> None:
 def test_series_are_arrays_that_keep_nan_and_infinity() -> None:
     series = Series(SERIES)
     assert (len(series), series.x) == (2, "step")
+    assert repr(series) == "Series(eval/accuracy: arms a, b; 1 replicates, 6 points by step)"
     [curve] = series.of("b")
     np.testing.assert_array_equal(curve.mean, [0.5, math.nan, -math.inf])
     assert series.columns()["arm"].tolist() == ["a"] * 3 + ["b"] * 3
     assert Series({"x": "step", "series": []}).columns()["x"].shape == (0,)
+
+
+def test_metric_that_no_run_recorded_is_refused_with_the_nearest(ask: Both, server: Server) -> None:
+    curve = {"run_id": "run_1", "group_id": "a", "replicate": 0, "total": 0, "x": [], "mean": [], "min": [], "max": []}
+    run = {"status": "running", "metrics": ["train/return_mean", "sys/fps"]}
+
+    def answer(request: httpx.Request) -> httpx.Response:
+        metrics = request.url.params.get_list("metrics")
+        series = {"x": "step", "series": [{**curve, "metric": metric} for metric in metrics]}
+        return httpx.Response(200, json=run if "/runs/" in request.url.path else series)
+
+    server.outage = answer
+    with pytest.raises(ValueError, match=r"no run has recorded a metric 'train/retrun_mean'; did you mean 'train/re"):
+        ask("series", "exp_1", ["train/retrun_mean"])
+    assert len(ask("series", "exp_1", ["eval/accuracy"])) == 1  # its first evaluation is still to come
+    run["status"] = "succeeded"
+    with pytest.raises(ValueError, match="'eval/accuracy'; known: sys/fps, train/return_mean"):
+        ask("series", "exp_1", ["eval/accuracy"])
+    run["metrics"] = []
+    assert len(ask("series", "exp_1", ["eval/accuracy"])) == 1
 
 
 def test_tables_of_pandas_are_made_of_the_columns_and_its_absence_is_told(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -491,6 +491,13 @@ def test_caution_of_a_share_that_learned_asks_whether_any_run_reached_the_thresh
     assert "NOT_LEARNED" not in build(make_inputs(scores, analysis))["verdict"]["flags"]
 
 
+def test_two_groups_nearer_than_what_matters_are_not_flagged() -> None:
+    grouped: list[Cell] = [60.0 + (1.0 if r % 2 else 0.0) + 0.01 * r for r in range(10)]
+    scores: dict[str, list[Cell]] = {"a": grouped, "b": [60.5 + 0.03 * r for r in range(10)]}
+    assert "BIMODAL" not in verdict(scores, sesoi=2.0)["flags"]
+    assert "BIMODAL" in verdict(scores, sesoi=0.5)["flags"]
+
+
 def test_reward_shared_metric_is_flagged() -> None:
     analysis = make_analysis(6, primary="eval/return_mean")
     assert "REWARD_SHARED" in build(make_inputs({"a": BETTER, "b": WORSE}, analysis))["verdict"]["flags"]

@@ -234,14 +234,14 @@ def test_sensitivity_floor_variants_that_differ_in_the_arm_claim_nothing() -> No
 @pytest.mark.parametrize(
     ("scores", "gap"),
     [
-        ((5.0, 60.0, 61.0, 62.0), None),
-        ((5.0, 6.0, 61.0, 62.0), (6.0, 61.0)),
-        ((5.0, 6.0, 30.0, 62.0, 63.0), (30.0, 62.0)),
-        ((0.0, 1.0, 2.0, 3.0, 4.0), None),
-        ((1.0, 9.0, 9.0), None),
+        ((5.0, *range(60, 69)), None),
+        ((5.0, 6.0, *range(61, 69)), (6.0, 61.0)),
+        ((5.0, 6.0, 30.0, *range(62, 69)), (30.0, 62.0)),
+        (tuple(range(10)), None),
+        ((5.0, 6.0, 61.0, 62.0, 63.0, 64.0, 65.0, 66.0, 67.0), None),
     ],
 )
-def test_two_groups_need_two_runs_each_and_a_gap_of_half_the_range(
+def test_two_groups_need_ten_runs_two_on_each_side_and_a_gap_of_half_the_range(
     scores: tuple[float, ...], gap: tuple[float, float] | None
 ) -> None:
     assert bimodal_gap(np.array(scores)) == gap
