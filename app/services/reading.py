@@ -29,6 +29,7 @@ from app.store.rows import (
     WorkerEventRow,
     WorkerRow,
 )
+from lockstep.report.facing import treatment_of
 from lockstep.spec.metrics import find_metric, primary_of, shown_of
 from lockstep.status import REQUEUE_BUDGET, TERMINAL_BLOCK, BlockStatus, Desired, WorkerStatus
 
@@ -72,8 +73,8 @@ def list_experiments(ctx: Context, request: ListRequest) -> dict[str, Any]:
 def answer_of(headline: Headline | None) -> dict[str, Any] | None:
     """Return what a report concludes in one line: verdict, the pair of arms it rests on, its interval.
 
-    The pair is the closest one of the winner, who is ``a`` then, else the first. Its difference is oriented: positive,
-    ``a`` is better.
+    The pair is the closest one of the winner, else the first; ``a`` is the treatment, ``b`` the baseline (the control,
+    or what comes first in the specification). The difference is oriented: positive, ``a`` is better.
     """
     if headline is None:
         return None
@@ -84,17 +85,17 @@ def answer_of(headline: Headline | None) -> dict[str, Any] | None:
     pair = min(own, key=lambda item: abs(item["estimate"])) if own else pairs[0] if pairs else None
     return {
         **{name: verdict[name] for name in ("code", "winner", "sentence", "flags", "settled", "promotable")},
-        "pair": pair and _facing(pair, winner),
+        "pair": pair and _facing(pair, analysis["control"]),
         "sesoi": analysis["sesoi"],
         "estimand": analysis["estimand"],
         "unit": getattr(find_metric(analysis["primary"]["metric"]), "unit", ""),
     }
 
 
-def _facing(pair: Mapping[str, Any], winner: str | None) -> dict[str, Any]:
-    """Return a pair of arms with the winner first."""
+def _facing(pair: Mapping[str, Any], control: str | None) -> dict[str, Any]:
+    """Return a pair of arms with the treatment first."""
     headline = {name: pair[name] for name in ("a", "b", "estimate", "ci_superiority", "p_adj")}
-    if winner != pair["b"]:
+    if treatment_of(pair["a"], pair["b"], control) == pair["a"]:
         return headline
     ends = pair["ci_superiority"]
     turned = ends and [None if end is None else -end for end in reversed(ends)]

@@ -13,6 +13,7 @@ from typing import Any
 from jinja2 import Environment, FileSystemLoader, StrictUndefined
 from markupsafe import Markup, escape
 
+from lockstep.report.facing import treatment_first
 from lockstep.report.plots import plots
 from lockstep.report.tables import all_tables, fact_items, flag_texts
 from lockstep.report.words.glossary import GLOSSARY, verdict_words
@@ -37,6 +38,7 @@ _TEXT_COLUMNS = (
 
 def render_html(report: Report) -> str:
     """Return the page; every text of the report is escaped."""
+    report = treatment_first(report)
     tone, meaning = verdict_words(report["verdict"])
     return _TEMPLATE.render(
         report=report,

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from html import escape
 from typing import Any
 
+from lockstep.report.facing import treatment_first
 from lockstep.report.tables import TextTable, all_tables, fact_items, flag_texts
 from lockstep.report.words.glossary import verdict_words
 
@@ -15,6 +16,7 @@ _SPECIAL = re.compile(r"([\\`*_{}\[\]|#])")
 
 def render_markdown(report: Mapping[str, Any]) -> str:
     """Return the report as Markdown; free text is escaped so that it stays text."""
+    report = treatment_first(report)
     verdict = report["verdict"]
     suffix = f" {verdict['suffix']}" if verdict["suffix"] else ""
     lines = [

@@ -124,8 +124,9 @@ def differences_table(report: Report) -> TextTable:
     e_text = "E: largest e-value so far of an anytime analysis. " if "E" in shown else ""
     adjustment = _ADJUSTMENTS.get(report["adjustment"], report["adjustment"])
     note = (
-        f"First arm minus second in {unit}, positive when the first is better. "
-        f"Adjusted p: {adjustment}. {e_text}A12: share of pairs of runs that the first arm wins; g: "
+        f"Treatment minus baseline in {unit}, as everywhere in this report: the baseline is the control or the arm "
+        "that comes first in the specification; positive when the treatment is better. "
+        f"Adjusted p: {adjustment}. {e_text}A12: share of pairs of runs that the treatment wins; g: "
         "difference in SDs of runs."
     )
     return TextTable("Differences", shown, rows, note)

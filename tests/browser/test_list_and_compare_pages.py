@@ -31,7 +31,7 @@ def test_two_chosen_experiments_stand_side_by_side(sqlite_server: LiveServer, pa
     expect(page.locator("#differs tbody tr")).to_have_text([re.compile("budget.rounds23"), re.compile("rounds23")])
     plots = page.locator("#effects svg")
     expect(plots).to_have_count(2)
-    expect(plots.first).to_have_attribute("aria-label", re.compile("A minus B: .10"))
+    expect(plots.first).to_have_attribute("aria-label", re.compile("B minus A: .10"))
     expect(page.locator("#chart")).to_have_attribute("data-points", "10")
     expect(page.locator("#legend .key")).to_have_count(4)
     with page.expect_download() as download:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.report.clock import Clock
+from lockstep.report.facing import treatment_of
 from lockstep.report.learning import Learning
 from lockstep.report.numbers import difference_unit, exact, joined, p_text, percent, plain, signed
 from lockstep.spec.analysis import AnalysisSpec
@@ -240,7 +241,7 @@ def _family(facts: VerdictFacts) -> str:
 
 
 def _clause(facts: VerdictFacts, pair: PairResult, control: str | None) -> str:
-    first = pair.other(control) if control else pair.better or pair.a.label
+    first = pair.other(control) if control else pair.better or pair.b.label
     named = f"`{first}`" if control else f"`{first}` against `{pair.other(first)}`"
     code, adjusted = pair.verdict.code, "" if pair.p_adjusted is None else f", p {p_text(pair.p_adjusted, facts.level)}"
     if pair.by_failures:
@@ -268,10 +269,13 @@ def _equivalent(facts: VerdictFacts) -> str:
         return f"No meaningful difference on {facts.metric}: all differences are 0 (n = {_sizes(facts)})."
     pair, widest = max(spans, key=lambda item: max(abs(item[1].low), abs(item[1].high)))
     count = len(facts.result.pairs)
-    of = f" (`{pair.a.label}` minus `{pair.b.label}`, the widest of {count} comparisons)" if count > 1 else ""
+    first = treatment_of(pair.a.label, pair.b.label, facts.analysis.control)
+    _, _, shown = _seen_from(pair, first)
+    widest_of = f", the widest of {count} comparisons" if count > 1 else ""
+    of = f" (`{first}` minus `{pair.other(first)}`{widest_of})"
     level = percent(1 - 2 * facts.level)
     return (
-        f"No meaningful difference on {facts.metric}: {level} % CI {_span(facts, widest)}{of} "
+        f"No meaningful difference on {facts.metric}: {level} % CI {_span(facts, shown or widest)}{of} "
         f"lies inside +/-{facts.sesoi} (n = {_sizes(facts)})."
     )
 
@@ -332,13 +336,14 @@ def _identical(facts: VerdictFacts) -> str:
 
 
 def _inconclusive(facts: VerdictFacts) -> str:
-    pair, leader = decisive_pair(facts.result), facts.result.leader
+    pair = decisive_pair(facts.result)
     text = "Not settled"
-    if pair is not None and leader is not None:
-        estimate, interval, _ = _seen_from(pair, leader)
+    if pair is not None and facts.result.leader is not None:
+        first = treatment_of(pair.a.label, pair.b.label, facts.analysis.control)
+        estimate, interval, _ = _seen_from(pair, first)
         span = f"CI {_span(facts, interval)}" if interval is not None else ""
         text += f": {span or f'estimate {_amount(facts, estimate)}, no interval at this n'}"
-        text += f" on {facts.metric} (`{leader}` minus `{pair.other(leader)}`, {_test(pair)}, {_n(facts)})"
+        text += f" on {facts.metric} (`{first}` minus `{pair.other(first)}`, {_test(pair)}, {_n(facts)})"
     text += "."
     if facts.reason == "FLOOR_SENSITIVE":
         return text + " The answer depends on the score given to failed runs."
@@ -383,11 +388,15 @@ def _doubt(facts: VerdictFacts, doubt: Doubt) -> str:
     in_units = facts.analysis.estimand in ("mean", "shift")
     unit = facts.unit if in_units else f" {difference_unit(facts.analysis.primary.metric)}".rstrip()
     sign = -1.0 if facts.analysis.primary.direction == "min" else 1.0
-    amount = f"{signed(sign * found.mean_difference)}{unit}"
-    interval = doubt.mean_interval
+    first, second, interval = found.a, found.b, doubt.mean_interval
+    if treatment_of(first, second, facts.analysis.control) == second:
+        first, second, interval, way = second, first, interval.negated() if interval else None, -1.0
+    else:
+        way = 1.0
+    amount = f"{signed(way * sign * found.mean_difference)}{unit}"
     bounds = "" if interval is None else f" [90 % CI {_raw_bounds(interval, sign)}]"
     outside = f", not inside +/-{facts.sesoi}" if found.kind == "margin" else ""
-    means = f"the mean of `{found.a}` minus that of `{found.b}` is {amount}{bounds}{outside}"
+    means = f"the mean of `{first}` minus that of `{second}` is {amount}{bounds}{outside}"
     return f"But the mean says otherwise: {means}."
 
 

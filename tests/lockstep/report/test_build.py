@@ -120,7 +120,7 @@ def test_verdict_equivalent_states_the_ninety_percent_interval() -> None:
     found = verdict({"a": [60.1, 61.0, 62.2, 62.9, 64.1, 64.8], "b": [60.0, 61.2, 62.0, 63.0, 64.0, 65.0]})
     assert found["code"] == "EQUIVALENT"
     assert found["sentence"].startswith("No meaningful difference on eval/accuracy: 90 % CI ")
-    assert "lies inside +/-2 pp (n = 6)" in found["sentence"]
+    assert "(`b` minus `a`) lies inside +/-2 pp (n = 6)" in found["sentence"]
 
 
 def test_verdict_inconclusive_says_how_many_more_with_device_hours() -> None:

@@ -23,6 +23,7 @@ from lockstep.report import (
     safe_cell,
     scores_csv,
 )
+from lockstep.report.facing import treatment_first
 from lockstep.report.inputs import ArmFacts, ConfigDifference, Extension, LearningRow, ReportInputs
 from lockstep.report.numbers import p_text, plain, signed
 from lockstep.report.plots import padded, ticks
@@ -194,6 +195,22 @@ def test_csv_labels_that_look_like_formulas_survive_the_round_trip() -> None:
     assert "\n'-a,0," in text
     again = report_from_scores_csv(text, build_report(inputs)["registration"])
     assert again["verdict"]["winner"] == "-a"
+
+
+def test_rendered_differences_are_treatment_minus_baseline_in_every_table() -> None:
+    report = build_report(full_inputs())
+    [given] = report["comparisons"]
+    [shown] = treatment_first(report)["comparisons"]
+    assert (shown["a"], shown["b"], shown["estimate"]) == ("b", "a", -given["estimate"])
+    assert shown["ci_superiority"] == [-given["ci_superiority"][1], -given["ci_superiority"][0]]
+    assert shown["effect"]["A12"] == pytest.approx(1 - given["effect"]["A12"])
+    assert shown["pairs"][0] == {"replicate": 0, "a": B[0], "b": A[0], "difference": -10.0}
+    assert treatment_first(treatment_first(report) | {"comparisons": [shown]})["comparisons"] == [given]
+    text = render_markdown(report)
+    assert "| b - a |" in text
+    assert "a - b" not in text + render_html(report)
+    controlled = build_report(make_inputs({"a": A, "b": B}, make_analysis(11, comparisons="vs_control", control="b")))
+    assert "| a - b |" in render_markdown(controlled)
 
 
 RECOMPUTED = (

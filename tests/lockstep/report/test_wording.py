@@ -268,8 +268,8 @@ _TEMPLATES: tuple[tuple[str, Callable[[re.Match[str], Facts], None]], ...] = (
         by_failures,
     ),
     (
-        rf"No meaningful difference {_ON}: [\d.]+ % CI (?P<low>{_N}) to (?P<high>{_N})(?: \(`(?P<a>\w+)` minus `(?P<b>\w+)`, "
-        rf"the widest of \d+ comparisons\))? lies inside \+/-{_N} \(n = (?P<n>[\d-]+)\)\.",
+        rf"No meaningful difference {_ON}: [\d.]+ % CI (?P<low>{_N}) to (?P<high>{_N})(?: \(`(?P<a>\w+)` minus `(?P<b>\w+)`"
+        rf"(?:, the widest of \d+ comparisons)?\))? lies inside \+/-{_N} \(n = (?P<n>[\d-]+)\)\.",
         equivalent,
     ),
     (

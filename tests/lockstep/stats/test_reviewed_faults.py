@@ -61,7 +61,7 @@ def test_row_1_an_equivalence_that_the_mean_contradicts_is_flagged_and_the_defau
     assert (shift["code"], shift["promotable"]) in (("EQUIVALENT", False), ("INCONCLUSIVE", False))
     if shift["code"] == "EQUIVALENT":
         assert "ESTIMANDS_DISAGREE" in shift["flags"]
-        assert "But the mean says otherwise: the mean of `a` minus that of `b` is +" in shift["sentence"]
+        assert "But the mean says otherwise: the mean of `b` minus that of `a` is -" in shift["sentence"]
     default = reported(scores)
     assert default["registration"]["analysis"]["estimand"] == "mean"
     assert default["verdict"]["code"] == "INCONCLUSIVE"
@@ -81,7 +81,7 @@ def test_row_2_a_winner_whose_mean_is_lower_is_flagged_and_not_promotable() -> N
     shift = reported(TWO_COLLAPSED, estimand="shift")["verdict"]
     assert (shift["code"], shift["winner"], shift["promotable"]) == ("WINNER_MEANINGFUL", "b", False)
     assert "ESTIMANDS_DISAGREE" in shift["flags"]
-    assert "But the mean says otherwise: the mean of `a` minus that of `b` is +" in shift["sentence"]
+    assert "But the mean says otherwise: the mean of `b` minus that of `a` is -" in shift["sentence"]
     default = reported(TWO_COLLAPSED)["verdict"]
     assert (default["code"], default["winner"]) == ("INCONCLUSIVE", None)
     assert "BIMODAL" in default["flags"]
@@ -107,7 +107,7 @@ def test_row_3_two_treatments_that_both_beat_the_control_are_both_named() -> Non
     pairs = reported(scores, comparisons="all_pairs", sesoi=1.0, estimand="shift")["verdict"]
     assert pairs["code"] == "TREATMENTS_BETTER"
     assert "`t1` against `A` is better" in pairs["sentence"]
-    assert "`t1` against `t2` is not settled" in pairs["sentence"]
+    assert "`t2` against `t1` is not settled" in pairs["sentence"]
 
 
 def test_row_4_an_arm_that_did_not_beat_another_is_never_said_to() -> None:

@@ -28,7 +28,7 @@ export function mount(store) {
   store.on(["experiment", "points", "rounds"], () => draw(store, box, pick));
 }
 
-// Of two arms the one the answer names first comes first: one sign on the whole page.
+// Treatment minus baseline, as the answer has it: one sign on the whole page.
 function offer(store, pick) {
   const { pair } = store.experiment.answer || {};
   const named = pair ? [store.arms.indexOf(pair.a), store.arms.indexOf(pair.b)] : null;
