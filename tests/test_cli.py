@@ -49,6 +49,7 @@ class Command:
     """The command in this process, against one server."""
 
     def __init__(self, url: str) -> None:
+        self.url = url
         self._environment = {"LOCKSTEP_URL": url, "COLUMNS": "200"}
 
     def __call__(self, *arguments: str, code: int = 0, given: str | None = None) -> str:
@@ -120,13 +121,18 @@ def test_what_is_submitted_can_be_listed_shown_steered_copied_and_extended(locks
     assert "by pipe" in lockstep("list")
     assert lockstep.json("show", first)["name"] == "by file"
     assert "waits: no worker" in lockstep("show", first)
+    with Client(lockstep.url) as client:
+        run = client.runs(first)[0].id
+    assert f"replicate 0: A {run} pending, B run_" in lockstep("show", first)
+    assert "arm A: the base (reward.mode = shaped)" in lockstep("show", first)
+    assert f"warning: an equal experiment, {first}, exists" in lockstep("submit", path)
     assert lockstep.json("pause", first, "--reason", "lunch")["desired"] == "pause"
     assert lockstep("pause", first) == "pause was stored already\n"
     assert lockstep("resume", first) == "run stored\n"
     assert any("lunch" in line for line in lockstep("events", first).splitlines())
     assert lockstep.json("events", first, "--severity", "error") == []
     lockstep("events", first, "--severity", "loud", code=2)
-    assert lockstep.json("clone", first)["id"] not in (first, second)
+    assert lockstep.json("clone", first)["name"] == "by file (copy)"
     (tmp_path / "over.yaml").write_text("budget: {rounds: 9}")
     copy = lockstep.json("clone", first, "--overrides", str(tmp_path / "over.yaml"))["id"]
     assert lockstep.json("compare", first, copy)["rows"] != []
@@ -242,6 +248,7 @@ def test_the_binary_says_no_in_one_sentence_and_tells_it_by_its_code(sqlite_serv
     assert (unknown.returncode, unknown.stdout) == (1, "")
     assert unknown.stderr.startswith("refused: ")
     away = binary("http://127.0.0.1:9", "list")
+    assert f"start one with `{Path(sys.executable).parent / 'lockstep'} serve`" in away.stderr  # as it was called
     assert away.returncode == 3
     assert "lockstep serve" in away.stderr
     unwritable = binary(sqlite_server.url, "spec", "init", "--output", str(tmp_path / "no" / "spec.yaml"))
@@ -467,6 +474,9 @@ def test_spec_commands_explain_fields_presets_and_metrics() -> None:
     assert set(json.loads(spec_command("presets", "--json"))) == set(PRESETS)
     assert "digits_cpu" in spec_command("presets", "digits_cp", code=1)
     assert "eval/native_return_mean" in spec_command("metrics")
+    ours = spec_command("metrics", "--kind", "gymnasium")
+    assert "eval/native_return_mean" in ours
+    assert "accuracy" not in ours
     assert json.loads(spec_command("metrics", "--json"))[0]["name"].startswith("eval/")
     assert "properties" in json.loads(spec_command("schema"))
 

@@ -51,17 +51,20 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     """
     env = os.environ
     parser = argparse.ArgumentParser(prog="lockstep worker", description="Train blocks on one device.")
-    parser.add_argument("--api", default=env.get("LOCKSTEP_URL", "http://127.0.0.1:7480"), help="control plane")
+    parser.add_argument(
+        "--api", default=env.get("LOCKSTEP_URL", "http://127.0.0.1:7480"), help="control plane (%(default)s)"
+    )
     parser.add_argument("--token", default=env.get("LOCKSTEP_TOKEN"), help="worker token")
     parser.add_argument("--token-file", help="file with the worker token")
-    parser.add_argument("--device", default="auto", help="auto, cpu, or the uid of a GPU, MIG slice or CPU slot")
-    parser.add_argument("--name", help="display name")
-    parser.add_argument("--host", default=env.get("LOCKSTEP_HOST_NAME"), help="name of this host")
-    parser.add_argument("--threads", type=within(1, 1024), default=1, help="torch threads of a CPU slot")
-    parser.add_argument("--data-dir", default=env.get("LOCKSTEP_DATASETS"))
+    parser.add_argument("--device", default="auto", help="auto, cpu, or the uid of a device or CPU slot (%(default)s)")
+    parser.add_argument("--name", help="display name (host and device)")
+    parser.add_argument("--host", default=env.get("LOCKSTEP_HOST_NAME"), help="name of this host (the system's)")
+    parser.add_argument("--threads", type=within(1, 1024), default=1, help="torch threads of a CPU slot (%(default)s)")
+    parser.add_argument("--data-dir", default=env.get("LOCKSTEP_DATASETS"), help="where data sets lie (%(default)s)")
     default_spool = Path(tempfile.gettempdir()) / f"lockstep-worker-{os.getuid()}"
-    parser.add_argument("--work-dir", default=env.get("LOCKSTEP_SPOOL_DIR") or default_spool)
-    parser.add_argument("--spool-bytes", default=env.get("LOCKSTEP_SPOOL_MAX_BYTES", 2**28))
+    work_dir, spool_bytes = env.get("LOCKSTEP_SPOOL_DIR") or default_spool, env.get("LOCKSTEP_SPOOL_MAX_BYTES", 2**28)
+    parser.add_argument("--work-dir", default=work_dir, help="what is unsent, and checkpoints (%(default)s)")
+    parser.add_argument("--spool-bytes", default=spool_bytes, help="bound of what is unsent (%(default)s)")
     parser.add_argument("--trainer-cmd", help="another trainer that speaks the frame protocol")
     parser.add_argument("--until-input-ends", action="store_true", help="drain when standard input ends")
     parser.add_argument("--once", action="store_true", help="retire when there is nothing to do")

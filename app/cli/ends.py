@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
+from app.cli.called import called
 from lockstep.address import BadAddress, by_way, hidden
 from lockstep.ranges import NumberT, number_within
 from lockstep.spec.problems import InvalidSpecError
@@ -63,7 +64,7 @@ def ended_by(error: Exception) -> tuple[str, int] | None:
         return f"error: {error}", 2
     if isinstance(error, httpx.TransportError):
         why = f"no answer from {_server()} ({reason_of(error)}){_way()}"
-        return f"{why}; start one with `lockstep serve`, or name it: LOCKSTEP_URL", 3
+        return f"{why}; start one with `{called()} serve`, or name it: LOCKSTEP_URL", 3
     if isinstance(error, OSError):
         told = f"error: {error.filename or 'a file'}: {error.strerror or error}"
         return (f"{told}; make room there, or name another place", 3) if error.errno in _NO_ROOM else (told, 2)

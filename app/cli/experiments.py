@@ -14,6 +14,7 @@ from urllib.parse import urljoin
 import typer
 
 from app.cli import text
+from app.cli.called import NAME, called
 from app.cli.ends import an_id, fail, reach, within
 from app.cli.files import SpecFile, load
 from lockstep.address import hidden
@@ -57,7 +58,7 @@ def _show_submitted(client: Client, document: Submitted, as_json: bool) -> None:
         typer.echo(f"warning: {warning}")
     typer.echo(f"page:   {urljoin(hidden(client.url), document['links']['page'])}")
     for name, command in document["commands"].items():
-        typer.echo(f"{name + ':':8}{command}")
+        typer.echo(f"{name + ':':8}{command.replace(NAME, called(), 1)}")
 
 
 @app.command()
@@ -131,7 +132,7 @@ def list_experiments(
         typer.echo(text.list_line(item))
     if not items and not as_json:
         is_all = status is owner is tag is None
-        typer.echo("no experiment" + (" yet: lockstep spec init writes a first one" if is_all else ""))
+        typer.echo("no experiment" + (f" yet: {called()} spec init writes a first one" if is_all else ""))
 
 
 @app.command()
@@ -139,10 +140,11 @@ def show(experiment_id: Id, as_json: AsJson = False) -> None:
     """Show an experiment: its state, its arms, why it waits, and why replicates gave no result."""
     with reach() as client:
         experiment = client.show(experiment_id)
+        runs = [] if as_json else client.runs(experiment_id)
     if as_json:
         _json(experiment)
     else:
-        typer.echo(text.show_text(experiment))
+        typer.echo(text.show_text(experiment, runs))
 
 
 @app.command()
@@ -286,7 +288,7 @@ def retry(experiment_id: Id, as_json: AsJson = False) -> None:
         _json({"blocks": added})
     else:
         told = "1 replicate is" if len(added) == 1 else f"{len(added)} replicates are"
-        typer.echo(f"{told} in the queue again; lockstep watch {experiment_id} follows")
+        typer.echo(f"{told} in the queue again; {called()} watch {experiment_id} follows")
 
 
 @app.command()
@@ -334,6 +336,8 @@ def report(
     with reach() as client:
         found = client.report(experiment_id, form)
     told = json.dumps(found, indent=2) if form == "json" else str(found)
+    if form == "md" and output is None and sys.stdout.isatty():
+        told = text.read_aloud(told)
     if output is None:
         typer.echo(told)
     else:

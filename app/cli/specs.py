@@ -17,6 +17,7 @@ from app.cli.ends import fail, run
 from app.cli.files import OtherFile, SpecFile, load
 from lockstep.report import render_markdown, report_from_scores_csv, report_json
 from lockstep.spec import reference
+from lockstep.spec.families import FAMILIES
 from lockstep.spec.metrics import registered
 from lockstep.spec.presets import PRESETS
 from lockstep.spec.problems import InvalidSpecError, nearest
@@ -113,15 +114,30 @@ def presets(
 
 
 @app.command("metrics")
-def metrics(as_json: AsJson = False) -> None:
-    """List the metrics that an experiment can be judged by."""
+def metrics(
+    kind: Annotated[str | None, typer.Option(help="Only of this env.kind: gymnasium or morphogenesis")] = None,
+    as_json: AsJson = False,
+) -> None:
+    """List the metrics that an experiment can be judged by, by kind of environment."""
+    if kind is not None and kind not in FAMILIES:
+        raise fail(f"--kind: unknown env.kind {kind!r}; {nearest(kind, FAMILIES)}", 2)
+    kinds = sorted(FAMILIES) if kind is None else [kind]
     if as_json:
-        typer.echo(json.dumps([vars(metric) for metric in registered().values()], indent=2))
+        chosen = [vars(item) for item in registered().values() if {*kinds} & {*item.env_kinds}]
+        typer.echo(json.dumps(chosen, indent=2))
         return
+    for name in kinds:
+        typer.echo(f"env.kind {name}:")
+        _list_metrics(name)
+
+
+def _list_metrics(kind: str) -> None:
     for metric in registered().values():
+        if kind not in metric.env_kinds:
+            continue
         judged = " (reward enters: not for arms that differ in reward)" if metric.reward_dependent else ""
         unit = f" [{metric.unit}]" if metric.unit else ""
-        typer.echo(f"{metric.name:36} {metric.direction} {metric.description}{unit}{judged}")
+        typer.echo(f"  {metric.name:36} {metric.direction} {metric.description}{unit}{judged}")
 
 
 @app.command("explain")

@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from html import unescape
 from typing import Any
 
+from app.cli.called import called
 from lockstep.direction import isolated
 from lockstep.replicates import replicates_text
 
@@ -27,9 +30,7 @@ def plan_text(plan: Mapping[str, Any]) -> str:
         lines.append(f"expected: about {plan['seconds_estimate']:.0f} s {when}")
     if plan.get("waits"):
         lines.append(f"would wait: {plan['waits']['text']}")
-    for arm in plan["arms"]:
-        changes = ", ".join(f"{item['path']} = {item['value']}" for item in arm["diff"]) or "the base"
-        lines.append(f"arm {arm['label']}: {changes}")
+    lines += arm_lines(plan["arms"])
     if plan.get("quantity"):
         lines.append(plan["quantity"])
     rows = plan.get("power", [])
@@ -40,17 +41,34 @@ def plan_text(plan: Mapping[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def show_text(experiment: Mapping[str, Any]) -> str:
-    """Return an experiment in lines for people."""
+def arm_lines(arms: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield what each arm sets; of one that sets nothing, the values of the base in what the others set."""
+    base = {item["path"]: item["base"] for arm in arms for item in arm["diff"]}
+    for arm in arms:
+        own = {item["path"]: item["value"] for item in arm["diff"]}
+        values = ", ".join(f"{path} = {value}" for path, value in (own or base).items())
+        named = values if own else f"the base ({values})" if values else "the base"
+        yield f"arm {arm['label']}: {named}"
+
+
+def run_lines(runs: Sequence[Mapping[str, Any]]) -> Iterator[str]:
+    """Yield the runs of each replicate by arm, as `logs` takes them."""
+    by_replicate: dict[int, list[str]] = {}
+    for run in runs:
+        by_replicate.setdefault(run["replicate"], []).append(f"{run['group_id']} {run['id']} {run['status']}")
+    for replicate, told in sorted(by_replicate.items()):
+        yield f"replicate {replicate}: {', '.join(told)}"
+
+
+def show_text(experiment: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) -> str:
+    """Return an experiment with its runs in lines for people."""
     progress = experiment["progress"]
     states = ", ".join(f"{number} {status}" for status, number in progress["blocks_by_status"].items())
     lines = [
         f"{experiment['id']}  {experiment['status']}  {isolated(experiment['name'])}",
         f"replicates: {states}; {progress['rounds_done']} of {progress['rounds_total']} rounds",
     ]
-    for arm in experiment["arms"]:
-        changes = ", ".join(f"{item['path']} = {item['value']}" for item in arm["diff"]) or "the base"
-        lines.append(f"arm {arm['label']}: {changes}")
+    lines += [*arm_lines(experiment["arms"]), *run_lines(runs)]
     if experiment["why_waiting"]:
         lines.append(f"waits: {experiment['why_waiting']['text']}")
     return "\n".join([*lines, *repeat_lines(experiment), *cause_lines(experiment), *answer_lines(experiment)])
@@ -60,7 +78,7 @@ def answer_lines(experiment: Mapping[str, Any]) -> Iterator[str]:
     """Yield the verdict and where to read the rest; nothing before there is one."""
     if answer := experiment["answer"]:
         yield f"verdict: {answer['code']}: {answer['sentence']}"
-        yield f"report: lockstep report {experiment['id']}"
+        yield f"report: {called()} report {experiment['id']}"
 
 
 def cause_lines(experiment: Mapping[str, Any], most: int = 5) -> Iterator[str]:
@@ -70,11 +88,11 @@ def cause_lines(experiment: Mapping[str, Any], most: int = 5) -> Iterator[str]:
         code = f" in the code of arm{'s' * (len(item['arms']) > 1)} {', '.join(item['arms'])}" if item["arms"] else ""
         yield f"{item['status']}: {replicates_text(item['replicates'])}, cause {item['cause']}{code}: {item['text']}"
         if item["run_id"]:
-            yield f"  its log has the rest: lockstep logs {item['run_id']}"
+            yield f"  its log has the rest: {called()} logs {item['run_id']}"
     if any(item["status"] == "failed" for item in causes):
-        yield f"once it is mended: lockstep retry {experiment['id']}"
+        yield f"once it is mended: {called()} retry {experiment['id']}"
     if len(causes) > most:
-        yield f"and {len(causes) - most} more reasons: lockstep show {experiment['id']} --json"
+        yield f"and {len(causes) - most} more reasons: {called()} show {experiment['id']} --json"
 
 
 def repeat_lines(experiment: Mapping[str, Any]) -> Iterator[str]:
@@ -132,6 +150,11 @@ def score_text(value: float | None, shown: Mapping[str, str]) -> str:
     return f"{value:.1f} {shown['unit']}" if shown["unit"] == "%" else f"{value:.2f} {shown['unit']}".rstrip()
 
 
+def read_aloud(markdown: str) -> str:
+    """Return Markdown without its escapes, for a terminal, which shows it as it is."""
+    return unescape(re.sub(r"\\([\\`*_{}\[\]|#-])", r"\1", markdown))
+
+
 def duration(seconds: float) -> str:
     """Return a time in the two units that matter: ``45 s``, ``3 min``, ``2 h 5 min``, ``3 d 4 h``."""
     whole = round(seconds)
@@ -170,7 +193,7 @@ def audit_line(item: Mapping[str, Any]) -> str:
 def worker_line(item: Mapping[str, Any]) -> str:
     """Return one worker with its state, device and what it trains."""
     holds = item["holds"]
-    work = item["status_text"]
+    work = item["status_text"] or ""
     if holds:
         held = replicates_text(sorted(block["replicate"] for block in holds["blocks"]))
         work = f"trains {held} of {holds['experiment_id']}"
@@ -183,7 +206,7 @@ def worker_line(item: Mapping[str, Any]) -> str:
 def worker_lines(items: Sequence[Mapping[str, Any]]) -> Iterator[str]:
     """Yield the workers and what each one cannot use."""
     if not items:
-        yield "no worker: lockstep worker starts one"
+        yield f"no worker: {called()} worker starts one"
     for item in items:
         yield worker_line(item)
         for defect in item["defects"]:
@@ -193,7 +216,7 @@ def worker_lines(items: Sequence[Mapping[str, Any]]) -> Iterator[str]:
 def queue_lines(queue: Mapping[str, Any]) -> Iterator[str]:
     """Yield what waits, one line an experiment, in the order of the queue."""
     if queue["paused"]:
-        yield "the queue is paused: lockstep queue resume"
+        yield f"the queue is paused: {called()} queue resume"
     waiting: dict[str, list[Mapping[str, Any]]] = {}
     for item in queue["items"]:
         waiting.setdefault(item["experiment_id"], []).append(item)

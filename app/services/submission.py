@@ -38,6 +38,9 @@ from lockstep.status import BlockStatus, Desired
 
 #: Fewest complete blocks that a pilot must have.
 _LEAST_PILOT = 3
+_COPY = " (copy)"
+#: Longest name of an experiment.
+MAX_NAME = 200
 
 
 @dataclass(frozen=True)
@@ -248,8 +251,11 @@ def submit(ctx: Context, raw: Mapping[str, Any], actor: Actor, *, parent_id: str
     experiment_id = ctx.store.new_id("exp")
     with ctx.store.write() as session:
         now = ctx.store.now(session)
+        equal = experiments.equal_to(session, actor.principal, resolved.hash)
+        told = [f"an equal experiment, {equal}, exists: the same runs again"] if equal else []
         values = {
             **_experiment_values(checked, planned, raw),
+            "warnings": [*checked.warnings, *told],
             "id": experiment_id,
             "owner": actor.principal,
             "owner_name": actor.name,
@@ -311,8 +317,14 @@ def clone(ctx: Context, experiment_id: str, overrides: Mapping[str, Any], actor:
     """Submit a copy of an experiment with sections of its spec laid over; return the new id."""
     with ctx.store.read() as session:
         source = existing(session, experiment_id)
-    raw = merge(source.submitted, overrides)
+    raw = merge(source.submitted, {"experiment": {"name": copied_name(source.name)}})
+    raw = merge(raw, overrides)
     return submit(ctx, raw, actor, parent_id=experiment_id)
+
+
+def copied_name(name: str) -> str:
+    """Return the name of a copy, within the length of a name."""
+    return name if name.endswith(_COPY) else f"{name[: MAX_NAME - len(_COPY)]}{_COPY}"
 
 
 def extend(ctx: Context, experiment_id: str, replicates: int, actor: Actor, *, exploratory: bool) -> list[str]:

@@ -343,6 +343,14 @@ def seeds_of(session: Session, experiment_ids: Sequence[str]) -> dict[str, int]:
     return {row.id: int(row.seed) for row in session.execute(query)}
 
 
+def equal_to(session: Session, owner: str, spec_hash: str) -> str | None:
+    """Return the id of the newest experiment of an owner with the same specification, None without one."""
+    of = t.experiment.c
+    query = select(of.id).where(of.owner == owner, of.spec_hash == spec_hash, of.deleted_at.is_(None))
+    found = session.execute(query.order_by(of.created_at.desc(), of.id.desc()).limit(1)).scalar_one_or_none()
+    return None if found is None else str(found)
+
+
 def freeze_placement(session: Session, experiment_id: str, placement: str, needs: Mapping[str, Any]) -> None:
     """Fix placement and needs at the first assignment; later calls change nothing."""
     session.execute(

@@ -323,11 +323,11 @@ def training_rows(inputs: ReportInputs) -> list[dict[str, Any]]:
 
 
 def cross_scores(inputs: ReportInputs) -> dict[str, Any] | None:
-    """Return the matrix policy arm x reward mode: pooled over replicates, and per replicate."""
-    if not inputs.cross_scores:
-        return None
+    """Return the matrix policy arm x reward mode, pooled over replicates and per replicate; None of one reward."""
     modes = sorted({cell.mode for cell in inputs.cross_scores})
     own = {arm.label: arm.reward_mode for arm in inputs.arms}
+    if not modes or {*modes} == {*own.values()} == {modes[0]}:
+        return None
     cells = []
     for arm in inputs.arms:
         for mode in modes:

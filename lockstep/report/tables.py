@@ -417,6 +417,7 @@ def fact_items(report: Report) -> list[tuple[str, str]]:
         ("Failed runs", ", ".join(f"{arm}: {k}" for arm, k in facts["failed"].items())),
         ("Lost runs", ", ".join(f"{arm}: {k}" for arm, k in facts["lost"].items())),
         *_learned_fact(report),
+        *_one_reward(report),
         ("Environment steps per run", "not recorded" if facts["steps"] is None else f"{facts['steps']:,}"),
         *[(name, report["notes"][name]) for name in FACT_NOTES if name in report["notes"]],
         ("Device-hours", "not recorded" if facts["device_hours"] is None else plain(facts["device_hours"])),
@@ -435,6 +436,12 @@ def fact_items(report: Report) -> list[tuple[str, str]]:
         ("Blocks for 80 % power", _needed_text(report["more"])),
         ("Code", ", ".join([*facts["code_revisions"], *facts["plugins"]]) or "not recorded"),
     ]
+
+
+def _one_reward(report: Report) -> list[tuple[str, str]]:
+    modes = {arm["reward_mode"] for arm in report["registration"]["arms"]}
+    is_left_out = report["xeval"] is None and len(modes) == 1
+    return [("Cross-evaluation", "left out: all arms have the same reward")] if is_left_out else []
 
 
 def _learned_fact(report: Report) -> list[tuple[str, str]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
@@ -122,7 +122,7 @@ def parse(raw: Mapping[str, Any]) -> ResolvedSpec:
     base = _config_data(spec)
     given = raw.get("reward")
     named = frozenset(given) if isinstance(given, Mapping) else frozenset()
-    arms = tuple(_resolve_arm(index, arm, base, named) for index, arm in enumerate(spec.arms))
+    arms = _resolve_arms(spec.arms, base, named)
     full = spec.model_dump(mode="json", by_alias=True)
     return ResolvedSpec(spec=spec, document=full, arms=arms, hash=canonical_hash(full))
 
@@ -265,6 +265,22 @@ def _config_data(spec: Spec) -> dict[str, Any]:
     return {name: value for name, value in data.items() if name not in _META}
 
 
+def _resolve_arms(
+    arms: Sequence[sections.Arm], base: Mapping[str, Any], named: frozenset[str]
+) -> tuple[ResolvedArm, ...]:
+    """Return every arm; the problems of all of them are told at once."""
+    resolved: list[ResolvedArm] = []
+    problems: list[Problem] = []
+    for index, arm in enumerate(arms):
+        try:
+            resolved.append(_resolve_arm(index, arm, base, named))
+        except InvalidSpecError as error:
+            problems += error.problems
+    if problems:
+        raise InvalidSpecError(problems)
+    return tuple(resolved)
+
+
 def _resolve_arm(index: int, arm: sections.Arm, base: Mapping[str, Any], named: frozenset[str]) -> ResolvedArm:
     """Return one arm; ``named`` are the fields of the experiment's own reward section, presets left out."""
     overrides = _overrides(index, arm)
@@ -311,16 +327,26 @@ def _overrides(index: int, arm: sections.Arm) -> dict[str, Any]:
         if overrides.setdefault("ppo.gamma", gamma) != gamma:
             at = pointer("arms", index, "overrides", "env.gamma")
             raise _problem(at, "contradiction", "env.gamma and ppo.gamma differ", "keep one of them")
-    for path in overrides:
-        first, at = path.split(".")[0], pointer("arms", index, "overrides", path)
-        if first not in Spec.model_fields:
-            paths = [field for field in paths_of(Config) if field.split(".")[0] in OVERRIDABLE]
-            raise _problem(at, "unknown_key", f"no field {path!r}", remedy_for_key(first, OVERRIDABLE, paths))
-        if first not in OVERRIDABLE:
-            why = _WHY_SHARED.get(path) or _WHY_SHARED.get(first) or "they would no longer face the same task"
-            message = f"{path!r} may not differ between arms: {why}"
-            raise _problem(at, "not_overridable", message, f"override only {', '.join(OVERRIDABLE)}")
+    problems = [problem for path in overrides if (problem := _override_problem(index, path)) is not None]
+    if problems:
+        raise InvalidSpecError(problems)
     return overrides
+
+
+def _override_problem(index: int, path: str) -> Problem | None:
+    first, at = path.split(".")[0], pointer("arms", index, "overrides", path)
+    fields = paths_of(Config)
+    if first not in Spec.model_fields:
+        own = [field for field in fields if field.split(".")[0] in OVERRIDABLE]
+        return Problem(at, "unknown_key", f"no field {path!r}", remedy_for_key(first, OVERRIDABLE, own))
+    if first in OVERRIDABLE:
+        return None
+    within = [field for field in fields if field.startswith(f"{first}.")]
+    if "." in path and within and not any(f"{path}.".startswith(f"{field}.") for field in within):
+        return Problem(at, "unknown_key", f"no field {path!r}", nearest(path, within))
+    why = _WHY_SHARED.get(path) or _WHY_SHARED.get(first) or "they would no longer face the same task"
+    message = f"{path!r} may not differ between arms: {why}"
+    return Problem(at, "not_overridable", message, f"override only {', '.join(OVERRIDABLE)}")
 
 
 def _place_in_arm(index: int, arm: sections.Arm, location: Location) -> str:

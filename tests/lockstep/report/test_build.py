@@ -19,6 +19,7 @@ from lockstep.report.inputs import (
     ScoreRow,
     TrainingRow,
 )
+from lockstep.report.tables import fact_items
 from tests.lockstep.report.factories import Cell, curve_points, make_analysis, make_inputs, score_rows
 
 BETTER: list[Cell] = [70.0, 71.0, 72.0, 73.0, 74.0, 75.5]
@@ -421,6 +422,11 @@ def test_training_rows_and_cross_scores_are_summarised() -> None:
     report = build(make_inputs({"a": BETTER, "b": WORSE}, training=training, cross_scores=cross))
     assert report["training"][0]["final_accuracy"] == 62.5
     assert report["training"][0]["episodes"] == 192
+    alike = tuple(CrossScore(a, "native", r, float(r), 0.5, 8) for a in "ab" for r in range(6))
+    arms = tuple(ArmFacts(label, "native") for label in "ab")
+    one = build(make_inputs({"a": BETTER, "b": WORSE}, arms=arms, cross_scores=alike))
+    assert one["xeval"] is None
+    assert ("Cross-evaluation", "left out: all arms have the same reward") in fact_items(one)
     own = [c for c in report["xeval"]["cells"] if c["own_mode"]]
     assert [(c["arm"], c["mode"], c["mean"]) for c in own] == [("a", "a", 2.5), ("b", "b", 2.5)]
 

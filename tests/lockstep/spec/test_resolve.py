@@ -399,3 +399,19 @@ def test_discount_written_twice_must_agree() -> None:
 def test_a_budget_far_below_that_of_its_preset_is_named(raw: dict[str, Any], told: str | None) -> None:
     found = [text for text in check(parse(raw))[1] if text.startswith("budget.rounds: ")]
     assert [text.removeprefix("budget.rounds: ")[: len(told or "")] for text in found] == ([told] if told else [])
+
+
+def test_misspelt_overrides_of_all_arms_are_told_at_once_with_what_was_meant() -> None:
+    arms = [
+        {"label": "A", "overrides": {"env.gama": 0.9, "env.proceses": 2}},
+        {"label": "B", "overrides": {"ppo.clp": 0.1}},
+        {"label": "C", "overrides": {"env.processes": 2, "env.kwargs.length": 3}},
+    ]
+    with pytest.raises(InvalidSpecError) as refused:
+        parse(cartpole_spec(arms=arms))
+    told = [(problem.pointer, problem.code, problem.remedy) for problem in refused.value.problems]
+    assert told[:2] == [
+        ("/arms/0/overrides/env.gama", "unknown_key", "did you mean 'env.gamma'?"),
+        ("/arms/0/overrides/env.proceses", "unknown_key", "did you mean 'env.processes'?"),
+    ]
+    assert [code for _, code, _ in told[2:]] == ["unknown_key", "not_overridable", "not_overridable"]
