@@ -155,9 +155,11 @@ def equivalent(m: re.Match[str], facts: Facts) -> None:
 
 
 def open_question(m: re.Match[str], facts: Facts) -> None:
-    leader, other = m["a"], m["b"]
-    assert facts.location(leader) >= max(map(facts.location, facts.labels)) - 1e-9
-    interval = facts.compare(leader, other, facts.alpha)[2]
+    treatment, baseline = m["a"], m["b"]
+    assert baseline == facts.control or facts.labels.index(treatment) > facts.labels.index(baseline)
+    best = max(map(facts.location, facts.labels))
+    assert max(facts.location(treatment), facts.location(baseline)) >= best - 1e-9, "the leader is one of them"
+    interval = facts.compare(treatment, baseline, facts.alpha)[2]
     if m["low"] is None:
         assert interval is None
     else:
