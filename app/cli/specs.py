@@ -22,7 +22,7 @@ from lockstep.spec.metrics import registered
 from lockstep.spec.presets import PRESETS
 from lockstep.spec.problems import InvalidSpecError, nearest
 from lockstep.spec.resolve import diff_paths, parse
-from lockstep.spec.rules import check
+from lockstep.spec.rules import all_problems, check
 from lockstep.spec.template import template
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Work on specifications without a server.")
@@ -37,11 +37,12 @@ def main() -> None:
 @app.command("check")
 def check_spec(file: SpecFile) -> None:
     """Check a specification; code 1 when it is refused."""
+    raw = load(file)
     try:
-        resolved = parse(load(file))
+        resolved = parse(raw)
         problems, warnings = check(resolved)
     except InvalidSpecError as error:
-        problems, warnings = list(error.problems), []
+        problems, warnings = all_problems(raw, error.problems), []
     for problem in problems:
         typer.echo(f"{problem} [{problem.code}]", err=True)
     for warning in warnings:

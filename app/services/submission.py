@@ -66,13 +66,16 @@ def check(ctx: Context, raw: Mapping[str, Any]) -> Checked:
 
 
 def _checked(ctx: Context, raw: Mapping[str, Any]) -> Checked:
-    resolved = parse(raw)
+    try:
+        resolved = parse(raw)
+    except InvalidSpecError as error:
+        with ctx.store.read() as session:
+            registered = _registered(session)
+        raise InvalidSpecError(rules.all_problems(raw, error.problems, registered)) from error
     with ctx.store.read() as session:
         if any(arm.copied for arm in resolved.arms):
             resolved = _with_copies(session, raw, resolved)
-        rewards, environments, registries = workers.registered_names(session)
-        tasks = {kind: catalog.read(session, keys) for kind, keys in registries.items()}
-        registered = Registered(rewards, environments, tasks)
+        registered = _registered(session)
         tuning = experiments.seeds_of(session, resolved.spec.experiment.tuning)
         pilot = _pilot(session, resolved)
     resolved = complete(resolved, registered)
@@ -82,6 +85,12 @@ def _checked(ctx: Context, raw: Mapping[str, Any]) -> Checked:
     if problems:
         raise InvalidSpecError(problems)
     return Checked(resolved, warnings, registered, pilot)
+
+
+def _registered(session: Session) -> Registered:
+    """Return what workers have announced."""
+    rewards, environments, registries = workers.registered_names(session)
+    return Registered(rewards, environments, {kind: catalog.read(session, keys) for kind, keys in registries.items()})
 
 
 def _with_copies(session: Session, raw: Mapping[str, Any], resolved: ResolvedSpec) -> ResolvedSpec:

@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable, Iterator, Mapping, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,8 +17,8 @@ from lockstep.spec.arms import ResolvedArm
 from lockstep.spec.families import FAMILIES, family_of
 from lockstep.spec.plan import env_steps_per_run
 from lockstep.spec.presets import PRESETS, PUBLISHED_STEPS
-from lockstep.spec.problems import Problem, meant, nearest, pointer
-from lockstep.spec.resolve import ResolvedSpec
+from lockstep.spec.problems import InvalidSpecError, Problem, meant, nearest, pointer
+from lockstep.spec.resolve import ResolvedSpec, parse
 from lockstep.spec.rewards import Reward
 from lockstep.spec.schemas import flat_problems
 from lockstep.spec.sections import Arm, Budget, Env
@@ -77,6 +77,45 @@ def check(resolved: ResolvedSpec, registered: Registered = NOT_ASKED) -> tuple[l
         problems.extend(_training_rules(index, arm, resolved))
     found, warnings = _analysis_rules(resolved)
     return _unique([*problems, *found]), [*warnings, *_warnings(resolved, registered)]
+
+
+#: Sections on which rules of every other one rest: beside a fault in them nothing more is known for sure.
+_BASIC = frozenset({"", "experiment", "env", "preset"})
+
+
+def all_problems(raw: Mapping[str, Any], found: Sequence[Problem], registered: Registered = NOT_ASKED) -> list[Problem]:
+    """Return the faults of a specification's schema, and what rules find in sections that neither have nor rest on one.
+
+    Args:
+        raw: the specification, which ``parse`` has refused.
+        found: why.
+        registered: what workers have announced.
+    """
+    faulty = {problem.pointer.split("/")[1] if problem.pointer else "" for problem in found}
+    if faulty & _BASIC:
+        return list(found)
+    sound = {name: value for name, value in raw.items() if name not in faulty - {"arms"}}
+    if "arms" in faulty:
+        sound["arms"] = _without_overrides(raw["arms"])
+    try:
+        further = check(parse(sound), registered)[0]
+    except InvalidSpecError as error:
+        further = list(error.problems)
+    return _unique([*found, *(problem for problem in further if not _rests_on(problem, faulty))])
+
+
+def _without_overrides(arms: Any) -> Any:
+    """Return arms without what they override, for the rules of other sections."""
+    if not isinstance(arms, Sequence) or not all(isinstance(arm, Mapping) for arm in arms):
+        return arms
+    return [{name: value for name, value in arm.items() if name != "overrides"} for arm in arms]
+
+
+def _rests_on(problem: Problem, faulty: Collection[str]) -> bool:
+    """Return whether a problem may follow from a fault: it is of that section, or of an override of it."""
+    section, _, rest = problem.pointer.removeprefix("/").partition("/")
+    is_reward = section == "analysis" and problem.code == "E_REWARD_DEPENDENT" and {"arms", "reward"} & {*faulty}
+    return section in faulty or bool(is_reward) or any(f"/overrides/{name}." in f"/{rest}" for name in faulty)
 
 
 def _unique(problems: Iterable[Problem]) -> list[Problem]:

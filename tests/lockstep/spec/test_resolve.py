@@ -14,7 +14,7 @@ from lockstep.spec.presets import PRESETS
 from lockstep.spec.problems import InvalidSpecError, Problem
 from lockstep.spec.reading import load_text
 from lockstep.spec.resolve import Spec, parse
-from lockstep.spec.rules import NOT_ASKED, Registered, check
+from lockstep.spec.rules import NOT_ASKED, Registered, all_problems, check
 from tests.factories import cartpole_spec, tiny_spec
 
 EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
@@ -415,3 +415,25 @@ def test_misspelt_overrides_of_all_arms_are_told_at_once_with_what_was_meant() -
         ("/arms/0/overrides/env.proceses", "unknown_key", "did you mean 'env.processes'?"),
     ]
     assert [code for _, code, _ in told[2:]] == ["unknown_key", "not_overridable", "not_overridable"]
+
+
+def told_of(raw: dict[str, Any]) -> list[tuple[str, str]]:
+    with pytest.raises(InvalidSpecError) as refused:
+        parse(raw)
+    return [(problem.pointer, problem.code) for problem in all_problems(raw, refused.value.problems)]
+
+
+def test_faults_of_rules_are_told_beside_those_of_the_schema_without_what_follows_from_them() -> None:
+    short = {"primary": "eval/accuracy", "sesoi": -2.0, "failure": {"floor": 0.0}}
+    raw = tiny_spec(ppo={"lrr": 1e-3}, experiment={"replicates": 6}, analysis={**short, "inference": "full"})
+    arms = [{"label": "A", "reward": "shapd"}, {"label": "B", "reward": "sparse", "overrides": {"ppo.minibatches": 9}}]
+    told = told_of({**raw, "arms": arms})
+    # not that 9 minibatches are too many: the section of theirs is not known
+    assert sorted(told) == [("/analysis/sesoi", "E_SESOI"), ("/ppo/lrr", "unknown_key")]
+    arms = [{"label": "A", "overrides": {"ppo.lrr": 1.0}}, {"label": "B"}]
+    # not that the arms are the same
+    assert sorted(told_of({**raw, "ppo": {"minibatches": 2}, "arms": arms})) == [
+        ("/analysis/sesoi", "E_SESOI"),
+        ("/arms/0/overrides/ppo.lrr", "unknown_key"),
+    ]
+    assert told_of({**raw, "env": {"n_envz": 2}, "ppo": {}}) == [("/env/n_envz", "unknown_key")]
