@@ -130,6 +130,8 @@ async function steer(store, action) {
 export function differs(store) {
   store.on(["experiment"], () => {
     const { arms, spec, shown } = store.experiment;
+    const base = new Map(arms.flatMap((arm) => arm.diff.map((d) => [d.path, d.base])));
+    const ofBase = [...base].map(([path, value]) => `${path}: ${JSON.stringify(value)}`).join("; ");
     node("arms").tBodies[0].replaceChildren(
       ...arms.map((arm) =>
         element(
@@ -142,7 +144,7 @@ export function differs(store) {
             "td",
             { "data-name": "Differs in" },
             arm.diff.map((d) => `${d.path}: ${JSON.stringify(d.base)} → ${JSON.stringify(d.value)}`).join("; ") ||
-              "the base",
+              (ofBase ? `the base (${ofBase})` : "the base"),
           ),
         ),
       ),
