@@ -11,9 +11,16 @@ function metricOf({ experiment }) {
 function pairs({ report, experiment }) {
   if (!report) return [];
   const { sesoi, unit, estimand } = experiment.answer;
+  const { control } = report.registration.analysis;
   return report.comparisons
     .filter((pair) => pair.inference && pair.estimate !== null)
-    .map((pair) => ({ pair, sesoi, unit, estimand }));
+    .map((pair) => ({ pair: pair.b === control ? pair : turned(pair), sesoi, unit, estimand }));
+}
+
+// Treatment minus baseline; a report holds the arm first that comes first in the specification.
+function turned(pair) {
+  const bounds = pair.ci_superiority && pair.ci_superiority.map((end) => (end === null ? null : -end)).reverse();
+  return { ...pair, a: pair.b, b: pair.a, estimate: -pair.estimate, ci_superiority: bounds };
 }
 
 export function draw(compared, table, note) {
@@ -26,8 +33,8 @@ export function draw(compared, table, note) {
   }
   note.textContent =
     scales.size > 1
-      ? `${scales.size} metrics, each on a scale of its own. Positive: the first arm is better.`
-      : `All on one scale, ${[...scales.keys()].join("")}. Positive: the first arm is better.`;
+      ? `${scales.size} metrics, each on a scale of its own. Treatment minus baseline; positive: the treatment is better.`
+      : `All on one scale, ${[...scales.keys()].join("")}. Treatment minus baseline; positive: the treatment is better.`;
   table.tBodies[0].replaceChildren(
     ...found.flatMap(({ one, own }) =>
       own.length ? own.map((item) => row(one, item, scales.get(metricOf(one)))) : [none(one)],
