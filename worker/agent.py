@@ -16,7 +16,7 @@ import signal
 import sys
 import threading
 import time
-from typing import Any
+from typing import Any, NoReturn
 
 from lockstep import protocol as p
 from lockstep.logs import get_logger
@@ -211,9 +211,22 @@ class Agent:
             self._register(capabilities)
             return True
         if assignment is None:
+            self._let_go()
             return False
+        if self._starter.holds != assignment.experiment_id:
+            self._let_go()
         self._train(assignment)
         return True
+
+    def _let_go(self) -> None:
+        """End the process that waits for another block of its experiment, and see that the device is free again."""
+        if self._starter.holds is not None:
+            self._starter.let_go()
+            self._check_device()
+
+    def _refuse(self, _command: dict[str, Any]) -> NoReturn:
+        """Start nothing on a device that has not become free since the claim."""
+        raise CannotStart(self._health.detail)
 
     def _train(self, assignment: p.Assignment) -> None:
         held = [assignment, *assignment.beside]
@@ -230,7 +243,9 @@ class Agent:
             pack = PackRunner(*given, self._work, self._starter, self.options)
             runners, run = pack.runners, pack.run
         else:
-            runner = AssignmentRunner(*given, self._work / assignment.assignment_id, self._starter, self.options)
+            start = None if self._health.ok else self._refuse
+            place = self._work / assignment.assignment_id
+            runner = AssignmentRunner(*given, place, self._starter, self.options, start)
             runners, run = [runner], runner.run
         self._state, self._held = "working", runners
         for runner in runners:
@@ -249,8 +264,8 @@ class Agent:
             self._check_device()
 
     def _check_device(self) -> None:
-        """Offer the device again only when it is free and well."""
-        self._health = self.monitor.check_free()
+        """Offer the device again only when it is well, and free of all but a process of ours that may train on."""
+        self._health = self.monitor.check_free() if self._starter.holds is None else self.monitor.health()
         self._state = "idle" if self._health.ok else "quarantined"
         if not self._health.ok:
             _log.error("device_refused", device=self.bound.device.uid, reason=self._health.detail)

@@ -92,11 +92,12 @@ class Trainer(Protocol):
         ...
 
 
-def in_its_own_process(starter: Starter) -> Callable[[dict[str, Any]], Trainer]:
-    """Return what starts a process for one assignment and hands it its first command."""
+def in_its_own_process(starter: Starter, experiment_id: str) -> Callable[[dict[str, Any]], Trainer]:
+    """Return what hands an assignment to a process that trains nothing else; it may have trained another before."""
 
     def start(command: dict[str, Any]) -> Trainer:
-        child = starter.start()
+        command["options"]["keep"] = True
+        child = starter.start_for(experiment_id)
         _log.info("started", pid=child.process.pid)
         child.send({"type": "assignment", **command})
         return child
@@ -128,13 +129,14 @@ class AssignmentRunner:
         start: Callable[[dict[str, Any]], Trainer] | None = None,
     ) -> None:
         self._control, self._lease, self._bound = control, assignment, bound
-        self._start = start or in_its_own_process(starter)
+        self._start = start or in_its_own_process(starter, assignment.experiment_id)
         self._directory, self._starter, self._options = directory, starter, options
         self._spool = Spool(directory / "spool.jsonl", options.spool_bytes)
         self._inside = directory / "inside"  # the child says here when it is in code of the user's
         section = assignment.runs[0].config.get("env", {})
         self._environment = str(section.get("id") or section.get("task"))
         self._child: Trainer | None = None
+        self._exit = "not started"
         self._round, self._step = assignment.resume_round, 0
         self._last_frame = self._began = time.monotonic()
         self._lost = threading.Event()
@@ -304,6 +306,7 @@ class AssignmentRunner:
                 "checkpoint_dir": str(self._directory / "checkpoints"),
                 "device_uid": self._bound.device.uid,
                 "inside": str(self._inside),
+                "keep": False,
                 "rehearse": self._lease.experiment_id not in self._starter.rehearsed,
             },
         }
@@ -363,7 +366,7 @@ class AssignmentRunner:
 
     def _watch(self, child: Trainer) -> None:
         """The stop ladder: past the grace the whole tree is killed. The fence needs no answer of a heartbeat."""
-        while child.is_alive():
+        while child is self._child and child.is_alive():
             self.unheard()
             if self._kill_at is not None and time.monotonic() > self._kill_at:
                 if self._inside.exists() and not self._frozen:
@@ -496,8 +499,11 @@ class AssignmentRunner:
         return self._control.patiently(partial(call, *given, **named), until=self._lost.is_set)
 
     def _end_child(self) -> None:
-        if self._child is not None:
-            self._child.end(politely=not self._lost.is_set())
+        """End what trains; from here on nothing that happens to the lease touches it: it may train another."""
+        child, self._child = self._child, None
+        if child is not None:
+            child.end(politely=not self._lost.is_set())
+            self._exit = child.exit_text()
 
     def _release(self) -> None:
         """Tell how the assignment ended; a lost lease has nothing to release."""
@@ -520,7 +526,7 @@ class AssignmentRunner:
         if self._finished and not self._stopped and self._failure is None:
             return p.ReleaseRequest(outcome="completed", seconds=seconds)
         if self._stop_cause is not None and self._failure is None:
-            detail = "stopped at a round border" if self._stopped else f"stopped: {self._exit_text()}"
+            detail = "stopped at a round border" if self._stopped else f"stopped: {self._exit}"
             cause: Any = self._stop_cause
             return p.ReleaseRequest(outcome="stopped", cause=cause, detail=detail, seconds=seconds)
         if self._failure is not None:
@@ -531,13 +537,10 @@ class AssignmentRunner:
                 pinned = self._lease.runs[0].run_id
             outcome: Any = self._failure.get("outcome", "error")
             return p.ReleaseRequest(outcome=outcome, cause=cause, detail=detail, seconds=seconds, pinned_run=pinned)
-        text = self._exit_text()
+        text = self._exit
         killed = text == "killed by SIGKILL"
         tail = "\n".join(self._logs.last_lines)
         detail = f"{tail}\nthe training process ended without a word: {text}".lstrip()
         return p.ReleaseRequest(
             outcome="error", cause="worker_lost" if killed else "bug", detail=detail, seconds=seconds
         )
-
-    def _exit_text(self) -> str:
-        return self._child.exit_text() if self._child is not None else "not started"

@@ -4,8 +4,10 @@ First command: the assignment, with what is to be trained beside it. Of each it 
 for each ``go`` trains one round and reports ``round`` and, where due, ``checkpoint``. ``stop`` or SIGTERM ends it at
 the next round border with a checkpoint. Where there are several, a frame and a command name theirs, ``drop`` gives one
 up, ``left`` is the last word of one, and their rounds are trained step by step together (``worker.train.rounds``).
-Standard output and error are the log. It is forked from the fork server, which has imported all that training needs,
-or where there is none started as a program.
+An assignment that had the process to itself and ended well may bring ``free``: then another of its experiment may
+follow, for which everything is loaded and compiled. Standard output and error are the log; ``END_OF_LOG`` is its last
+line before ``free``. The process is forked from the fork server, which has imported all that training needs, or where
+there is none started as a program.
 """
 
 from __future__ import annotations
@@ -43,6 +45,7 @@ from worker.checkpoint import CheckpointRefused, NoCheckpoint
 from worker.envs.faults import EnvironmentFault
 from worker.envs.inside import INSIDE, shared
 from worker.starter import TRAINING_NAME
+from worker.supervisor import END_OF_LOG
 from worker.train.block import ArmOutOfMemory, BlockTrainer
 from worker.train.plan import BlockPlan, ConfigRefused, RoundRecord, RunPlan, RunRound
 from worker.train.rounds import Rounds
@@ -71,6 +74,8 @@ class Pipes:
         self._frames, self._lock = frames, threading.Lock()
         self.changed = threading.Condition()
         self.seats: dict[str, Seat] = {}
+        #: What follows the assignments of ``seats``; None when nothing does.
+        self.following: dict[str, Any] | None = None
 
     def send(self, kind: str, **values: Any) -> None:
         """Send one frame."""
@@ -79,9 +84,13 @@ class Pipes:
             self._frames.write(line)
 
     def listen(self, source: IO[bytes]) -> None:
-        """Read commands until the supervisor goes away (which ends this process too)."""
+        """Read commands until another assignment follows, or the supervisor goes away (which ends this process too)."""
+        self.following = None
         for line in source:
             command = json.loads(line)
+            if command["type"] == "assignment":
+                self.following = command
+                return
             named = command.get("assignment")
             with self.changed:
                 for seat in [self.seats[named]] if named in self.seats else self.seats.values():
@@ -127,7 +136,7 @@ class Seat:
         self.saved = self.done = self.start = self.assignment.resume_round
         self.seqs: dict[str, int] = {}
         self.trainer: BlockTrainer
-        self.failed = False
+        self.failed = self.stays = False
 
     @property
     def has_word(self) -> bool:
@@ -143,6 +152,11 @@ class Seat:
     def send(self, kind: str, **values: Any) -> None:
         """Send one frame of this assignment."""
         self._pipes.send(kind, **self._name, **values)
+
+    @property
+    def is_followed(self) -> bool:
+        """Whether this process may train another assignment after this one: it ended well, and all code was ours."""
+        return self.stays and not (self.failed or self.stops or self.dropped)
 
     def leave(self) -> None:
         """Say the last word: whatever this process does until its end is nothing of the assignment."""
@@ -296,6 +310,7 @@ def _prepare(seat: Seat, seats: Sequence[Seat], index: int) -> bool:
     beside = sorted(other.assignment.replicate for other in seats if other is not seat)
     record = record_of(plan, device, seat.trainer.envs.limits)
     told = {**warm_up, "record": record, **({"packed_with": beside} if beside else {})}
+    seat.stays = bool(options["keep"]) and seat.trainer.family.keeps_process and not record["plugins"]
     seat.options["ready"] = {
         "device_uid": device_uid(device, str(options["device_uid"])),
         "resume_round": start,
@@ -436,14 +451,34 @@ def run(frames: int, commands: int) -> int:
     if not line:
         return 0  # the supervisor has gone
     first = json.loads(line)
-    beside = first.get("beside", [])
-    seats = [Seat(pipes, given, named=bool(beside)) for given in (first, *beside)]
-    pipes.seats = {seat.assignment.assignment_id: seat for seat in seats}
-    for seat in seats:
-        seat.send("progress", round=seat.assignment.resume_round, step=0)
-    threading.Thread(target=pipes.listen, args=(source,), daemon=True).start()
-    train(pipes, seats)
-    return int(all(seat.failed for seat in seats))
+    while first is not None:
+        beside = first.get("beside", [])
+        seats = [Seat(pipes, given, named=bool(beside)) for given in (first, *beside)]
+        pipes.seats = {seat.assignment.assignment_id: seat for seat in seats}
+        for seat in seats:
+            seat.send("progress", round=seat.assignment.resume_round, step=0)
+        listener = threading.Thread(target=pipes.listen, args=(source,), daemon=True)
+        listener.start()
+        train(pipes, seats)
+        if not all(seat.is_followed for seat in seats):
+            return int(all(seat.failed for seat in seats))
+        pipes.seats = {}
+        del seats
+        _clear()
+        print(END_OF_LOG, flush=True)  # noqa: T201 - standard output is the log
+        pipes.send("free")
+        listener.join()
+        first = pipes.following
+    return 0
+
+
+def _clear() -> None:
+    """Give back the memory of what has been trained; kernels that were loaded stay."""
+    gc.unfreeze()
+    gc.collect()
+    if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
 
 
 def failure(error: Exception) -> dict[str, str]:

@@ -10,6 +10,7 @@ from typing import IO
 
 from lockstep import protocol as p
 from worker.spool import Spool
+from worker.supervisor import END_OF_LOG
 
 _LEVELS = re.compile(r"\b(debug|info|warning|error)\b", re.IGNORECASE)
 _LINES_PER_SECOND = 200
@@ -30,8 +31,10 @@ class LogReader:
         self.last_lines: deque[str] = deque(maxlen=20)
 
     def read(self, source: IO[bytes]) -> None:
-        """Read until the stream ends."""
+        """Read until the stream ends, or the process is free for another assignment."""
         for raw in lines(source):
+            if raw == END_OF_LOG:
+                return
             self.take(raw)
 
     def take(self, raw: str) -> None:

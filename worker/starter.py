@@ -174,6 +174,35 @@ class Starter:
         self._server = ForkServer(environment, log, stopped=stopped) if sys.platform == "linux" else None
         #: Experiments of which a block was ready here: what their kernels compile to is on this machine's disk.
         self.rehearsed: set[str] = set()
+        #: The last process that was started for one assignment, and the experiment it trains.
+        self._last: tuple[str, Child] | None = None
+
+    @property
+    def holds(self) -> str | None:
+        """The experiment that a process is free to train another assignment of; None: there is no such process."""
+        if self._last is None or self._last[1].is_closed or not self._last[1].is_free:
+            return None
+        return self._last[0]
+
+    def start_for(self, experiment_id: str) -> Child:
+        """Return the process that is free for another assignment of the experiment, or a new one.
+
+        Raises:
+            CannotStart: says why.
+        """
+        if self.holds == experiment_id and self._last is not None and self._last[1].is_alive():
+            self._last[1].is_free = False
+            return self._last[1]
+        self.let_go()
+        child = self.start()
+        self._last = experiment_id, child
+        return child
+
+    def let_go(self) -> None:
+        """End the process that is free, if there is one."""
+        if self.holds is not None and self._last is not None:
+            self._last[1].close()
+        self._last = None
 
     def start(self) -> Child:
         """Start a process; its first command must be an assignment.
@@ -210,6 +239,7 @@ class Starter:
         return subprocess.Popen(command, stdout=answer, stderr=errors, env=environment)  # noqa: S603 - our own module
 
     def end(self) -> None:
-        """End the fork server."""
+        """End the process that is free, and the fork server."""
+        self.let_go()
         if self._server is not None:
             self._server.end()

@@ -31,6 +31,8 @@ _KILL_SECONDS = 10.0
 #: How long a process may take from its last frame to its end: threads, files and a device that are let go.
 _EXIT_SECONDS = 60.0
 _JOIN_SECONDS = 0.02
+#: Last line that a process prints about an assignment when it is free for another.
+END_OF_LOG = "\x1e end of log"
 _LOOK_SECONDS, _PIECE_BYTES = 0.5, 2**20
 #: Marks what descends from this process.
 mark = secrets.token_hex(16)
@@ -138,10 +140,13 @@ class Child:
         self.output: IO[bytes] = os.fdopen(output[0], "rb")
         self.started = time.monotonic()
         self.killed_by_us = False
+        #: Whether it has said that another assignment may follow.
+        self.is_free = False
+        self.is_closed = False
         _children.append(self)
 
     def frames(self) -> Iterator[dict[str, Any]]:
-        """Yield frames until the child closes its pipe or has ended: what it left behind may hold the pipe open."""
+        """Yield frames until the child is free, closes its pipe or has ended: what it left behind may hold it open."""
         rest = b""
         while True:
             has_ended = not self.is_alive()  # asked first: what it wrote before is read below
@@ -150,7 +155,11 @@ class Child:
                 if not piece:
                     return
                 *lines, rest = (rest + piece).split(b"\n")
-                yield from map(json.loads, lines)
+                for frame in map(json.loads, lines):
+                    if frame["type"] == "free":
+                        self.is_free = True
+                        return
+                    yield frame
             elif has_ended:
                 return
 
@@ -182,7 +191,12 @@ class Child:
         return False
 
     def join(self) -> None:
-        """Wait for the end of the process, which has said all it had to say; one that hangs at its exit is killed."""
+        """Wait for the end of the process, which has said all it had to say; one that hangs at its exit is killed.
+
+        One that is free does not end.
+        """
+        if self.is_free:
+            return
         deadline = time.monotonic() + _EXIT_SECONDS
         while self.is_alive():
             if time.monotonic() > deadline:
@@ -191,7 +205,12 @@ class Child:
             time.sleep(_JOIN_SECONDS)
 
     def end(self, *, politely: bool) -> None:
-        """End what is left of the tree, after a moment to stop if that is polite, and close the pipes."""
+        """End what is left of the tree, after a moment to stop if that is polite, and close the pipes.
+
+        One that is free is left to its starter.
+        """
+        if politely and self.is_free:
+            return
         if politely and self.is_alive():
             self.ask_to_stop(1.0)
             with contextlib.suppress(Exception):
@@ -234,6 +253,7 @@ class Child:
 
     def forget(self) -> None:
         """Close the pipes of a child that has ended; no signal, for its pid may be another's by now."""
+        self.is_closed = True
         with contextlib.suppress(ValueError):
             _children.remove(self)
         for pipe in (self._frames, self._commands, self.output):

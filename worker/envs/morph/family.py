@@ -56,4 +56,5 @@ FAMILY = EnvironmentFamily(
     split="test",
     twin="noop",
     keeps_evaluation=True,
+    keeps_process=True,
 )

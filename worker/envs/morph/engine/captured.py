@@ -21,7 +21,7 @@ from torch import Tensor
 from worker.envs.morph.engine.eager import Counters, IssuedJobs, Job, Outcome, autocast, outcomes
 from worker.envs.morph.network.blend import Operator
 from worker.envs.morph.network.hosts import Pass
-from worker.envs.morph.network.network import EpochStats, Network, gradient_figures
+from worker.envs.morph.network.network import EpochStats, Network, gradient_figures, packed_stats
 from worker.envs.morph.task.data import Items, TrainingData
 
 #: Graphs kept per environment; the least recently used is dropped.
@@ -198,7 +198,12 @@ class CapturedEngine:
         return [(self._kind, job.network.host_params, piece) for piece in _pieces(job)]
 
     def _close_pieces(self, job: Job, val: Items) -> list[Hashable]:
-        return [(self._kind, job.network.host_params, val.x.shape, *_closing(job))]
+        trained = _grafts(job.network, (item.slot for item in job.step_plan))
+        pieces: list[Hashable] = [("packs", job.draws is None, len(trained)), *(("packs", graft) for graft in trained)]
+        run = {slot: graft for slot, *graft in _grafts(job.network, job.val_plan.slots)}
+        for slot, part in job.validator.parts(val.x.shape[0], job.val_plan):
+            pieces.append((part, slot, *run.get(slot, ())))
+        return [(self._kind, job.network.host_params, val.x.shape, piece) for piece in pieces]
 
     def _replay(self, jobs: Sequence[Job], work: Sequence[Work]) -> None:
         """Issue every graph, batches round robin."""
@@ -269,14 +274,15 @@ class CapturedEngine:
     def _packed(self, lane: Lane, job: Job) -> Tensor:
         """Return ``EpochStats.packed`` of the accumulators."""
         network, plan = job.network, job.step_plan
-        stats = EpochStats(losses=list(lane.measured[:, 0].unbind()))
-        stats.norms = [list(row.unbind()) for row in lane.measured[:, 1 : 2 + len(plan)].unbind()]
+        grads: dict[int, Tensor] = {}
         for item in plan:
             store = network.cell(item.slot).store
             sizes = [param.numel() for param in store.params]
             parts = [part.view(p.shape) for part, p in zip(torch.split(store.grad, sizes), store.params, strict=True)]
-            stats.grads[item.slot] = gradient_figures(parts)
-        return stats.packed(len(network.slots))
+            grads[item.slot] = gradient_figures(parts)
+        # copied, so that the mean adds in the order in which the plain path adds
+        losses, norms = lane.measured[:, 0].clone(), lane.measured[:, 1 : 2 + len(plan)]
+        return packed_stats(losses, norms, grads, len(network.slots))
 
     def _lane(self, job: Job) -> Lane:
         network = job.network
@@ -334,7 +340,10 @@ class CapturedEngine:
 
     @staticmethod
     def _warm_up(lane: Lane, job: Job, body: Callable[[], Tensor]) -> None:
-        """Run the step once for its side effects on libraries, then put every tensor back in place."""
+        """Run the step once for its side effects on libraries, then put every tensor back in place.
+
+        Nobody waits for it: the graphs that follow on the lane's stream come after it.
+        """
         touched = [tensor for store in job.network.stores(job.step_plan) for tensor in store.state()]
         touched += [lane.batch, lane.measured]
         lane.stream.wait_stream(torch.cuda.current_stream(lane.stream.device))
@@ -343,7 +352,6 @@ class CapturedEngine:
             body()
             for tensor, value in zip(touched, saved, strict=True):
                 tensor.copy_(value)
-        lane.stream.synchronize()
 
 
 def _grafts(network: Network, slots: Iterable[int]) -> Grafts:

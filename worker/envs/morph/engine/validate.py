@@ -7,6 +7,7 @@ validation items, M masks, R stacked rows, n players.
 
 from __future__ import annotations
 
+from collections.abc import Hashable
 from dataclasses import dataclass
 from functools import cached_property
 
@@ -119,6 +120,34 @@ class Validator:
             better = ablation.item_stats(100.0 * (prospect.correct - table.correct[main]), 0)
             parts.append(torch.cat([gain, better]).flatten())
         return torch.cat(parts)
+
+    def parts(self, items: int, plan: ValPlan) -> list[tuple[int, Hashable]]:
+        """Return what decides which kernels a validation of ``items`` items runs, each with its slot, or -1.
+
+        No two parts together bring in another kernel: a kernel is chosen by the rows that it is given.
+        """
+        rows = len(plan.masks) + len(plan.prospective)
+        chunk = min(items, max(1, self.max_rows // rows))
+        steps = ablation.branchings(len(plan.players), plan.masks)
+        stack, done, player, tail = 1, 0, 0, 0
+        found: list[tuple[int, Hashable]] = [
+            (-1, ("measured", chunk, len(plan.masks), len(plan.prospective), len(plan.contrasts.matrix)))
+        ]
+        for slot in self.network.in_execution_order(plan.slots):
+            stop = self.network.slots[slot].position + 1
+            found.append((-1, ("run", chunk, stack, done, stop)))
+            done = stop
+            if slot in plan.prospective:
+                found.append((slot, ("tried", chunk, stack, player)))
+                stack, tail = stack + 1, tail + 1
+            elif slot in plan.fixed:
+                found.append((slot, ("fixed", chunk, stack)))
+            else:
+                step, player = steps[player], player + 1
+                found.append((slot, ("player", chunk, stack, len(step.off), len(step.on), tail)))
+                stack = len(step.off) + len(step.on) + tail
+        found.append((-1, ("run", chunk, stack, done, self.network.host.num_segments)))
+        return found
 
     @torch.no_grad()
     def tables(self, x: Tensor, y: Tensor, plan: ValPlan) -> tuple[Table, Table]:

@@ -8,7 +8,7 @@ freezing are tensors; which slots are blended or shadowed is a ``StepPlan``. Axe
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -83,11 +83,8 @@ class EpochStats:
 
     def packed(self, num_slots: int) -> Tensor:
         """Return [2 + 3 S] float64: mean loss, batches with a non-finite norm, gradient figures or NaN."""
-        losses = torch.stack(self.losses)
-        finite = torch.isfinite(torch.stack([torch.stack(row) for row in self.norms])).all(1)
-        head = torch.stack([losses.mean(), finite.logical_not().sum()])
-        missing = head.new_full((3,), float("nan"))
-        return torch.cat([head, *(self.grads.get(slot, missing) for slot in range(num_slots))]).double()
+        norms = torch.stack([torch.stack(row) for row in self.norms])
+        return packed_stats(torch.stack(self.losses), norms, self.grads, num_slots)
 
 
 class Network:
@@ -272,6 +269,13 @@ class Network:
         store = ParamStore(graft, graft.inits(), adam=self.is_text, device=device, dtype=dtype)
         active = torch.ones((), dtype=torch.bool, device=device)
         return Cell(graft, store, torch.zeros((), dtype=dtype, device=device), active)
+
+
+def packed_stats(losses: Tensor, norms: Tensor, grads: Mapping[int, Tensor], num_slots: int) -> Tensor:
+    """Return ``EpochStats.packed`` from losses [n], norms [n, networks] and gradient figures [3] by slot."""
+    head = torch.stack([losses.mean(), torch.isfinite(norms).all(1).logical_not().sum()])
+    missing = head.new_full((3,), float("nan"))
+    return torch.cat([head, *(grads.get(slot, missing) for slot in range(num_slots))]).double()
 
 
 def gradient_figures(parts: Sequence[Tensor]) -> Tensor:
