@@ -154,6 +154,7 @@ def measure(options: Options, data_dir: Path | None) -> dict[str, Any]:
     device = set_up(tf32=options.tf32)
     began = time.perf_counter()
     trainer = BlockTrainer(plan_of(options), device, data_dir=data_dir)
+    trainer.warm_up()  # as a worker does before the first round
     timed_envs = [timed_of(cohort, options) for cohort in trainer.envs.cohorts]
     trainer.envs = Cohorts(
         [replace(cohort, envs=own) for cohort, own in zip(trainer.envs.cohorts, timed_envs, strict=True)]

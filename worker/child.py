@@ -136,7 +136,9 @@ class Seat:
         self.saved = self.done = self.start = self.assignment.resume_round
         self.seqs: dict[str, int] = {}
         self.trainer: BlockTrainer
-        self.failed = self.stays = False
+        self.failed = False
+        #: Lets what was built wait for another assignment; None where none may follow.
+        self.rest: Callable[[], None] | None = None
 
     @property
     def has_word(self) -> bool:
@@ -154,9 +156,9 @@ class Seat:
         self._pipes.send(kind, **self._name, **values)
 
     @property
-    def is_followed(self) -> bool:
+    def may_be_followed(self) -> bool:
         """Whether this process may train another assignment after this one: it ended well, and all code was ours."""
-        return self.stays and not (self.failed or self.stops or self.dropped)
+        return self.rest is not None and not (self.failed or self.stops or self.dropped)
 
     def leave(self) -> None:
         """Say the last word: whatever this process does until its end is nothing of the assignment."""
@@ -310,7 +312,8 @@ def _prepare(seat: Seat, seats: Sequence[Seat], index: int) -> bool:
     beside = sorted(other.assignment.replicate for other in seats if other is not seat)
     record = record_of(plan, device, seat.trainer.envs.limits)
     told = {**warm_up, "record": record, **({"packed_with": beside} if beside else {})}
-    seat.stays = bool(options["keep"]) and seat.trainer.family.keeps_process and not record["plugins"]
+    if options["keep"] and not record["plugins"]:
+        seat.rest = seat.trainer.family.rest
     seat.options["ready"] = {
         "device_uid": device_uid(device, str(options["device_uid"])),
         "resume_round": start,
@@ -460,10 +463,12 @@ def run(frames: int, commands: int) -> int:
         listener = threading.Thread(target=pipes.listen, args=(source,), daemon=True)
         listener.start()
         train(pipes, seats)
-        if not all(seat.is_followed for seat in seats):
+        if not all(seat.may_be_followed for seat in seats):
             return int(all(seat.failed for seat in seats))
-        pipes.seats = {}
-        del seats
+        for seat in seats:
+            if seat.rest is not None:
+                seat.rest()
+        pipes.seats, seats = {}, []
         _clear()
         print(END_OF_LOG, flush=True)  # noqa: T201 - standard output is the log
         pipes.send("free")
@@ -473,7 +478,7 @@ def run(frames: int, commands: int) -> int:
 
 
 def _clear() -> None:
-    """Give back the memory of what has been trained; kernels that were loaded stay."""
+    """Give back the memory of what is used no more."""
     gc.unfreeze()
     gc.collect()
     if torch.cuda.is_initialized():  # type: ignore[no-untyped-call]

@@ -32,11 +32,16 @@ def config(**overrides: Any) -> EnvConfig:
 
 
 def build(
-    wanted: EnvConfig, data_dir: Path, runs: Sequence[str] = ("A",), num_envs: int = 2, device: torch.device = CUDA
+    wanted: EnvConfig,
+    data_dir: Path,
+    runs: Sequence[str] = ("A",),
+    num_envs: int = 2,
+    device: torch.device = CUDA,
+    seed: int = SEED,
 ) -> MorphEnvs:
     """Environments of runs by name; equal names are equal runs."""
     specs = [RunEnv(f"run-{name}", name, "random", None, 0.995) for name in runs]
-    setup = Setup(wanted, SEED, device, num_envs, "train", data_dir)
+    setup = Setup(wanted, seed, device, num_envs, "train", data_dir)
     return MorphEnvs(setup, specs, [AccuracyGain() for _ in specs], {})
 
 

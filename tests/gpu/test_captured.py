@@ -14,11 +14,13 @@ import torch
 
 from benchmarks.machine import set_up, write_cifar_shaped
 from tests.gpu.lives import CUDA, build, config, digest, play, state
+from tests.worker.envs.morph.factories import SEED
 from worker.envs.morph.engine import captured
 from worker.envs.morph.engine.captured import CapturedEngine
 from worker.envs.morph.engine.eager import run_jobs
 from worker.envs.morph.episode.controls import make_control
 from worker.envs.morph.episode.env import MorphEnvs
+from worker.envs.morph.episode.shared_data import rest
 from worker.envs.morph.life.stages import Op
 from worker.envs.morph.task.config import EnvConfig, resolve_path
 
@@ -211,6 +213,21 @@ def test_a_rehearsal_changes_no_bit(data_dir: Path, monkeypatch: pytest.MonkeyPa
     envs.rehearse()
     assert captured._LOADED
     assert play(envs, STEPS) == clean
+
+
+@pytest.mark.parametrize("path", ["captured", "fused"])
+def test_graphs_of_one_replicate_serve_the_next(data_dir: Path, path: str) -> None:
+    alone = build(config(path=path), data_dir, seed=SEED + 1)
+    clean = play(alone, STEPS)
+    first = build(config(path=path), data_dir)
+    play(first, STEPS)
+    first.close()
+    rest()
+    following = build(config(path=path), data_dir, seed=SEED + 1)
+    assert following.engine is first.engine
+    before = following.engine.counters.captures
+    assert play(following, STEPS) == clean
+    assert following.engine.counters.captures - before < alone.engine.counters.captures
 
 
 def test_auto_is_fused_where_kernels_take_the_host() -> None:

@@ -129,8 +129,8 @@ class EnvironmentFamily:
         keeps_evaluation: whether evaluation environments stay open while policies train.
         tasks: list the registry of its package in groups (``lockstep.protocol.TaskGroup``); None where it has none.
         own_tasks: names of the tasks that the package itself comes with, before any other registers more.
-        keeps_process: whether nothing but Lockstep's own code steps these environments, so that a process may train one
-            block after another; what others wrote may keep something from one replicate to the next.
+        rest: let what was built for one block wait for the next, which the same process may train; None where others
+            wrote what steps these environments: it may keep something from one replicate to the next.
         is_batched: whether a registered factory makes simulators of many environments; None where there are none.
     """
 
@@ -145,7 +145,7 @@ class EnvironmentFamily:
     split: str | None
     twin: str | None
     keeps_evaluation: bool
-    keeps_process: bool = False
+    rest: Callable[[], None] | None = None
     tasks: Callable[[], list[dict[str, Any]]] | None = None
     own_tasks: Callable[[], frozenset[str]] = frozenset
     is_batched: Callable[[Any], bool] | None = None

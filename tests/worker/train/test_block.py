@@ -133,6 +133,39 @@ def test_warm_up_leaves_no_trace(base: dict[str, Any]) -> None:
     assert [r.digest for r in next(cold.rounds(0)).runs] == [r.digest for r in next(warm.rounds(0)).runs]
 
 
+def test_what_rests_serves_the_next_replicate_and_changes_no_number() -> None:
+    plans = [block(MORPH, MORPH_ARMS, replicate=number, seed=300 + number) for number in range(2)]
+    clean = [[(record.round, run.digest, run.eval_episodes) for record in train(plans[1]) for run in record.runs]]
+    first = trainer(plans[0])
+    list(first.rounds(0))
+    first.close()
+    assert first.family.rest is not None
+    first.family.rest()
+    following = trainer(plans[1])
+    assert networks_of(following) == networks_of(first)
+    clean.append(
+        [(record.round, run.digest, run.eval_episodes) for record in following.rounds(0) for run in record.runs]
+    )
+    assert without_clock(clean[0]) == without_clock(clean[1])
+    # what does not rest serves nobody else
+    assert not networks_of(trainer(plans[0])) & networks_of(following)
+
+
+def networks_of(held: BlockTrainer) -> set[int]:
+    """Return which networks the hosts of a trainer are."""
+    parts = [cohort.envs for cohort in held.envs.cohorts]
+    return {id(network) for part in parts for run in part.runs for network in run.world.networks}  # type: ignore[attr-defined]
+
+
+def without_clock(rounds: list[tuple[int, str, list[dict[str, Any]]]]) -> list[Any]:
+    """Return digests and evaluations without what was read off a clock."""
+    clocked = ("seconds", "wall")
+    return [
+        (index, digest, [{k: v for k, v in row.items() if not any(c in k for c in clocked)} for row in rows])
+        for index, digest, rows in rounds
+    ]
+
+
 @pytest.mark.parametrize("base", BASES)
 def test_evaluation_consumes_no_training_stream(base: dict[str, Any]) -> None:
     often = block(base, arms_of(base), eval={"every_rounds": 1, "mode": "both"})

@@ -10,6 +10,7 @@ from worker.envs.family import Control, EnvironmentFamily, Order
 from worker.envs.morph.episode import controls
 from worker.envs.morph.episode.build import make_envs, make_training_envs
 from worker.envs.morph.episode.env import MorphEnvs
+from worker.envs.morph.episode.shared_data import rest
 from worker.envs.morph.episode.trial import try_mode
 from worker.envs.morph.life.stages import Op
 from worker.envs.morph.rewards import BoundReward, check_mode, make_reward
@@ -56,5 +57,5 @@ FAMILY = EnvironmentFamily(
     split="test",
     twin="noop",
     keeps_evaluation=True,
-    keeps_process=True,
+    rest=rest,
 )

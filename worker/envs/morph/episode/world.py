@@ -22,6 +22,7 @@ from worker.envs.morph.engine.ablation import EXACT_PLAYERS, Orders, antithetic_
 from worker.envs.morph.engine.tracker import Tracker
 from worker.envs.morph.engine.validate import Validator, ValPlan
 from worker.envs.morph.episode.episode import Account, number_or_none
+from worker.envs.morph.episode.shared_data import Networks
 from worker.envs.morph.life import actions, gates
 from worker.envs.morph.life.actions import ALPHA_TARGETS, STYLES, Action, Legality, Rules
 from worker.envs.morph.life.alpha import Curve, Ramp
@@ -30,7 +31,7 @@ from worker.envs.morph.life.lifecycle import SlotTable, members
 from worker.envs.morph.life.stages import Op, Stage
 from worker.envs.morph.network.blend import Operator
 from worker.envs.morph.network.blueprints import blueprint_id
-from worker.envs.morph.network.network import Network, SlotPlan, StepPlan
+from worker.envs.morph.network.network import SlotPlan, StepPlan
 from worker.envs.morph.rewards.context import SlotState
 from worker.envs.morph.task.config import EnvConfig
 from worker.envs.morph.task.streams import Streams
@@ -66,6 +67,7 @@ class World:
         num_envs: E.
         streams: keyed generators.
         device: where the networks live.
+        networks: where they are taken from.
         shape: host shape when it differs from the task's (static_wide); such a host has no slots.
     """
 
@@ -75,12 +77,13 @@ class World:
         num_envs: int,
         streams: Streams,
         device: torch.device,
+        networks: Networks,
         shape: HostShape | None = None,
     ) -> None:
         self.config, self.num_envs, self.streams, self.device = config, num_envs, streams, device
         enabled = [slot for slot in config.task.host.slots() if slot.id in config.slots]
         self.slots: tuple[SlotSpec, ...] = tuple(action_order(enabled))
-        self.networks = [Network(config, self.slots, device, shape) for _ in range(num_envs)]
+        self.networks = [networks.lend(config, self.slots, device, shape) for _ in range(num_envs)]
         rows = _MAX_ROWS[self.networks[0].topology]
         self.validators = [Validator(network, rows) for network in self.networks]
         self.rules = Rules.build(config, self.slots, can_grow=shape is None)

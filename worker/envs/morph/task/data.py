@@ -210,6 +210,12 @@ class TrainingData:
         check_batches(config, self.train_size)
         self.val = split_items(config, arrays, "val", device, replicate_seed)
 
+    def renew(self, arrays: Arrays, replicate_seed: int) -> None:
+        """Put the validation items of another replicate in the place of these."""
+        fresh = split_items(self.config, arrays, "val", self.device, replicate_seed)
+        self.val.x.copy_(fresh.x)
+        self.val.y.copy_(fresh.y)
+
     @property
     def test(self) -> Items:
         """Refuse: environments hold no handle to the test split."""
