@@ -25,7 +25,7 @@ from worker.envs.morph.network.network import EpochStats, Network, gradient_figu
 from worker.envs.morph.task.data import Items, TrainingData
 
 #: Graphs kept per environment; the least recently used is dropped.
-CACHE_SIZE = 64
+CACHE_SIZE = 512
 #: Batches of a lane issued before the next lane's: to change the stream takes as long as half a launch.
 _IN_TURN = 4
 #: What has run in this process, so that its kernels are loaded: capture must not be what loads them.

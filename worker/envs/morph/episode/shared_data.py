@@ -123,7 +123,7 @@ class _Kept:
         seed = setup.replicate_seed
         if self._data is not None and self._place == setup.place and (self._seed == seed or self._data_rests):
             if self._seed != seed:
-                self._data.renew(data.load(setup.config.task.dataset, setup.data_dir), seed)
+                self._data.renew(seed)
         else:
             self._shared.clear()
             self._resting.clear()

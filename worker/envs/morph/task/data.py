@@ -11,7 +11,7 @@ import codecs
 import hashlib
 import importlib.util
 import pydoc_data.topics
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -209,12 +209,19 @@ class TrainingData:
             self.train_size = len(chosen)
         check_batches(config, self.train_size)
         self.val = split_items(config, arrays, "val", device, replicate_seed)
+        #: The whole validation split, where each replicate validates on some of it.
+        self._val_split: Arrays | None = None
+        if config.val_images is not None and not self.block_len:
+            chosen = arrays.splits["val"]
+            alone = {"val": np.arange(len(chosen))}
+            self._val_split = replace(arrays, images=arrays.images[chosen], labels=arrays.labels[chosen], splits=alone)
 
-    def renew(self, arrays: Arrays, replicate_seed: int) -> None:
-        """Put the validation items of another replicate in the place of these."""
-        fresh = split_items(self.config, arrays, "val", self.device, replicate_seed)
-        self.val.x.copy_(fresh.x)
-        self.val.y.copy_(fresh.y)
+    def renew(self, replicate_seed: int) -> None:
+        """Put the validation items of another replicate in the place of these; where all have the same, do nothing."""
+        if self._val_split is not None:
+            fresh = split_items(self.config, self._val_split, "val", self.device, replicate_seed)
+            self.val.x.copy_(fresh.x)
+            self.val.y.copy_(fresh.y)
 
     @property
     def test(self) -> Items:
