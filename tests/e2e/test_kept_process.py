@@ -28,19 +28,19 @@ def pids_of(worker: WorkerProcess) -> list[int]:
 def test_a_process_trains_one_block_after_another_as_one_process_each_would(
     sqlite_server: LiveServer, start_worker: Callable[..., WorkerProcess]
 ) -> None:
-    spec = tiny_spec(experiment={"replicates": 3})
+    spec = tiny_spec(experiment={"replicates": 2})
     with Client(sqlite_server.url) as client:
         worker = start_worker(sqlite_server.url)
         kept = client.submit(spec)["id"]
         assert follow(sqlite_server.url, kept)[-1]["status"] == "succeeded"
-        assert len(pids_of(worker)) == 3
+        assert len(pids_of(worker)) == 2
         assert len(set(pids_of(worker))) == 1
 
-        other = client.submit(tiny_spec(experiment={"replicates": 3}))["id"]  # alike, but another experiment
-        wait_until(lambda: len(pids_of(worker)) > 3, what="its first block")
+        other = client.submit(tiny_spec(experiment={"replicates": 2}))["id"]  # alike, but another experiment
+        wait_until(lambda: len(pids_of(worker)) > 2, what="its first block")
         first = pids_of(worker)[0]
         assert not runs(first), "a process trains blocks of one experiment alone"
-        for blocks in (4, 5):  # each process is killed as soon as it has a block
+        for blocks in (3, 4):  # each process is killed as soon as it has a block
             wait_until(lambda: len(pids_of(worker)) >= blocks, what="the next process")  # noqa: B023 - called at once
             os.kill(pids_of(worker)[-1], signal.SIGKILL)
         assert follow(sqlite_server.url, other)[-1]["status"] == "succeeded"
