@@ -191,7 +191,7 @@ class Starter:
             CannotStart: says why.
         """
         if self.holds == experiment_id and self._last is not None and self._last[1].is_alive():
-            self._last[1].is_free = False
+            self._last[1].take_up()
             return self._last[1]
         self.let_go()
         child = self.start()

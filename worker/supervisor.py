@@ -17,6 +17,7 @@ import signal
 import subprocess
 import sys
 import time
+from collections import deque
 from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import IO, Any, NamedTuple, Protocol
@@ -143,25 +144,36 @@ class Child:
         #: Whether it has said that another assignment may follow.
         self.is_free = False
         self.is_closed = False
+        self._rest, self._heard = b"", deque[dict[str, Any]]()
         _children.append(self)
 
     def frames(self) -> Iterator[dict[str, Any]]:
         """Yield frames until the child is free, closes its pipe or has ended: what it left behind may hold it open."""
-        rest = b""
         while True:
-            has_ended = not self.is_alive()  # asked first: what it wrote before is read below
-            if select.select([self._frames], [], [], 0.0 if has_ended else _LOOK_SECONDS)[0]:
-                piece = os.read(self._frames.fileno(), _PIECE_BYTES)
-                if not piece:
+            while self._heard:
+                frame = self._heard.popleft()
+                if frame["type"] == "free":
+                    self.is_free = True
                     return
-                *lines, rest = (rest + piece).split(b"\n")
-                for frame in map(json.loads, lines):
-                    if frame["type"] == "free":
-                        self.is_free = True
-                        return
-                    yield frame
-            elif has_ended:
+                yield frame
+            has_ended = not self.is_alive()  # asked first: what it wrote before is read below
+            came = self._hear(0.0 if has_ended else _LOOK_SECONDS)
+            if came == 0 or (came is None and has_ended):
                 return
+
+    def _hear(self, seconds: float) -> int | None:
+        """Take the frames that come within so many seconds; return their bytes, 0 at the end of the pipe."""
+        if not select.select([self._frames], [], [], seconds)[0]:
+            return None
+        piece = os.read(self._frames.fileno(), _PIECE_BYTES)
+        *lines, self._rest = (self._rest + piece).split(b"\n")
+        self._heard.extend(map(json.loads, lines))
+        return len(piece)
+
+    def take_up(self) -> None:
+        """Take a child that is free for another assignment."""
+        self.is_free = False
+        self._heard.clear()
 
     def send(self, frame: Mapping[str, Any]) -> None:
         """Send a frame; a child that has gone is no error here."""
@@ -191,18 +203,15 @@ class Child:
         return False
 
     def join(self) -> None:
-        """Wait for the end of the process, which has said all it had to say; one that hangs at its exit is killed.
-
-        One that is free does not end.
-        """
-        if self.is_free:
-            return
+        """Wait until the process has ended or is free for another assignment; one that hangs at its exit is killed."""
         deadline = time.monotonic() + _EXIT_SECONDS
-        while self.is_alive():
+        while self.is_alive() and not self.is_free:
             if time.monotonic() > deadline:
                 self.kill()
                 return
-            time.sleep(_JOIN_SECONDS)
+            if self._hear(_JOIN_SECONDS) == 0:
+                time.sleep(_JOIN_SECONDS)
+            self.is_free = any(frame["type"] == "free" for frame in self._heard)
 
     def end(self, *, politely: bool) -> None:
         """End what is left of the tree, after a moment to stop if that is polite, and close the pipes.
