@@ -199,6 +199,7 @@ class Agent:
             assignment = self.control.claim(self._worker_id, wait)
         except TRANSIENT as error:
             self.control.tell(error)
+            self._let_go()
             self._stopping.wait(random.uniform(0.2, 2.0))
             return True
         except LeaseLost:  # gone for good: an operator drained this worker while it was idle
