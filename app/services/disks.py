@@ -13,9 +13,10 @@ from app.store import scheduling
 
 #: A folder that has not been announced for so many sweeps is gone.
 _LATELY_SWEEPS = 12
-#: After so long nothing of it is kept: each server that had a disk of its own would leave a note for ever.
+#: After so long nothing of it is kept: each server that had a disk of its own would leave a note for ever, and so would
+#: each question for whose answer nobody came back.
 _FORGOTTEN_SECONDS = 86_400.0
-_DISK, _LACKING = "disk:", "lacking:"
+_DISK, _LACKING, _SINCE = "disk:", "lacking:", "since:"
 
 
 def announce(ctx: Context) -> None:
@@ -26,6 +27,7 @@ def announce(ctx: Context) -> None:
         for key, seen in scheduling.metas(session, _DISK).items():
             if float(seen) < now - _FORGOTTEN_SECONDS:
                 scheduling.drop_meta(session, key)
+        _forget_questions(session, now)
         asked = scheduling.metas(session, _LACKING)
     for key, said in asked.items():
         sha256, *lacking = said.split()
@@ -36,6 +38,19 @@ def announce(ctx: Context) -> None:
                 scheduling.drop_meta(session, key)  # it is not lost; who lacks it may ask again
             else:
                 _note(ctx, session, sha256)
+
+
+def _forget_questions(session: Session, now: float) -> None:
+    """Note since when each file is asked for, and drop what has been asked for too long or has its answer."""
+    asked = {key.removeprefix(_LACKING) for key in scheduling.metas(session, _LACKING)}
+    noted = {key.removeprefix(_SINCE): float(at) for key, at in scheduling.metas(session, _SINCE).items()}
+    for name in asked - set(noted):
+        scheduling.add_meta(session, _SINCE + name, repr(now))
+    for name, at in noted.items():
+        if at < now - _FORGOTTEN_SECONDS:
+            scheduling.drop_meta(session, _LACKING + name)
+        if name not in asked or at < now - _FORGOTTEN_SECONDS:
+            scheduling.drop_meta(session, _SINCE + name)
 
 
 def is_lost(ctx: Context, session: Session, sha256: str) -> bool:

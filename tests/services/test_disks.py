@@ -52,8 +52,10 @@ def test_a_checkpoint_on_another_disk_is_waited_for_and_kept(
             download(other, resumed)
         disks.announce(ctx)  # it has the file, so it does not say that it lacks it
     assert download(ctx, resumed)
+    disks.announce(ctx)
     with ctx.store.read() as session:
-        assert scheduling.metas(session, "lacking:") == {}  # nothing is left of the question
+        left = [*scheduling.metas(session, "lacking:"), *scheduling.metas(session, "since:")]
+    assert left == []  # nothing is left of the question
 
 
 def test_a_damaged_file_is_given_up_though_its_server_still_has_it(
@@ -96,6 +98,30 @@ def test_a_server_that_is_gone_is_not_asked(
     disks.announce(other)
     with pytest.raises(NotFoundError):
         download(other, resumed)
+
+
+def test_a_question_that_nobody_comes_back_for_is_dropped_after_a_day(
+    ctx: Context, other: Context, resumed: SimulatedWorker, clock: Clock
+) -> None:
+    def notes() -> list[str]:
+        with ctx.store.read() as session:
+            return [*scheduling.metas(session, "lacking:"), *scheduling.metas(session, "since:")]
+
+    for server in (ctx, other):
+        disks.announce(server)
+    for run in resumed.held.runs:
+        assert run.checkpoint is not None
+        ctx.files.remove(run.checkpoint.sha256)
+    with pytest.raises(BusyError):
+        download(other, resumed)
+    disks.announce(ctx)
+    assert len(notes()) == 2
+    clock.advance(86_300.0)
+    disks.announce(ctx)
+    assert len(notes()) == 2
+    clock.advance(200.0)
+    disks.announce(ctx)
+    assert notes() == []
 
 
 def test_servers_that_share_a_folder_have_one_name_for_it(ctx: Context) -> None:
