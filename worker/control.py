@@ -12,12 +12,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import httpx
-from pydantic import BaseModel
 
 from lockstep import protocol as p
 from lockstep.address import by_way, hidden, proxy_of
 
-ReplyT = TypeVar("ReplyT", bound=BaseModel)
 ResultT = TypeVar("ResultT")
 _RETRY_STATUS = (429, 500, 502, 503, 504)
 _JSON = {"Content-Type": "application/json"}
@@ -145,13 +143,24 @@ class Control:
             return None
         return p.Assignment.model_validate_json(response.content)
 
-    def heartbeat(self, worker_id: str, beat: p.HeartbeatRequest) -> p.HeartbeatReply:
-        """Send one heartbeat, without retries: the next one comes soon enough."""
-        return self._post(f"workers/{worker_id}/heartbeat", beat, p.HeartbeatReply)
+    def heartbeat(self, worker_id: str, beat: p.HeartbeatRequest, patience: float) -> p.HeartbeatReply:
+        """Send one heartbeat, without retries: the next one comes soon enough.
+
+        Args:
+            worker_id: of the worker.
+            beat: what it says.
+            patience: seconds after which a connection that says nothing is given up: it may have died without a word.
+        """
+        response = self._http.post(
+            f"workers/{worker_id}/heartbeat", content=beat.model_dump_json(), headers=_JSON, timeout=patience
+        )
+        self._raise(response)
+        return p.HeartbeatReply.model_validate_json(response.content)
 
     def ready(self, lease: p.Assignment, request: p.ReadyRequest) -> p.ReadyReply:
         """Say that the child is ready, or refused."""
-        return self._post(f"assignments/{lease.assignment_id}/ready", request, p.ReadyReply, lease)
+        answer = self.post_json(lease, "ready", request.model_dump_json().encode())
+        return p.ReadyReply.model_validate_json(answer)
 
     def put_round(self, lease: p.Assignment, index: int, body: bytes) -> p.RoundReply:
         """Hand in a round, as serialised by the spool."""
@@ -239,14 +248,6 @@ class Control:
                 if until():
                     raise LeaseLost("gave up while the server was away") from None
                 time.sleep(self._jitter.uniform(0.05, min(_MAX_WAIT_SECONDS, 0.2 * 2**failures)))
-
-    def _post(self, path: str, request: BaseModel, reply: type[ReplyT], lease: p.Assignment | None = None) -> ReplyT:
-        headers = dict(_JSON)
-        if lease is not None:
-            headers[p.LEASE_HEADER] = lease.lease
-        response = self._http.post(path, content=request.model_dump_json().encode(), headers=headers)
-        self._raise(response)
-        return reply.model_validate_json(response.content)
 
     @staticmethod
     def _raise(response: httpx.Response) -> None:
