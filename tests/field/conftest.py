@@ -129,10 +129,7 @@ class ServerProcess:
 
     def is_up(self) -> bool:
         """Return whether it answers."""
-        try:
-            return httpx.get(f"{self.url}/healthz", timeout=2).status_code == 200
-        except httpx.TransportError:
-            return False
+        return is_up(self.url)
 
     def stop(self, number: int = signal.SIGTERM) -> float:
         """Signal it; return the seconds until it had ended."""
@@ -161,6 +158,14 @@ def server_process(tmp_path: Path, database_url: str) -> Iterator[Callable[..., 
             server.process.kill()
             server.process.wait()
         server.close()
+
+
+def is_up(url: str) -> bool:
+    """Return whether a server answers at an address."""
+    try:
+        return httpx.get(f"{url}/healthz", timeout=2).status_code == 200
+    except httpx.TransportError:
+        return False
 
 
 def block_status(client: Client, experiment_id: str) -> str:
