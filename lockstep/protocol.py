@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from lockstep.text import Line, Name
 
@@ -65,6 +65,16 @@ class Device(Wire):
     model: Name
     memory_bytes: Integer
     capability: Line | None = None
+
+    @model_validator(mode="after")
+    def _is_an_identity(self) -> Device:
+        beginnings = ("cpu:",) if self.kind == "cpu" else ("GPU-", "MIG-")
+        if not self.uid.startswith(beginnings):
+            raise ValueError(
+                f"uid {self.uid!r} is no identity of a {self.kind}; name a GPU GPU-<uuid> or MIG-<uuid> and a CPU slot "
+                "cpu:<host>:<n>, for numbers change and every host has the same"
+            )
+        return self
 
 
 class TaskGroup(Wire):

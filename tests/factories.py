@@ -60,7 +60,7 @@ class SimulatedWorker:
         self.name = name
         self.incarnation = f"{name}-1"
         self.device = p.Device(
-            uid=given.pop("uid", f"cpu:host:{name}"),
+            uid=given.pop("uid", f"cpu:host:{name}" if kind == "cpu" else f"GPU-{name}"),
             kind=kind,
             device_class=device_class,
             model="test",

@@ -64,7 +64,8 @@ def register(ctx: Context, request: RegisterRequest) -> RegisterReply:
 
 def _in_use(device_uid: str, holder: str = "another worker", *, again_in: int | None = None) -> ConflictError:
     return ConflictError(
-        f"device {device_uid} is in use by {holder}; stop that worker first, or choose another device",
+        f"device {device_uid} is in use by {holder}; stop that worker first, or choose another device; where two hosts "
+        "have one name, give each its own with --host",
         code="device_in_use",
         headers={"Retry-After": str(again_in)} if again_in is not None else {},
     )

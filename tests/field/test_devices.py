@@ -127,6 +127,14 @@ def test_l24_child_inherits_no_device_variable_or_secret_and_a_device_has_one_wo
         request["device"] = {**GPU.model_dump(), "uid": "cpu:fieldhost:0", "kind": "cpu"}
         answer = httpx.post(f"{sqlite_server.url}/api/v1/workers", json=request)
         assert (answer.status_code, answer.json()["code"]) == (409, "device_in_use")
+        assert "device cpu:fieldhost:0 is in use by worker " in answer.json()["detail"]
+        assert "where two hosts have one name, give each its own with --host" in answer.json()["detail"]
+        request["device"] = {**GPU.model_dump(), "uid": "0", "kind": "cpu"}
+        answer = httpx.post(f"{sqlite_server.url}/api/v1/workers", json=request)
+        assert answer.status_code == 422
+        [error] = answer.json()["errors"]
+        assert "uid '0' is no identity of a cpu" in error["message"]
+        assert error["remedy"].startswith("name a GPU GPU-<uuid> or MIG-<uuid> and a CPU slot cpu:<host>:<n>")
         os.kill(worker.process.pid, signal.SIGTERM)
 
 
