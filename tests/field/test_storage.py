@@ -1,7 +1,8 @@
-"""Field lessons L26 to L30: database and time."""
+"""Field lessons L26 to L30 and L67: database, time, and the room that both take."""
 
 from __future__ import annotations
 
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -12,7 +13,7 @@ import httpx
 import pytest
 from sqlalchemy import func, select, text
 
-from app.services import ingest, reading
+from app.services import ingest, reading, retention
 from app.services.context import Context
 from app.store import engine
 from app.store import tables as t
@@ -132,6 +133,35 @@ def test_l29_name_is_free_again_after_delete(server: LiveServer) -> None:
         names = [item["name"] for item in client.call("GET", "experiments")["items"]]
     assert names == ["tiny"]
     assert first != second
+
+
+@pytest.mark.server
+def test_l67_what_was_deleted_gives_its_rows_and_the_room_of_its_files_back(
+    make_server: Callable[..., LiveServer], database_url: str
+) -> None:
+    server = make_server(database_url, deleted_retention_days=0.0)
+
+    def stored() -> int:
+        return sum(path.stat().st_size for path in server.ctx.files.root.rglob("*") if len(path.name) == 64)
+
+    worker = training(server.ctx)
+    experiment_id = worker.held.experiment_id
+    worker.hand_in(0)
+    worker.checkpoint(1)
+    assert stored() > 0
+    with Client(server.url) as client:
+        client.call("POST", f"experiments/{experiment_id}/cancel")
+        worker.beat()
+        worker.release("stopped", "user")
+        client.call("DELETE", f"experiments/{experiment_id}")
+    for path in server.ctx.files.root.rglob("*"):
+        os.utime(path, (time.time() - 2 * retention.UNNAMED_SECONDS,) * 2)
+    wait_until(lambda: retention.purge(server.ctx) == 0, what="the rows")  # this process's sweep may be at it, too
+    retention.collect_files(server.ctx)
+    assert stored() == 0
+    with server.ctx.store.read() as session:
+        for table in (t.experiment, t.block, t.run, t.round_result, t.point, t.artifact):
+            assert session.execute(select(func.count()).select_from(table)).scalar_one() == 0
 
 
 @pytest.fixture
