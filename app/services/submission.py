@@ -9,7 +9,7 @@ from typing import Any
 from sqlalchemy.orm import Session
 
 from app.errors import ConflictError, InvalidError
-from app.services import catalog, grown_grafts
+from app.services import catalog, grown_grafts, quotas
 from app.services.audit import record
 from app.services.context import Actor, Context
 from app.services.placement import Fit, Need, WorkerView, fit, pack_size
@@ -252,6 +252,7 @@ def submit(ctx: Context, raw: Mapping[str, Any], actor: Actor, *, parent_id: str
     Raises:
         InvalidError: ``invalid_spec`` with every problem found.
         ForbiddenError: its priority is above what a submitter may give.
+        ConflictError: ``over_quota``.
     """
     checked = check(ctx, raw)
     resolved = checked.resolved
@@ -259,6 +260,7 @@ def submit(ctx: Context, raw: Mapping[str, Any], actor: Actor, *, parent_id: str
     planned = make_plan(resolved)
     experiment_id = ctx.store.new_id("exp")
     with ctx.store.write() as session:
+        quotas.check(ctx, session, actor.principal, actor.name)
         now = ctx.store.now(session)
         equal = experiments.equal_to(session, actor.principal, resolved.hash)
         told = [f"an equal experiment, {equal}, exists: the same runs again"] if equal else []
@@ -340,10 +342,11 @@ def extend(ctx: Context, experiment_id: str, replicates: int, actor: Actor, *, e
     """Append replicates where the registered analysis allows it (statistics.md 8).
 
     Raises:
-        ConflictError: ``extension_breaks_guarantee`` unless ``exploratory``.
+        ConflictError: ``extension_breaks_guarantee`` unless ``exploratory``; ``over_quota``.
     """
     with ctx.store.write() as session:
         experiment = owned(session, experiment_id, actor)
+        quotas.check(ctx, session, experiment.owner, experiment.owner_name)
         if experiment.desired == Desired.CANCEL:
             raise ConflictError("the experiment was cancelled", code="terminal")
         now = ctx.store.now(session)
@@ -397,6 +400,7 @@ def retry(ctx: Context, experiment_id: str, actor: Actor) -> list[str]:
         failed = [row for row in newest if row.status == BlockStatus.FAILED]
         if not failed:
             raise ConflictError("no block of this experiment has failed", code="nothing_to_retry")
+        quotas.check(ctx, session, experiment.owner, experiment.owner_name)
         new = [NewBlock(row.replicate, row.generation + 1, experiment.num_arms) for row in failed]
         ids = experiments.insert_blocks(ctx.store, session, now, experiment_id, new)
         # a paused experiment stays paused: its blocks wait for the resume

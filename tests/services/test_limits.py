@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 from sqlalchemy import func, select
 
-from app.errors import InvalidError
-from app.services import ingest, reading, submission, sweeping
-from app.services.context import Context
+from app.errors import ConflictError, InvalidError
+from app.services import ingest, reading, steering, submission, sweeping
+from app.services.context import Actor, Context
 from app.store import tables as t
 from lockstep import protocol as p
 from tests.conftest import Clock
-from tests.factories import SimulatedWorker, submit, tiny_spec
+from tests.factories import LOCAL, SimulatedWorker, submit, tiny_spec
 
 
 def running(ctx: Context, **changes: Any) -> SimulatedWorker:
@@ -195,3 +195,42 @@ def test_gang_that_waits_for_an_arm_whose_environment_hangs_is_stopped_as_enviro
     found = first_block(strict, pair[0])
     assert (found["status"], found["cause"]) == ("stopping", "environment")
     assert found["cause_text"].startswith(f"{STEP} has not returned for 50 s, and round 0 waited over 60 s")
+
+
+@pytest.mark.parametrize(
+    ("quota", "said"),
+    [
+        ("owner_quota_bytes", r"experiments of alice hold .* MiB of files \(LOCKSTEP_OWNER_QUOTA_BYTES\); delete"),
+        (
+            "owner_quota_points",
+            r"of alice hold \d+ of 1 points of metrics \(LOCKSTEP_OWNER_QUOTA_POINTS\); delete",
+        ),
+        ("quota_bytes", r"all experiments hold .* MiB of files \(LOCKSTEP_QUOTA_BYTES\); delete"),
+        ("quota_points", r"all experiments hold \d+ of 1 points of metrics \(LOCKSTEP_QUOTA_POINTS\); delete"),
+    ],
+)
+def test_above_a_quota_new_work_is_refused_and_what_was_taken_goes_on(ctx: Context, quota: str, said: str) -> None:
+    full = dataclasses.replace(ctx, settings=ctx.settings.model_copy(update={quota: 1}))
+    first, later = submit(full, tiny_spec(experiment={"replicates": 1})), submit(full)
+    worker = SimulatedWorker(full).register()
+    worker.claim()
+    worker.train(rounds=2)
+    for work in (
+        lambda: submit(full),
+        lambda: submission.clone(full, first, {}, LOCAL),
+        lambda: submission.extend(full, first, 1, LOCAL, exploratory=True),
+    ):
+        with pytest.raises(ConflictError, match=said):
+            work()
+    other = Actor("bob", "submitter", "tok_bob")
+    if quota.startswith("owner"):
+        submit(full, actor=other)
+    else:
+        with pytest.raises(ConflictError, match=said):
+            submit(full, actor=other)
+    worker.claim()
+    worker.train(rounds=2)  # what was taken before is trained and stored to its end
+    assert reading.list_blocks(full, later)[0]["status"] == "succeeded"
+    for experiment_id in (first, later):
+        steering.delete(full, experiment_id, LOCAL)
+    submit(full)
