@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ import yaml
 from typer.testing import CliRunner
 
 from app.cli import launch
+from app.cli.keeping import Fleet
 from app.settings import Settings
 from lockstep.client import Client
 from tests.conftest import LiveServer, wait_until
@@ -91,6 +93,13 @@ def test_local_starts_workers_restarts_one_that_dies_and_drains_all(log: Path, s
     assert count(log, "drain") == 3
     assert process.stdout is not None
     assert "ended with code 1; it is started again" in process.stdout.read()
+
+
+def test_who_asks_twice_for_the_end_of_workers_gets_the_same_one(tmp_path: Path) -> None:
+    fleet = Fleet([["sh", "-c", f"echo start >> {tmp_path}/log; sleep 0.3; exit 3"]])
+    with ThreadPoolExecutor(2) as threads:
+        assert [end.result(timeout=20) for end in [threads.submit(fleet.wait) for _ in range(2)]] == [3, 3]
+    assert count(tmp_path / "log", "start") == 1
 
 
 @pytest.mark.server

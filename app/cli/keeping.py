@@ -58,9 +58,14 @@ class Fleet:
         return self.wait()
 
     def wait(self) -> int:
-        """Run them all to their end, whoever listens to signals; return the highest exit code."""
-        for thread in self._threads:
-            thread.start()
+        """Run them all to their end, whoever listens to signals; return the highest exit code.
+
+        Who calls this while they run waits for the same end.
+        """
+        with self._lock:
+            for thread in self._threads:
+                if thread.ident is None:
+                    thread.start()
         for thread in self._threads:
             while thread.is_alive():  # a join without end would not let signals in
                 thread.join(0.2)
@@ -115,8 +120,9 @@ class Fleet:
                     process.stdin.write(f"{self._first_line}\n".encode())
                     process.stdin.flush()
         assert process.stdout is not None  # noqa: S101 - for the type checker
-        for line in process.stdout:
-            typer.echo(f"[{number}] {line.decode(errors='replace').rstrip()}")
+        with process.stdout:
+            for line in process.stdout:
+                typer.echo(f"[{number}] {line.decode(errors='replace').rstrip()}")
         code = process.wait()
         with contextlib.suppress(BrokenPipeError):
             process.stdin.close()

@@ -28,6 +28,8 @@ from app.cli.keeping import FINAL, UNUSABLE, Fleet
 #: How long a cluster may take to answer; when it is said that workers have no place; how often ends are looked for, and
 #: how often workers are asked to drain, for Ray may have moved one meanwhile.
 _CONNECT_SECONDS, _ROOM_SECONDS, _LOOK_SECONDS, _AGAIN_SECONDS = 5.0, 10.0, 0.5, 5.0
+#: Calls that an actor answers at a time: Ray repeats the one that lasts when it has lost sight of an actor meanwhile.
+_CALLS = 16
 #: Exit codes after which another start would change nothing. A device may be another process's for a moment only: the
 #: worker of an actor that was killed drains before it lets go of it.
 _FINAL = tuple(code for code in FINAL if code != UNUSABLE)
@@ -127,7 +129,7 @@ class RayFleet:
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, placement_group_bundle_index=0),
             max_restarts=-1,
             max_task_retries=-1,
-            max_concurrency=2,
+            max_concurrency=_CALLS,
         )
         self._groups[number] = group
         self._keepers[number] = keeper.remote(number, self._order)
