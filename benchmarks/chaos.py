@@ -41,7 +41,7 @@ _TIMED = ("sys/", "ppo/update_seconds")
 _NAMES = {"id", "run_id", "block", "block_id", "experiment_id", "device"}
 _SPANS = {"seconds", "wall_seconds", "device_seconds", "device_hours"}
 _TIMES = {"t", "received_at", "started_at", "generated_utc"} | _SPANS
-_RESUMES = {"attempt", "attempts", "seq", "flags", "resumed", "resumed_runs", "resumed_at"}
+_RESUMES = {"attempt", "attempts", "seq", "flags", "resumed", "resumed_runs", "resumed_at", "Attempts made again"}
 #: The scores' digest covers the device, whose name holds the slot of the worker that came first.
 _BOUND = _NAMES | _TIMES | _RESUMES | {"scores_sha256"}
 _RESUME_GATE = "no run resumed"
