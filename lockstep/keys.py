@@ -2,7 +2,8 @@
 
 Every draw is a pure function of (seed, purpose, key=value, ...), so two arms that ask the same
 question get the same answer, whatever the device, the order of issue or the number of
-environments. The arm is never part of a key. Standard library and numpy only.
+environments. The arm is part of a key only where ``lockstep.crn: environment`` asks for
+policies that draw apart. Standard library and numpy only.
 """
 
 from __future__ import annotations

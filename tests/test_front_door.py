@@ -54,4 +54,4 @@ def test_functions_that_the_table_of_the_house_names_stand_in_the_file_beside_th
     ]
     assert len(named) >= 8
     for path, name in named:
-        assert re.search(rf"^(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE), f"no {name} in {path}"
+        assert re.search(rf"^ *(async )?def {name}\(", (ROOT / path).read_text(), re.MULTILINE), f"no {name} in {path}"

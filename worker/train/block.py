@@ -3,8 +3,9 @@
 Every env step is issued for every arm (A0 B0 A1 B1 ..); one round of all arms ends before the next begins
 (``worker.train.rounds``, where several blocks are trained side by side too).
 Where a device trains the hosts, the environments of every arm form two cohorts of their own, and all others train
-while the loop judges and acts for one. The loop is a generator of round records: barriers, leases, relaying and
-checkpoints in time live with its caller. Nothing reduces over runs, and what one run does never reaches another.
+while the loop judges and acts for one. A training process (``worker.child``) asks for one round after another; whoever
+trains one block alone iterates over ``BlockTrainer.rounds``. Barriers, leases, relaying and checkpoints in time live
+with the caller. Nothing reduces over runs, and what one run does never reaches another.
 """
 
 from __future__ import annotations
