@@ -228,3 +228,14 @@ def test_two_plug_ins_of_one_name_are_refused(tmp_path: Path, monkeypatch: pytes
         "refused": "reward 'mine' is registered by one 1.0 (one_code:x) and by two 1.0 (two_code:x); remove one, or "
         "rename its entry point"
     }
+
+
+@pytest.mark.long
+def test_a_worker_does_not_start_beside_it_and_says_so_in_a_sentence(tmp_path: Path) -> None:
+    write_package(tmp_path / "site", "one", "", "[lockstep.rewards]\nshaped = one_code:x\n")
+    places = {"LOCKSTEP_SPOOL_DIR": str(tmp_path / "spool"), "LOCKSTEP_LOCK_DIR": str(tmp_path / "locks")}
+    environment = {**os.environ, **places, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), str(ROOT)])}
+    command = [sys.executable, "-m", "worker", "--api", "http://127.0.0.1:9", "--device", "cpu"]
+    ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
+    assert ended.returncode == 3
+    assert f"\nrefused: {CLASHES[0][2]}; give its entry point another name, or remove" in ended.stderr
