@@ -9,7 +9,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 _LOOK_SECONDS = 0.02
-#: Where the table of processes has the signals that wait (proc(5): ``signal``), counted from the state, and SIGKILL.
+#: Where the table of processes (proc(5)) has ``flags`` and ``signal``, the signals that wait, counted from the state;
+#: the flag of a process that is on its way out (PF_EXITING), and SIGKILL.
+_FLAGS, _EXITING = 6, 0x4
 _PENDING, _KILL = 28, 1 << (signal.SIGKILL - 1)
 
 
@@ -86,4 +88,5 @@ def _state(pid: int) -> str:
         fields = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()
     except OSError:
         return ""
-    return "" if int(fields[_PENDING]) & _KILL else fields[0]
+    ends = int(fields[_FLAGS]) & _EXITING or int(fields[_PENDING]) & _KILL
+    return "" if ends else fields[0]

@@ -48,5 +48,7 @@ def test_a_process_trains_one_block_after_another_as_one_process_each_would(
         for run in client.runs(kept):
             lines = client.call("GET", f"runs/{run['id']}/logs")["items"]
             assert not [line for line in lines if "\x1e" in line["text"]]
-        # nobody waits for another block for long
-        wait_until(lambda: child_of(worker) is None, timeout=60, what="the end of the process that was free")
+        waiting = child_of(worker)
+        assert waiting is not None
+        worker.process.terminate()
+        wait_until(lambda: not runs(waiting), timeout=20, what="the end of the process that was free")
