@@ -149,9 +149,17 @@ MISTAKES = (
     ),
     Mistake("wrong shape", _env("shows too little"), "failed", _FAULT + r".*shape \(1,\), its space has \(4,\)"),
     Mistake(
-        "a raising reward", _paid("reward_raises"), "failed", "reward mode 'reward_raises' raised KeyError: 'speed'"
+        "a raising reward",
+        _paid("reward_raises"),
+        "failed",
+        r"reward mode 'reward_raises' of arm 'B' in episode \d+ raised KeyError: 'speed'",
     ),
-    Mistake("a reward that is not finite", _paid("reward_nan"), "failed", "reward mode 'reward_nan': .*not finite"),
+    Mistake(
+        "a reward that is not finite",
+        _paid("reward_nan"),
+        "failed",
+        r"reward mode 'reward_nan' of arm 'B': the reward is (-inf|nan) .*must be finite",
+    ),
     Mistake("episodes that never end", _env("never ends") | {"eval": {"max_steps": 200}}, "succeeded", "succeeded"),
     Mistake(
         "a step size without measure",
