@@ -312,7 +312,7 @@ def _modes_offered(mode: str, known: Set[str], kind: str, registered: Registered
     defects = [name for name in served if "defect" in registered.rewards[name]]
     offered = [name for name in served if name not in defects]
     guess = "" if close is None else f"did you mean {close!r}? "
-    told = [f"Built in: {', '.join(family_of(kind).reward_modes)}"]
+    told = [f"{'Built' if guess else 'built'} in: {', '.join(family_of(kind).reward_modes)}"]
     shown = [f"{name}{_on(registered.rewards[name])}" for name in offered[:_LISTED]]
     more = f" and {len(offered) - _LISTED} more" if len(offered) > _LISTED else ""
     told.append(f"workers offer: {', '.join(shown) + more or 'none'}")
