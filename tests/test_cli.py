@@ -318,7 +318,8 @@ def round_of(block: str, index: int) -> dict[str, Any]:
 def test_board_tells_the_time_left_from_the_rate_and_why_it_waits() -> None:
     now = [0.0]
     board = Board(experiment(), lambda: now[0])
-    blocks = [{"id": name, "replicate": 0, "status": "running", "complete_rounds": 0} for name in ("x", "y")]
+    named = enumerate(("x", "y"))
+    blocks = [{"id": name, "replicate": n, "status": "running", "complete_rounds": 0} for n, name in named]
     assert list(board.lines({"type": "snapshot", "blocks": blocks, "comparisons": {}})) == []
     [line] = board.lines(round_of("x", 0))
     assert line.endswith(
@@ -343,6 +344,12 @@ def test_board_tells_the_time_left_from_the_rate_and_why_it_waits() -> None:
     }
     assert list(board.lines({"type": "status", "event": diverged})) == ["NaN"]
     assert board.table().row_count == 2
+    # a replicate that is tried again stands once, with its newest block
+    now[0] = 90.0
+    [line] = board.lines(round_of("x again", 0))
+    assert "replicate 0, round 1/10" in line
+    assert board.table().row_count == 2
+    assert "  5 %" in board.waiting(experiment())
 
 
 def test_beats_come_while_no_frame_does_and_errors_go_on() -> None:

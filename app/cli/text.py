@@ -90,9 +90,19 @@ def cause_lines(experiment: Mapping[str, Any], most: int = 5) -> Iterator[str]:
         if item["run_id"]:
             yield f"  its log has the rest: {called()} logs {item['run_id']}"
     if any(item["status"] == "failed" for item in causes):
-        yield f"once it is mended: {called()} retry {experiment['id']}"
+        yield f"once it is mended: {called()} {_mended(experiment)}"
     if len(causes) > most:
         yield f"and {len(causes) - most} more reasons: {called()} show {experiment['id']} --json"
+
+
+def _mended(experiment: Mapping[str, Any]) -> str:
+    """Return what trains failed replicates again; where others have succeeded, changed code makes all of them void."""
+    if not experiment["progress"]["blocks_by_status"].get("succeeded"):
+        return f"retry {experiment['id']}"
+    return (
+        f"retry {experiment['id']}; if code of yours was changed for it, {called()} clone {experiment['id']}: "
+        "a report over replicates of different code is invalid"
+    )
 
 
 def repeat_lines(experiment: Mapping[str, Any]) -> Iterator[str]:

@@ -103,7 +103,8 @@ class Board:
         self._rounds = int(experiment["rounds"])
         self._num_blocks = int(experiment["progress"]["blocks"])
         self._shown: Mapping[str, str] = experiment["shown"]
-        self._blocks: dict[str, dict[str, Any]] = {}
+        #: By replicate: of one that is tried again, the newest block.
+        self._blocks: dict[int, dict[str, Any]] = {}
         self._status = str(experiment["status"])
         self._why = ""
         self._clock = clock
@@ -172,7 +173,8 @@ class Board:
 
     def _take(self, frame: Mapping[str, Any]) -> None:
         for block in frame["blocks"]:
-            self._blocks[block["id"]] = {
+            self._blocks[block["replicate"]] = {
+                "id": block["id"],
                 "replicate": block["replicate"],
                 "status": block["status"],
                 "done": block["complete_rounds"],
@@ -180,8 +182,11 @@ class Board:
             }
 
     def _block(self, item: Mapping[str, Any]) -> dict[str, Any]:
-        new = {"replicate": item["replicate"], "status": "running", "done": 0, "comparison": {}}
-        return self._blocks.setdefault(item["block_id"], new)
+        number, block_id = item["replicate"], item["block_id"]
+        if number not in self._blocks or self._blocks[number]["id"] != block_id:
+            new = {"id": block_id, "replicate": number, "status": "running", "done": 0, "comparison": {}}
+            self._blocks[number] = new
+        return self._blocks[number]
 
     def _state(self, event: Mapping[str, Any]) -> Iterator[str]:
         if event["type"] == "block_status":

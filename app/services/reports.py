@@ -26,6 +26,7 @@ from lockstep.report.build import build_report
 from lockstep.report.csv import scores_csv
 from lockstep.report.inputs import (
     CUT_EPISODES,
+    EVALUATION,
     REPEATED,
     ArmFacts,
     CalibrationStamp,
@@ -45,6 +46,7 @@ from lockstep.spec.analysis_rules import AnalysisSpec
 from lockstep.spec.families import family_of
 from lockstep.spec.gymnasium import CAPPED, RANDOM_NUMBERS, RESUMED_EPISODES
 from lockstep.spec.metrics import shown_of
+from lockstep.spec.plan import ACTING
 from lockstep.status import REQUEUE_BUDGET, TERMINAL_BLOCK, BlockStatus, Cause, RunStatus
 
 #: Where the stamp of the last calibration is kept.
@@ -332,6 +334,10 @@ def _notes(gathered: _Gathered) -> dict[str, str]:
         "deterministic": "yes" if spec["lockstep"]["deterministic"] else "no",
         "rounds": str(experiment.rounds),
     }
+    if gathered.eval_rows:
+        number = spec["eval"]["episodes"]
+        each = f"{number} episode{'s' if number != 1 else ''} of each frozen policy"
+        notes[EVALUATION] = f"{each}, {ACTING[spec['eval']['mode']]}"
     if gathered.eval_rows and family_of(spec["env"]["kind"]).eval_max_steps is not None:
         notes[CUT_EPISODES] = _cut_episodes(gathered)
     limits = {name: text for run in gathered.runs for name, text in (run.record.get("limits") or {}).items()}

@@ -116,7 +116,7 @@ def _plugin_gate(runs: Sequence[RunFacts]) -> Gate:
         for name, identity in plugins.items():
             codes[name].add(identity)
     changed = [f"{name}: {', '.join(sorted(found))}" for name, found in sorted(codes.items()) if len(found) > 1]
-    detail = f"the code of a plug-in changed between runs ({'; '.join(changed)})"
+    detail = f"the code of a plug-in changed between runs ({'; '.join(changed)}); clone it to train all with one"
     return _gate("plug-in code", "void", not changed if known else None, detail)
 
 

@@ -19,10 +19,12 @@ from lockstep.stats.scores import ArmScores, arm_scores
 
 #: The note that says of each arm how many evaluation episodes were cut at their limit of steps.
 CUT_EPISODES = "Evaluation episodes cut"
+#: The note that says how frozen policies acted when they were judged.
+EVALUATION = "Evaluation"
 #: The note that says which attempts stopped, and why, that later ones made up for.
 REPEATED = "Attempts made again"
 #: Notes that stand among the facts where there are any.
-FACT_NOTES = (CUT_EPISODES, REPEATED, RANDOM_NUMBERS, RESUMED_EPISODES)
+FACT_NOTES = (EVALUATION, CUT_EPISODES, REPEATED, RANDOM_NUMBERS, RESUMED_EPISODES)
 #: The outcome of one run: a score, a failure of its own, or a loss that says nothing of how its arm trains.
 STATUSES = ("ok", "failed", "lost")
 

@@ -17,6 +17,14 @@ class PlannedBlock:
     arms: tuple[str, ...]
 
 
+#: How frozen policies choose, by ``eval.mode``; in training every action is sampled.
+ACTING = {
+    "greedy": "acting greedily",
+    "sample": "sampling its actions as in training",
+    "both": "acting greedily, and again sampling its actions as in training",
+}
+
+
 @dataclass(frozen=True)
 class Plan:
     """What a spec would run.
@@ -59,6 +67,7 @@ def env_steps_per_run(resolved: ResolvedSpec) -> int:
 def _evaluation(resolved: ResolvedSpec) -> str:
     section, last = resolved.spec.eval, family_of(resolved.spec.env.kind).eval_max_steps
     text = f"evaluation: {section.episodes} episode{'s' if section.episodes != 1 else ''} of each policy"
+    text += f", {ACTING[section.mode]} (eval.mode)"
     if last is None:
         return text
     if section.max_steps is not None:

@@ -322,7 +322,10 @@ def test_l54_an_evaluation_of_three_times_the_stall_limit_is_no_hang(
         # one episode of 60 steps for each of two arms: 6 s, in which every step is scored under both arms' rewards
         document = spec("slow", replicates=1, env={"id": "slow"}, eval={"max_steps": 60})
         planned = plan_text(client.plan(document)).splitlines()
-        assert "evaluation: 1 episode of each policy, cut after 60 steps (eval.max_steps)" in planned
+        assert (
+            "evaluation: 1 episode of each policy, acting greedily (eval.mode), cut after 60 steps (eval.max_steps)"
+            in planned
+        )
         slow = client.submit(document)["id"]
         wait_until(lambda: client.show(slow)["status"] in ("succeeded", "failed"), timeout=90, what="an end")
         block = first_block(client, slow)
@@ -331,4 +334,5 @@ def test_l54_an_evaluation_of_three_times_the_stall_limit_is_no_hang(
         assert [curve.mean.tolist() for curve in evaluation] == [[60.0], [60.0]]
         # field lesson L53: both episodes count, with the return they had when they were cut, and the report says so
         facts = dict(fact_items(wait_until(lambda: report_of(client, slow), what="a report")))
+        assert facts["Evaluation"] == "1 episode of each frozen policy, acting greedily"
         assert facts["Evaluation episodes cut"] == "A: 1 of 1, B: 1 of 1; after 60 steps (eval.max_steps)"

@@ -75,7 +75,7 @@ def test_a_fit_environment_passes_and_the_treatment_is_told(capsys: pytest.Captu
     assert "plays: 100 steps and 5 ends of episodes" in out
     assert "resumes: a block that is resumed by replay shows the same in every step, from 3 borders" in out
     assert "actions: one categorical head for each part: action of 3" in out
-    assert "evaluation: an episode is cut after 100,000 steps, for it has no limit of its own" in out
+    assert "evaluation: an episode is cut after 100,000 steps if it does not end before: no limit is registered" in out
     assert out.endswith("Fit-v0 can be trained in\n")
 
 

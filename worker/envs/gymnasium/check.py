@@ -296,7 +296,11 @@ def _treatment(sample: Any, envs: GymEnvs) -> dict[str, str]:
     parts = f"in this order: {'; '.join(envs.entry.parts)}"
     images = len(envs.obs_spec.images)
     normal_words += f" normalised; images through net.encoder: {images}" if images else " normalised"
-    cap = f"{limit} steps, its own limit" if limit else f"{EVAL_MAX_STEPS:,} steps, for it has no limit of its own"
+    cap = (
+        f"{limit} steps, its own limit"
+        if limit
+        else f"{EVAL_MAX_STEPS:,} steps if it does not end before: no limit is registered"
+    )
     return {
         "actions": "; ".join(heads),
         "observations": f"{size} numbers, flattened to float32; with obs_norm.enabled {normal_words}",
