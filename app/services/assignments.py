@@ -24,6 +24,7 @@ from app.store.engine import utc
 from app.store.events import NewEvent, add_events
 from app.store.rows import AssignmentRow, BlockRow, RunOfArm, WorkerRow
 from lockstep.protocol import BarrierReply, ReadyReply, ReadyRequest, ReleaseRequest, RoundReply, RoundRequest, RunRound
+from lockstep.report.inputs import one_after_another
 from lockstep.spec.metrics import shown_of
 from lockstep.status import PERHAPS_OF_THE_DEVICE, AssignmentState, BlockStatus, Cause, RunStatus, WorkerStatus
 
@@ -76,8 +77,11 @@ def _mark_ready(session: Session, now: float, row: AssignmentRow, block: BlockRo
     warm_up = ingest.storable(request.warm_up)
     record = warm_up.get("record")
     if isinstance(record, dict):
-        for run_id in leases.run_ids(session, row.id):
-            experiments.change_run(session, run_id, record=record)
+        for run in experiments.runs_of_assignment(session, row.id):
+            told = record
+            if request.resume_round and "plugins" in record:
+                told = {**record, "plugins": one_after_another(run.record.get("plugins") or {}, record["plugins"])}
+            experiments.change_run(session, run.id, record=told)
     leases.move(session, now, row.id, AssignmentState.ACTIVE, ready=True, ready_at=utc(now))
     leases.move_worker(session, now, row.worker_id, WorkerStatus.BUSY, f"trains replicate {block.replicate}")
     event = NewEvent(

@@ -16,7 +16,7 @@ from app.services.placement import Fit, Need, WorkerView, fit, pack_size
 from app.services.reports import pilot_scores
 from app.services.scheduling import need_from, worker_view
 from app.services.steering import check_priority, existing, owned
-from app.store import experiments, scheduling, workers
+from app.store import experiments, reports, scheduling, workers
 from app.store.engine import utc
 from app.store.events import NewEvent, add_events
 from app.store.experiments import NewBlock
@@ -351,7 +351,8 @@ def extend(ctx: Context, experiment_id: str, replicates: int, actor: Actor, *, e
             raise ConflictError("the experiment was cancelled", code="terminal")
         now = ctx.store.now(session)
         rows = experiments.newest_blocks(experiments.blocks(session, experiment_id))
-        reason = _extension_refused(experiment, len(rows), replicates)
+        is_reported = reports.get(session, experiment_id) is not None
+        reason = _extension_refused(experiment, len(rows), replicates, is_reported=is_reported)
         if reason and not exploratory:
             raise ConflictError(
                 f"{reason}; ask with exploratory: true to add blocks outside of the registered analysis, "
@@ -375,8 +376,8 @@ def extend(ctx: Context, experiment_id: str, replicates: int, actor: Actor, *, e
     return ids
 
 
-def _extension_refused(experiment: ExperimentRow, present: int, replicates: int) -> str | None:
-    """Return why the plan forbids an extension, or None."""
+def _extension_refused(experiment: ExperimentRow, present: int, replicates: int, *, is_reported: bool) -> str | None:
+    """Return why the plan forbids an extension, or None; a verdict that stands on pages and in lists has been seen."""
     if experiment.mode == "smoke":
         return "a smoke run is never part of a comparison"
     analysis = experiment.analysis or {}
@@ -386,7 +387,7 @@ def _extension_refused(experiment: ExperimentRow, present: int, replicates: int)
     if mode == "planned":
         last = max(analysis["looks"]["at"])
         return None if present + replicates <= last else f"the last registered look is at {last} blocks"
-    if experiment.unblinded_at is None:
+    if experiment.unblinded_at is None and not is_reported:
         return None
     return "the plan has one analysis at a fixed number of blocks and its result has been seen"
 

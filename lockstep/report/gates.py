@@ -11,7 +11,7 @@ from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 
 from lockstep.report.clock import Clock
-from lockstep.report.inputs import ReportInputs, RunFacts
+from lockstep.report.inputs import ReportInputs, RunFacts, codes_of
 from lockstep.spec.analysis import analysis_hash
 
 PASS, FAIL, NOT_CHECKED = "pass", "fail", "not checked"
@@ -114,7 +114,7 @@ def _plugin_gate(runs: Sequence[RunFacts]) -> Gate:
     codes: dict[str, set[str]] = defaultdict(set)
     for plugins in known:
         for name, identity in plugins.items():
-            codes[name].add(identity)
+            codes[name].update(codes_of(identity))
     changed = [f"{name}: {', '.join(sorted(found))}" for name, found in sorted(codes.items()) if len(found) > 1]
     detail = f"the code of a plug-in changed between runs ({'; '.join(changed)}); clone it to train all with one"
     return _gate("plug-in code", "void", not changed if known else None, detail)

@@ -29,6 +29,24 @@ FACT_NOTES = (EVALUATION, CUT_EPISODES, REPEATED, RANDOM_NUMBERS, RESUMED_EPISOD
 STATUSES = ("ok", "failed", "lost")
 
 
+#: Between the codes of a plug-in that trained one run, one after another.
+_THEN = ", then "
+
+
+def one_after_another(former: Mapping[str, str], present: Mapping[str, str]) -> dict[str, str]:
+    """Return the plug-ins of a run that is resumed: where the code of one has changed, all of its codes in order."""
+    found = {**former, **present}
+    for name in former.keys() & present.keys():
+        is_same = codes_of(former[name])[-1] == present[name]
+        found[name] = former[name] if is_same else f"{former[name]}{_THEN}{present[name]}"
+    return found
+
+
+def codes_of(identity: str) -> list[str]:
+    """Return the codes that an identity of ``one_after_another`` is made of."""
+    return identity.split(_THEN)
+
+
 @dataclass(frozen=True)
 class ScoreRow:
     """The single number of one run for one metric.

@@ -65,6 +65,12 @@ def restore(plan: BlockPlan, run: Run, saved: Snapshot) -> dict[str, Any]:
     ours = identity(plan, run.plan)
     wrong = differing_paths(ours, saved.header["identity"])
     if wrong:
+        if wrong == ["reward_version"]:
+            mode, now, version = ours["reward_mode"], ours["reward_version"], saved.header["identity"]["reward_version"]
+            raise CheckpointRefused(
+                f"reward {mode!r} of arm {run.plan.arm!r} is version {now!r}, and was {version!r} up to round "
+                f"{saved.header['next_round']}: install that one again and restart the worker, or clone the experiment"
+            )
         told = [f"{p}: file {saved.header['identity'].get(p)!r}, run {ours.get(p)!r}" for p in wrong]
         raise CheckpointRefused(f"checkpoint of another run: {'; '.join(told)}")
     changed = differing_paths(run.plan.config, saved.header["config"], _FREE_SECTIONS)

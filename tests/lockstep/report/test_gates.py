@@ -10,7 +10,7 @@ import pytest
 from lockstep.report import build_report
 from lockstep.report.clock import due_analyses
 from lockstep.report.gates import Gate, flag_gates, void_gates
-from lockstep.report.inputs import LostBlocks, ReportInputs, RunFacts, ScoreRow
+from lockstep.report.inputs import LostBlocks, ReportInputs, RunFacts, ScoreRow, one_after_another
 from lockstep.report.tables import flag_texts
 from tests.lockstep.report.factories import Cell, make_analysis, make_inputs
 
@@ -65,6 +65,16 @@ def test_void_gate_one_deviating_run_invalidates_the_comparison(gate: str, chang
     assert report["verdict"]["code"] == "INVALID"
     assert report["verdict"]["winner"] is None
     assert report["verdict"]["sentence"].startswith("Not analysed: ")
+
+
+def test_code_that_changed_inside_of_every_run_is_seen_though_all_runs_are_alike() -> None:
+    before, after = {"mine": "mypackage 1.0 (0a1b)"}, {"mine": "mypackage 1.0 (0b2c)"}
+    changed = one_after_another(before, after)
+    assert one_after_another(before, before) == before
+    assert one_after_another(changed, after) == changed  # resumed once more with the same code
+    inputs = make_inputs(SCORES)
+    inputs = replace(inputs, runs=tuple(replace(run, plugins=changed) for run in inputs.runs))
+    assert _state(inputs, "plug-in code") == "fail"
 
 
 @pytest.mark.parametrize("name", ["evaluator", "eval_seeds", "replicate_seed", "env_steps", "code_revision"])

@@ -31,6 +31,7 @@ from tests.worker.train.cases import (
 )
 from worker.checkpoint import CheckpointRefused, NoCheckpoint
 from worker.envs.base import LockstepEnvs
+from worker.train import policies
 from worker.train.block import RoundRecord
 from worker.train.environments import make_environments
 from worker.train.evaluate import FrozenPolicy, mean, play
@@ -121,6 +122,15 @@ def test_another_replicate_and_swapped_files_are_refused_by_identity(tmp_path: P
     manifest["files"] = {"A.safetensors": hashes["B.safetensors"], "B.safetensors": hashes["A.safetensors"]}
     (saved.path / "manifest.json").write_text(json.dumps(manifest))
     with pytest.raises(CheckpointRefused, match="run_id: file 'run-B', run 'run-A'"):
+        trainer(block(GYM, GYM_ARMS)).load_checkpoint(tmp_path)
+
+
+def test_another_version_of_a_reward_is_told_with_its_arm_and_remedy(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trainer(block(GYM, GYM_ARMS)).save_checkpoint(tmp_path, 1)
+    monkeypatch.setattr(policies, "version_of", lambda _mode: "2")
+    with pytest.raises(CheckpointRefused, match=r"reward 'native' of arm 'A' is version '2', and was .* or clone"):
         trainer(block(GYM, GYM_ARMS)).load_checkpoint(tmp_path)
 
 
