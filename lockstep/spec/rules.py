@@ -315,7 +315,7 @@ def _modes_offered(mode: str, known: Set[str], kind: str, registered: Registered
     told = [f"{'Built' if guess else 'built'} in: {', '.join(family_of(kind).reward_modes)}"]
     shown = [f"{name}{_on(registered.rewards[name])}" for name in offered[:_LISTED]]
     more = f" and {len(offered) - _LISTED} more" if len(offered) > _LISTED else ""
-    told.append(f"workers offer: {', '.join(shown) + more or 'none'}")
+    told.append(f"workers offer: {', '.join(shown) + more or 'none so far'}")
     told += [f"{name} cannot be used: {registered.rewards[name]['defect']}" for name in defects[:_DEFECTS]]
     told.append("install the package that has it where a worker runs and restart that worker")
     return f"{guess}{'; '.join(told)}"

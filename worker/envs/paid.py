@@ -29,9 +29,7 @@ def payer(mode: str, arm: str, *, scores_only: bool = False) -> str:
     if not arm:
         return f"reward mode {mode!r}"
     return (
-        f"reward mode {mode!r}, which scores arm {arm!r} too,"
-        if scores_only
-        else f"reward mode {mode!r} of arm {arm!r}"
+        f"reward mode {mode!r} (it scores arm {arm!r} too)" if scores_only else f"reward mode {mode!r} of arm {arm!r}"
     )
 
 

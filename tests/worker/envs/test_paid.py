@@ -91,7 +91,7 @@ def test_a_reward_that_breaks_the_contract_ends_its_run_with_mode_arm_episode_an
 def test_a_reward_that_only_scores_an_arm_is_named_as_such() -> None:
     good = mode(lambda step: parts(step.reward))
     other = GymReward("other", "1", "", 0.99, lambda step: parts(late(step)))
-    with pytest.raises(EnvironmentFault, match="reward mode 'other', which scores arm 'A' too,: the reward is nan"):
+    with pytest.raises(EnvironmentFault, match=r"reward mode 'other' \(it scores arm 'A' too\): the reward is nan"):
         play(good, phase="eval", other=other)
 
 
