@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -129,6 +130,19 @@ def test_forward_rows_follow_the_prefix_formula() -> None:
     validator.run(x, y, ValPlan((0, 1)))
     # segments: input-r0c0, r0c0-r1c0, r1c0-r0c1, r0c1-r1c1, r1c1-logits
     assert validator.forward_rows == 20 * (1 + 2 + 2 + 4 + 4)
+
+
+@pytest.mark.parametrize(
+    "plan", [ValPlan((0, 3), prospective=(2, 1)), ValPlan((1,), fixed=(0, 3), prospective=(2,)), ValPlan((0, 1, 2, 3))]
+)
+def test_parts_name_the_rows_that_a_validation_runs(plan: ValPlan) -> None:
+    net = garden(SLOTS, torch.float32)
+    x, y = items(torch.float32, 20)
+    validator = Validator(net, 10_000)
+    parts: list[Any] = [part for _, part in validator.parts(20, plan)]
+    runs = [part for part in parts if part[0] == "run"]
+    validator.run(x, y, plan)
+    assert validator.forward_rows == sum(items * rows * (stop - start) for _, items, rows, start, stop in runs)
 
 
 def test_five_players_measure_only_the_masks_of_the_specification() -> None:

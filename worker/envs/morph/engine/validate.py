@@ -7,9 +7,10 @@ validation items, M masks, R stacked rows, n players.
 
 from __future__ import annotations
 
-from collections.abc import Hashable
+from collections.abc import Hashable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Literal
 
 import numpy as np
 import torch
@@ -90,6 +91,27 @@ class Measured:
     prospective: dict[int, np.ndarray]
 
 
+@dataclass(frozen=True)
+class Visit:
+    """What a validation does at one slot.
+
+    Attributes:
+        slot: index in action order.
+        part: tried = one configuration more, at alpha 1 beside main; fixed = on in all; player = on and off.
+        rows: configurations in the stack before it.
+        main: which of them has all players so far on.
+        tail: how many of them, the last ones, are tried.
+        step: of a player: which configurations go on without it and with it.
+    """
+
+    slot: int
+    part: Literal["tried", "fixed", "player"]
+    rows: int
+    main: int
+    tail: int
+    step: ablation.Branching | None = None
+
+
 class Validator:
     """Runs validation plans on one network.
 
@@ -126,27 +148,17 @@ class Validator:
 
         No two parts together bring in another kernel: a kernel is chosen by the rows that it is given.
         """
-        rows = len(plan.masks) + len(plan.prospective)
-        chunk = min(items, max(1, self.max_rows // rows))
-        steps = ablation.branchings(len(plan.players), plan.masks)
-        stack, done, player, tail = 1, 0, 0, 0
-        found: list[tuple[int, Hashable]] = [
-            (-1, ("measured", chunk, len(plan.masks), len(plan.prospective), len(plan.contrasts.matrix)))
-        ]
-        for slot in self.network.in_execution_order(plan.slots):
-            stop = self.network.slots[slot].position + 1
-            found.append((-1, ("run", chunk, stack, done, stop)))
+        masks, trials = len(plan.masks), len(plan.prospective)
+        chunk = min(items, max(1, self.max_rows // (masks + trials)))
+        found: list[tuple[int, Hashable]] = [(-1, ("measured", chunk, masks, trials, len(plan.contrasts.matrix)))]
+        done = 0
+        for visit in self._visits(plan):
+            stop, step = self.network.slots[visit.slot].position + 1, visit.step
+            found.append((-1, ("run", chunk, visit.rows, done, stop)))
+            branches = None if step is None else (len(step.off), len(step.on), visit.tail)
+            found.append((visit.slot, (visit.part, chunk, visit.rows, visit.main, branches)))
             done = stop
-            if slot in plan.prospective:
-                found.append((slot, ("tried", chunk, stack, player)))
-                stack, tail = stack + 1, tail + 1
-            elif slot in plan.fixed:
-                found.append((slot, ("fixed", chunk, stack)))
-            else:
-                step, player = steps[player], player + 1
-                found.append((slot, ("player", chunk, stack, len(step.off), len(step.on), tail)))
-                stack = len(step.off) + len(step.on) + tail
-        found.append((-1, ("run", chunk, stack, done, self.network.host.num_segments)))
+        found.append((-1, ("run", chunk, masks + trials, done, self.network.host.num_segments)))
         return found
 
     @torch.no_grad()
@@ -175,24 +187,37 @@ class Validator:
     def _stack(self, x: Tensor, plan: ValPlan) -> Tensor:
         """Return logits of [masks.., prospective..] stacked along the items."""
         network, items = self.network, x.shape[0]
-        steps = ablation.branchings(len(plan.players), plan.masks)
-        prefixes: tuple[int, ...] = (0,)
-        stack, done, player, tail = x, 0, 0, 0
-        for slot in network.in_execution_order(plan.slots):
-            stop = network.slots[slot].position + 1
+        stack, done = x, 0
+        for visit in self._visits(plan):
+            stop = network.slots[visit.slot].position + 1
             stack = self._segments(stack, done, stop)
             done = stop
-            cell = network.cell(slot)
-            if slot in plan.prospective:
-                main = prefixes.index((1 << player) - 1)
-                here = stack[main * items : (main + 1) * items]
-                stack, tail = torch.cat([stack, cell.graft.blend(here, network.one)]), tail + 1
-            elif slot in plan.fixed:
-                stack = cell.graft.blend(stack, cell.alpha)
+            cell = network.cell(visit.slot)
+            if visit.step is not None:
+                stack = self._branch(stack, visit.step, items, visit.slot, visit.tail)
+            elif visit.part == "tried":
+                here = stack[visit.main * items : (visit.main + 1) * items]
+                stack = torch.cat([stack, cell.graft.blend(here, network.one)])
             else:
-                stack = self._branch(stack, steps[player], items, slot, tail)
-                prefixes, player = steps[player].prefixes, player + 1
+                stack = cell.graft.blend(stack, cell.alpha)
         return self._segments(stack, done, network.host.num_segments)
+
+    def _visits(self, plan: ValPlan) -> Iterator[Visit]:
+        """Yield what a validation does at each of its slots, in execution order."""
+        steps = iter(ablation.branchings(len(plan.players), plan.masks))
+        prefixes: tuple[int, ...] = (0,)
+        tail = num_players = 0
+        for slot in self.network.in_execution_order(plan.slots):
+            main, rows = prefixes.index((1 << num_players) - 1), len(prefixes) + tail
+            if slot in plan.prospective:
+                yield Visit(slot, "tried", rows, main, tail)
+                tail += 1
+            elif slot in plan.fixed:
+                yield Visit(slot, "fixed", rows, main, tail)
+            else:
+                step = next(steps)
+                yield Visit(slot, "player", rows, main, tail, step)
+                prefixes, num_players = step.prefixes, num_players + 1
 
     def _branch(self, stack: Tensor, step: ablation.Branching, items: int, slot: int, tail: int) -> Tensor:
         cell = self.network.cell(slot)
