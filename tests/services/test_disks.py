@@ -74,9 +74,8 @@ def test_a_damaged_file_is_given_up_though_its_server_still_has_it(
         download(ctx, resumed)
 
 
-def test_a_checkpoint_that_no_disk_has_is_given_up_once_all_have_been_asked(
-    ctx: Context, other: Context, resumed: SimulatedWorker, clock: Clock
-) -> None:
+def ask_for_what_no_disk_has(ctx: Context, other: Context, resumed: SimulatedWorker) -> None:
+    """Have the second of two servers asked for checkpoints that have been lost."""
     for server in (ctx, other):
         disks.announce(server)
     for run in resumed.held.runs:
@@ -84,6 +83,12 @@ def test_a_checkpoint_that_no_disk_has_is_given_up_once_all_have_been_asked(
         ctx.files.remove(run.checkpoint.sha256)
     with pytest.raises(BusyError):
         download(other, resumed)
+
+
+def test_a_checkpoint_that_no_disk_has_is_given_up_once_all_have_been_asked(
+    ctx: Context, other: Context, resumed: SimulatedWorker, clock: Clock
+) -> None:
+    ask_for_what_no_disk_has(ctx, other, resumed)
     disks.announce(ctx)
     with pytest.raises(NotFoundError, match="is damaged on the server; the next attempt resumes from the one before"):
         download(other, resumed)
@@ -107,13 +112,7 @@ def test_a_question_that_nobody_comes_back_for_is_dropped_after_a_day(
         with ctx.store.read() as session:
             return [*scheduling.metas(session, "lacking:"), *scheduling.metas(session, "since:")]
 
-    for server in (ctx, other):
-        disks.announce(server)
-    for run in resumed.held.runs:
-        assert run.checkpoint is not None
-        ctx.files.remove(run.checkpoint.sha256)
-    with pytest.raises(BusyError):
-        download(other, resumed)
+    ask_for_what_no_disk_has(ctx, other, resumed)
     disks.announce(ctx)
     assert len(notes()) == 2
     clock.advance(86_300.0)
