@@ -82,6 +82,7 @@ class Family:
         seconds: rough time of so many env steps on one CPU slot; None where nothing is known.
         dataset: the data set that a worker must have, or None.
         packs: whether one process may train several blocks side by side.
+        usual_preset: the preset whose published budget counts where a spec names none; "" for none.
         is_package: whether a worker announces the family (or the registered environment) because its package is
             optional.
     """
@@ -104,6 +105,7 @@ class Family:
     dataset: Callable[[Env], str | None]
     packs: bool
     is_package: bool
+    usual_preset: str = ""
 
     @property
     def primary(self) -> str:

@@ -148,4 +148,5 @@ FAMILY = Family(
     dataset=lambda _env: None,
     packs=True,
     is_package=True,
+    usual_preset="gym_classic",
 )

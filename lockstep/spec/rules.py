@@ -381,7 +381,7 @@ def _budget_warning(resolved: ResolvedSpec) -> Iterator[str]:
     spec = resolved.spec
     if spec.experiment.mode == "smoke" or not any(arm.policy in ALGORITHMS for arm in resolved.arms):
         return
-    name = spec.preset or ("gym_classic" if spec.env.kind == "gymnasium" else "")
+    name = spec.preset or family_of(spec.env.kind).usual_preset
     usual, steps = PUBLISHED_STEPS.get(name), env_steps_per_run(resolved)
     default = PRESETS.get(name, {}).get("budget", {}).get("rounds", Budget().rounds)
     if usual is not None and steps < _LITTLE * usual:
