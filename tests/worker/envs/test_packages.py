@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from importlib.metadata import entry_points
 from pathlib import Path
+from typing import Any
 
 import gymnasium
 import pytest
 
+from lockstep import plugins
+from worker.envs.gymnasium import build
 from worker.envs.gymnasium.build import build_one
 from worker.envs.gymnasium.catalog import tasks
+from worker.envs.gymnasium.env import make_envs
 
 _REGISTERS = """
 import gymnasium
@@ -52,6 +57,21 @@ def test_a_package_that_raises_is_named_with_its_reason_and_costs_no_other_task(
     assert build_one({"id": "CartPole-v1"}).spec is not None
     with pytest.raises(ValueError, match=r"Unlicensed/Cart-v0.*no licence"):
         build_one({"id": "Unlicensed/Cart-v0"})
+
+
+def test_who_has_a_task_is_looked_up_once_for_all_environments(monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+
+    def counted(**named: Any) -> Any:
+        asked.append(named)
+        return entry_points(**named)
+
+    monkeypatch.setattr(build, "entry_points", counted)
+    monkeypatch.setattr(plugins, "entry_points", counted)
+    section = {"id": "CartPole-v1", "rollout_steps": 4}
+    envs = make_envs({"env": section}, [None] * 2, replicate_seed=5, num_envs=4, phase="train")
+    envs.close()
+    assert asked == [{"group": build.ENTRY_POINTS, "name": "CartPole-v1"}]
 
 
 def test_the_catalogue_holds_tasks_of_packages_and_survives_a_bad_one(

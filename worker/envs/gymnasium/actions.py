@@ -126,7 +126,14 @@ def _taken_apart(space: spaces.Space[Any], name: str, leaves: list[_Leaf]) -> _N
 def _discrete(space: Any, name: str, at: int) -> _Leaf:
     # scalars of numpy's own, as gymnasium's vector environments hand on
     choices = [np.dtype(space.dtype).type(space.start + i) for i in range(int(space.n))]
-    return _choices([HeadSpec(name, len(choices))], lambda row: choices[int(_legal(row[at : at + 1])[0])])
+
+    def native(row: Sequence[float]) -> Any:
+        choice = int(row[at])
+        if choice < 0:
+            _legal([choice])
+        return choices[choice]
+
+    return _choices([HeadSpec(name, len(choices))], native)
 
 
 def _multi_discrete(space: Any, name: str, at: int) -> _Leaf:

@@ -45,22 +45,47 @@ def build_one(section: Mapping[str, Any], *, training: bool = False) -> gymnasiu
         section: ``id``, ``kwargs``, ``max_episode_steps`` and ``wrappers``.
         training: whether what wrappers change for training alone is changed.
     """
-    name, kwargs, limit = section["id"], section.get("kwargs") or {}, section.get("max_episode_steps")
+    return builder(section, training=training)()
+
+
+def builder(section: Mapping[str, Any], *, training: bool = False) -> Callable[[], gymnasium.Env[Any, Any]]:
+    """Return what builds such environments as ``build_one`` does: who has the task is looked up here, once for all.
+
+    To look it up reads the metadata of every package that is installed, which takes longer than to build a small task.
+    """
+    name = str(section["id"])
     if ATARI in (section.get("wrappers") or ()):
-        return _atari(section, training=training)
-    given = f" with env.kwargs={dict(kwargs)!r}" if kwargs else ""
-    with building(f"env.id={name!r}{given}"):
+        raw = builder({"id": name, "kwargs": {"frameskip": 1, **(section.get("kwargs") or {})}})
+        return lambda: _atari(section, raw(), training=training)
+    with building(_told(section)):
         factory = registered(name)
-        if factory is not None:
-            own = cast("gymnasium.Env[Any, Any]", factory(**kwargs))
-            return own if limit is None else TimeLimit(own, limit)
-        register(str(name))
-    _refuse_unknown(str(name))
-    with building(f"env.id={name!r}{given}"):
+        if factory is None:
+            register(name)
+    if factory is not None:
+        return lambda: _of_package(section, factory)
+    _refuse_unknown(name)
+    return lambda: _of_gymnasium(section)
+
+
+def _told(section: Mapping[str, Any]) -> str:
+    kwargs = section.get("kwargs")
+    return f"env.id={section['id']!r}" + (f" with env.kwargs={dict(kwargs)!r}" if kwargs else "")
+
+
+def _of_package(section: Mapping[str, Any], factory: Callable[..., Any]) -> gymnasium.Env[Any, Any]:
+    limit = section.get("max_episode_steps")
+    with building(_told(section)):
+        own = cast("gymnasium.Env[Any, Any]", factory(**(section.get("kwargs") or {})))
+        return own if limit is None else TimeLimit(own, limit)
+
+
+def _of_gymnasium(section: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
+    kwargs, limit = section.get("kwargs") or {}, section.get("max_episode_steps")
+    with building(_told(section)):
         if limit is not None and "max_episode_steps" in kwargs:
             raise ValueError("env.max_episode_steps and max_episode_steps of env.kwargs are the same limit; keep one")
         # by the registry alone: "module:name" would import what a spec names. The order of calls is ours to keep
-        spec = replace(gymnasium.spec(versioned(name)), order_enforce=False)
+        spec = replace(gymnasium.spec(versioned(str(section["id"]))), order_enforce=False)
         named = {} if limit is None else {"max_episode_steps": limit}
         env = gymnasium.make(spec, disable_env_checker=True, **{**kwargs, **named})
     space = vars(env.unwrapped).get("action_space")
@@ -82,10 +107,9 @@ def _refuse_unknown(name: str) -> None:
     raise ValueError(f"env.id={name!r}: no package that is installed here has it; {' '.join(told.split())}")
 
 
-def _atari(section: Mapping[str, Any], *, training: bool) -> gymnasium.Env[Any, Any]:
-    """Build a game as Machado et al. (2018) prepare it; in training the loss of a life ends it and signs are paid."""
-    kwargs, limit = section.get("kwargs") or {}, section.get("max_episode_steps")
-    raw = build_one({"id": section["id"], "kwargs": {"frameskip": 1, **kwargs}})
+def _atari(section: Mapping[str, Any], raw: gymnasium.Env[Any, Any], *, training: bool) -> gymnasium.Env[Any, Any]:
+    """Prepare a game as Machado et al. (2018) do; in training the loss of a life ends it and signs are paid."""
+    limit = section.get("max_episode_steps")
     with building(f"env.id={section['id']!r} with env.wrappers [{ATARI}]"):
         env: gymnasium.Env[Any, Any] = AtariPreprocessing(raw, terminal_on_life_loss=training)
         if training:

@@ -26,7 +26,7 @@ from lockstep.spec.sections import CLIP
 from worker.envs.base import HeadSpec, Masks, Observation, StepResult
 from worker.envs.faults import RAISED, EnvironmentFault, building, is_out_of_memory, last_line, playing
 from worker.envs.gymnasium.actions import ActionDoor
-from worker.envs.gymnasium.build import build_one, registered
+from worker.envs.gymnasium.build import build_one, builder, registered
 from worker.envs.gymnasium.door import BadValue, is_true, reset_values, reward_of, step_values
 from worker.envs.gymnasium.ledger import Ledger
 from worker.envs.gymnasium.observations import ObservationDoor
@@ -38,6 +38,7 @@ from worker.envs.inside import INSIDE, OUTSIDE, RESET, STEP
 
 #: Environments that step between two signs of life: all of a run may be thousands, and each may be slow.
 _STEPS_BETWEEN_SIGNS = 16
+_DONE = "done"
 
 
 @dataclass
@@ -121,6 +122,9 @@ class GymEnvs(Stepped):
         self._obs = [np.zeros((num_envs, size), dtype=np.float32) for _ in range(num_runs)]
         self._pixels = [np.zeros((num_envs, num_pixels), dtype=np.uint8) for _ in range(num_runs)]
         self._masks: Masks = {head.name: torch.ones(num_envs, head.outputs, dtype=torch.bool) for head in self.heads}
+        none_ended = torch.zeros(num_envs, dtype=torch.bool)
+        self._plain_flags = none_ended, none_ended.clone(), ~none_ended
+        self._zeros = np.zeros(num_envs * size, dtype=np.float32)
         no_ids = torch.zeros(num_envs, 0, dtype=torch.int64)
         self._views = [
             Observation(torch.from_numpy(seen), no_ids, torch.from_numpy(bytes_of) if self.obs_spec.images else None)
@@ -132,9 +136,10 @@ class GymEnvs(Stepped):
         count, processes = len(self._lanes) * self.num_envs, int(section.get("processes", 1))
         training = self._phase == "train"
         if processes == 1:
+            build = builder(section, training=training)
             for lanes in self._lanes:
                 for _ in range(self.num_envs):
-                    lanes.append(_Lane(build_one(section, training=training)))
+                    lanes.append(_Lane(build()))
                     self._alive()
             return cast("gymnasium.Env[Any, Any]", self._lanes[0][0].env)
         with contextlib.closing(build_one(section)) as sample:
@@ -230,49 +235,55 @@ class GymEnvs(Stepped):
     def _step_run(self, run: int, actions: Tensor) -> StepResult:
         E, lanes, ledger = self.num_envs, self._lanes[run], self._ledgers[run]
         native = np.zeros(E, dtype=np.float32)
-        terminated, truncated, valid = np.zeros((3, E), dtype=bool)
+        active = [not lane.is_over for lane in lanes]
         before = None if ledger.is_native else self._obs[run].copy()
         infos: list[Mapping[str, Any]] = [{}] * E
         ended: dict[int, str] = {}
         actions = self._door.executed(actions, self._bounds[run])
         began = time.perf_counter()
         for index, action in enumerate(actions.tolist()):
-            if lanes[index].is_over:
+            if not active[index]:
                 continue
             native[index], ends, cut, info = self._advance(run, index, action)
             if before is not None:
                 infos[index] = dict(info)  # which the environment may go on to write to
-            valid[index] = True
             if index % _STEPS_BETWEEN_SIGNS == 0:
                 self._alive()
             # an episode that does not end is an episode: it counts with the return it has at the cap
-            capped = self.resets_each_round and lanes[index].steps >= self.steps_per_round
-            if ends or cut or capped:
-                terminated[index], truncated[index] = ends, not ends
+            if ends or cut or (self.resets_each_round and lanes[index].steps >= self.steps_per_round):
                 lanes[index].success = self._success(run, index, info)
-                ended[index] = "done" if ends else "horizon" if cut else CAPPED
+                ended[index] = _DONE if ends else "horizon" if cut else CAPPED
         self._check_finite(run, 0, E)
-        reward = torch.from_numpy(native)
+        reward, flags = torch.from_numpy(native), self._flags(ended, active)
         if before is not None:
             stepping = time.perf_counter() - began
             after = torch.from_numpy(self._obs[run].copy())
-            ends_cuts = torch.from_numpy(terminated), torch.from_numpy(truncated)
             with playing(f"environment {self._name!r}: its info"):
                 scalars = _scalars(infos)
-            step = Transition(torch.from_numpy(before), actions, reward, after, *ends_cuts, scalars)
-            reward = ledger.score(step, valid, np.array([lane.episode for lane in lanes]), stepping)
+            step = Transition(torch.from_numpy(before), actions, reward, after, *flags[:2], scalars)
+            reward = ledger.score(step, flags[2].numpy(), np.array([lane.episode for lane in lanes]), stepping)
         ledger.add(native, reward.numpy())
         final = self._end(run, ended)
         self._alive()
+        terminated, truncated, valid = flags
         return StepResult(
             observation=self._observation(run),
             masks=self._masks,
             reward=reward,
-            terminated=torch.from_numpy(terminated),
-            truncated=torch.from_numpy(truncated),
-            valid=torch.from_numpy(valid),
+            terminated=terminated,
+            truncated=truncated,
+            valid=valid,
             final_observation=final,
         )
+
+    def _flags(self, ended: Mapping[int, str], active: Sequence[bool]) -> tuple[Tensor, Tensor, Tensor]:
+        """Return terminated, truncated and valid [E]; in most steps those are the same, and made once."""
+        if not ended and all(active):
+            return self._plain_flags
+        terminated, truncated = torch.zeros(2, self.num_envs, dtype=torch.bool)
+        for index, outcome in ended.items():
+            (terminated if outcome == _DONE else truncated)[index] = True
+        return terminated, truncated, torch.tensor(active)
 
     def _end(self, run: int, ended: Mapping[int, str]) -> Observation | None:
         """Record finished episodes by how they ended and, in training, reset them; return the true observations."""
@@ -327,7 +338,11 @@ class GymEnvs(Stepped):
 
     def _check_finite(self, run: int, first: int, end: int) -> None:
         """Refuse what is not finite in the observations of environments ``first:end`` before any statistic sees it."""
-        finite = np.isfinite(self._obs[run][first:end])
+        seen = self._obs[run][first:end]
+        # 0 x is 0 where x is finite, else NaN: one call for all, where asking each costs several
+        if np.dot(seen.reshape(-1), self._zeros[: seen.size]) == 0.0:
+            return
+        finite = np.isfinite(seen)
         if not finite.all():
             index = first + int((~finite.all(axis=1)).argmax())
             values = self._obs[run][index][~finite[index - first]].tolist()

@@ -26,8 +26,8 @@ def register(task: str) -> None:
     Raises:
         ValueError: the package raised.
     """
-    namespace, _, name = task.rpartition("/")
-    if not name or any(spec.namespace == namespace for spec in gymnasium.registry.values()):
+    namespace, _, _ = task.rpartition("/")
+    if not namespace or any(spec.namespace == namespace for spec in gymnasium.registry.values()):
         return
     for point in installed():
         if point.name == namespace:

@@ -24,7 +24,7 @@ from multiprocessing.reduction import ForkingPickler
 from typing import Any
 
 from worker.envs.faults import RAISED, EnvironmentFault, Told, last_line
-from worker.envs.gymnasium.build import build_one
+from worker.envs.gymnasium.build import builder
 
 _PR_SET_PDEATHSIG = 1
 #: Seconds for the processes to close their environments before they are killed.
@@ -181,12 +181,15 @@ class Pool:
 def _serve(pipe: Connection) -> None:
     """Answer until the other end is closed."""
     envs: dict[int, Any] = {}
+    build: Callable[[], Any] | None = None  # one for all: a pool has environments of one section
 
     def one(call: str, slot: int, argument: Any) -> Any:
+        nonlocal build
         try:
             if call == "build":
                 section, training = argument
-                envs[slot] = build_one(section, training=training)
+                build = build or builder(section, training=training)
+                envs[slot] = build()
                 return None
             return envs[slot].step(argument) if call == "step" else envs[slot].reset(seed=argument)
         except RAISED as error:
