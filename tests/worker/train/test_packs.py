@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 
+from lockstep.spec.presets import merge
 from tests.worker.train.cases import GYM, GYM_ARMS, GYM_BOX, GYM_LSTM, Arms, block, digests, trainer
 from worker.train.block import BlockTrainer, RoundRecord
 from worker.train.rounds import Rounds
@@ -22,6 +23,14 @@ WIDE: dict[str, Any] = {
     "budget": {"rounds": 3},
 }
 LABELS = ("run-A", "run-B")
+#: The same with few steps, and a memory for real-numbered actions.
+SHORT: dict[str, Any] = {
+    "env": {"n_envs": 2, "rollout_steps": 8},
+    "ppo": {"minibatches": 2, "epochs": 2},
+    "budget": {"rounds": 2},
+    "eval": {"every_rounds": 2, "episodes": 1},
+}
+BOX_LSTM: dict[str, Any] = merge(GYM_BOX, {"net": {"body": "lstm", "lstm_hidden": 12, "hidden": 8}})
 
 
 def replicate(base: Mapping[str, Any], number: int, arms: Arms = GYM_ARMS) -> BlockTrainer:
@@ -70,6 +79,34 @@ def test_a_packed_block_equals_the_block_alone(base: dict[str, Any], size: int) 
     packed = together({number: replicate(base, number) for number in range(size)})
     for number in (0, size - 1):
         assert told(packed[number]) == alone(base, number)
+
+
+@pytest.mark.parametrize(
+    "base", [GYM, GYM_BOX, GYM_LSTM, BOX_LSTM], ids=["choices", "real", "choices-lstm", "real-lstm"]
+)
+def test_twenty_packed_equal_each_alone_over_a_resume_and_a_divergence(base: dict[str, Any], tmp_path: Path) -> None:
+    def fresh(number: int) -> BlockTrainer:
+        wide = {"net": {"hidden": 64}} if base in (GYM, GYM_BOX) else {}
+        return trainer(block(base, GYM_ARMS, replicate=number, seed=1000 + number, **merge(SHORT, wide)))
+
+    begun = {number: fresh(number) for number in range(20)}
+    first = together(begun, rounds=1)
+    for number, held in begun.items():
+        held.save_checkpoint(tmp_path / str(number), 1)
+    resumed = {number: fresh(number) for number in reversed(range(20))}
+    starts = {number: held.load_checkpoint(tmp_path / str(number)) for number, held in resumed.items()}
+    [broken] = [run for run in resumed[9].runs if run.plan.arm == "B"]
+    assert isinstance(broken, TrainedRun)
+    broken.learner.flat.data[:] = torch.nan
+    second = together(resumed, starts, rounds=2)
+    assert broken.diverged == "non-finite policy: step 0: non-finite action distribution"
+    for number in (0, 9, 10, 19):
+        found = told(first[number] + second[number])
+        expected = told(list(fresh(number).rounds(0)))
+        if number == 9:
+            found, expected = found[:1], expected[:1]
+        assert found == expected
+    assert len({str(told(records)) for records in second.values()}) == 20
 
 
 def test_runs_of_all_blocks_form_one_stack_and_those_of_an_lstm_none() -> None:
