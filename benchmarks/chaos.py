@@ -1,11 +1,13 @@
 """Real processes under random kill -9: API, PostgreSQL and three CPU workers; run by hand, alone on the machine.
 
     python -m benchmarks.chaos --kills 15 --minutes 3      (full size: --kills 100 --minutes 50)
+    python -m benchmarks.chaos --kills 30 --minutes 5 --packed --out benchmarks/results/chaos_packed.json
 
 Experiments are trained while workers, training children, the API and the PostgreSQL server are killed;
 new ones are submitted until the kills are done. Then the same experiments are trained undisturbed on a new
 database of the same cluster, which belongs to this run alone. Exits 1 unless every digest, metric and report
-of the two are equal; the first difference is printed. Figures go to benchmarks/results/chaos.json.
+of the two are equal; the first difference is printed. Figures go to benchmarks/results/chaos.json. With ``--packed``
+replicates of CartPole share processes, and only workers and their children are killed.
 """
 
 from __future__ import annotations
@@ -19,7 +21,7 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +32,12 @@ from app.store import migrate
 from app.store.engine import Store
 from benchmarks.chaos_cast import NUM_WORKERS, ROOT, Cast, Cluster, NoPostgresError, strike
 from lockstep.client import ApiError, Client
-from tests.factories import tiny_spec
+from tests.factories import cartpole_spec, tiny_spec
 
 _KINDS = ("worker", "child", "child", "api", "database")
+_PACKED_KINDS = ("worker", "child")
+#: Replicates of an experiment whose replicates are packed, and how many a worker takes of them.
+_REPLICATES, _PACK = 6, 3
 _FINAL = {"succeeded", "failed", "partial", "cancelled"}
 _OPEN = 3  # experiments in the queue at a time while kills are left
 #: Metrics that measure the machine.
@@ -59,13 +64,23 @@ def database(cluster: Cluster, name: str) -> str:
     return url
 
 
-def submit(client: Client, number: int, rounds: int) -> str:
-    """Submit the experiment of a number, which is its seed; a repeated call is harmless."""
-    spec = tiny_spec(
-        experiment={"seed": 100 + number, "replicates": 2},
-        budget={"rounds": rounds},
-        eval={"episodes": 2, "every_rounds": 2},
+def specified(number: int, rounds: int, *, packed: bool) -> dict[str, Any]:
+    """Return the specification of the experiment of a number, which is its seed."""
+    common = {"budget": {"rounds": rounds}, "eval": {"episodes": 2, "every_rounds": 2}}
+    if not packed:
+        return tiny_spec(experiment={"seed": 100 + number, "replicates": 2}, **common)
+    return cartpole_spec(
+        experiment={"seed": 100 + number, "replicates": _REPLICATES},
+        env={"n_envs": 2, "rollout_steps": 96},
+        checkpoint={"every_rounds": 2},
+        lockstep={"pack": _PACK},
+        analysis={"sesoi": 25.0, "failure": {"floor": 0.0}},
+        **common,
     )
+
+
+def submit(client: Client, number: int, spec: dict[str, Any]) -> str:
+    """Submit the experiment of a number; a repeated call is harmless."""
     while True:
         try:
             return str(client.submit(spec, key=f"chaos-{number}")["id"])
@@ -127,8 +142,15 @@ def facts(client: Client, item: str) -> tuple[dict[str, Any], Counter[str]]:
             if not row.get("metric", "").startswith(_TIMED)
         ]
         found[name] = sorted(rows, key=repr)
-    stops = (row["cause"] for row in tables["events"] if row["type"] == "block_status" and row["status"] == "stopping")
+    events = tables["events"]
+    stops = (row["cause"] for row in events if row["type"] == "block_status" and row["status"] == "stopping")
     return found, Counter(stops)
+
+
+def packed_starts(client: Client, item: str) -> int:
+    """Return how often a block of an experiment began in a process that it shared with others."""
+    page = client.call("GET", f"experiments/{item}/events", params={"limit": 2000})["items"]
+    return sum(bool(event["payload"].get("packed_with")) for event in page if event["type"] == "warmup_completed")
 
 
 def stripped(document: Any) -> Any:
@@ -155,8 +177,8 @@ def differences(first: Any, second: Any, path: str = "") -> Iterator[str]:
 class Fire:
     """When the next kill is due, and what has been killed."""
 
-    def __init__(self, kills: int, minutes: float, seed: int) -> None:
-        self.target, self._mean = kills, minutes * 60 / kills
+    def __init__(self, kills: int, minutes: float, seed: int, kinds: Sequence[str]) -> None:
+        self.target, self._mean, self._kinds = kills, minutes * 60 / kills, kinds
         self._draw = random.Random(seed)
         self.done: Counter[str] = Counter()
         self._began = time.monotonic()
@@ -171,7 +193,7 @@ class Fire:
         """Kill something when it is due."""
         if self.left <= 0 or time.monotonic() < self._next:
             return
-        kind = self._draw.choice(_KINDS)
+        kind = self._draw.choice(self._kinds)
         if strike(cast, cluster, kind, self._draw):
             self.done[kind] += 1
             at = time.monotonic() - self._began
@@ -179,7 +201,9 @@ class Fire:
         self._next = time.monotonic() + self._draw.uniform(0.2, 1.6) * self._mean
 
 
-def disturbed(cast: Cast, cluster: Cluster, fire: Fire, rounds: int) -> tuple[list[str], list[str], float, int]:
+def disturbed(
+    cast: Cast, cluster: Cluster, fire: Fire, given: argparse.Namespace
+) -> tuple[list[str], list[str], float, int]:
     """Train under fire; return ids, states, seconds and how many quarantines were cleared."""
     began, cleared = time.monotonic(), 0
     ids: list[str] = []
@@ -190,7 +214,8 @@ def disturbed(cast: Cast, cluster: Cluster, fire: Fire, rounds: int) -> tuple[li
             if len(found) == len(open_ids):
                 open_ids = [item for item, status in zip(open_ids, found, strict=True) if status not in _FINAL]
                 if len(open_ids) < _OPEN:
-                    ids.append(submit(client, len(ids), rounds))
+                    spec = specified(len(ids), given.rounds, packed=given.packed)
+                    ids.append(submit(client, len(ids), spec))
                     open_ids.append(ids[-1])
             fire.act(cast, cluster)
             cleared += operate(client)
@@ -200,15 +225,17 @@ def disturbed(cast: Cast, cluster: Cluster, fire: Fire, rounds: int) -> tuple[li
 
 def collect(cast: Cast, ids: list[str]) -> tuple[list[Any], dict[str, Any]]:
     """Return the facts of experiments, and how often their blocks were assigned and stopped for which cause."""
-    found, stops = [], Counter[str]()
+    found, stops, packed = [], Counter[str](), 0
     with Client(cast.url, timeout=120) as client:
         for item in ids:
             one, causes = facts(client, item)
             found.append(one)
             stops.update(causes)
+            packed += packed_starts(client, item)
         blocks = [block for item in ids for block in client.call("GET", f"experiments/{item}/blocks")["items"]]
     numbers = [block["attempt"] for block in blocks]
-    return found, {"blocks": len(blocks), "attempts": sum(numbers), "most": max(numbers), "stopped_for": dict(stops)}
+    counts = {"blocks": len(blocks), "attempts": sum(numbers), "most": max(numbers), "packed_starts": packed}
+    return found, {**counts, "stopped_for": dict(stops)}
 
 
 def run(given: argparse.Namespace, cluster: Cluster, directory: Path) -> dict[str, Any]:
@@ -221,8 +248,8 @@ def run(given: argparse.Namespace, cluster: Cluster, directory: Path) -> dict[st
         try:
             cast.start()
             if name == "loud":
-                fire = Fire(given.kills, given.minutes, given.seed)
-                ids, states, seconds, cleared = disturbed(cast, cluster, fire, given.rounds)
+                fire = Fire(given.kills, given.minutes, given.seed, _PACKED_KINDS if given.packed else _KINDS)
+                ids, states, seconds, cleared = disturbed(cast, cluster, fire, given)
                 figures |= {
                     "kills": dict(fire.done),
                     "quarantines_cleared": cleared,
@@ -232,7 +259,8 @@ def run(given: argparse.Namespace, cluster: Cluster, directory: Path) -> dict[st
             else:
                 began = time.monotonic()
                 with Client(cast.url, patience=0.0) as client:
-                    ids = [submit(client, number, given.rounds) for number in range(len(results[0]))]
+                    specs = [specified(n, given.rounds, packed=given.packed) for n in range(len(results[0]))]
+                    ids = [submit(client, number, spec) for number, spec in enumerate(specs)]
                     states = wait_for(client, ids)
                 figures["seconds_undisturbed"] = round(time.monotonic() - began, 1)
             found, figures[f"blocks_{name}"] = collect(cast, ids)
@@ -267,6 +295,7 @@ def main() -> int:
     parser.add_argument("--minutes", type=float, default=3.0, help="how long the kills shall last")
     parser.add_argument("--rounds", type=int, default=8)
     parser.add_argument("--seed", type=int, default=7, help="of the kills")
+    parser.add_argument("--packed", action="store_true", help="replicates of CartPole that share processes")
     parser.add_argument("--out", type=Path, default=ROOT / "benchmarks/results/chaos.json")
     given = parser.parse_args()
     try:
@@ -281,7 +310,13 @@ def main() -> int:
     finally:
         cluster.remove()
     machine = {"machine": platform.machine(), "cores": os.cpu_count(), "load_before": load, "workers": NUM_WORKERS}
-    asked = {"kills": given.kills, "minutes": given.minutes, "rounds": given.rounds, "seed": given.seed}
+    asked = {
+        "kills": given.kills,
+        "minutes": given.minutes,
+        "rounds": given.rounds,
+        "seed": given.seed,
+        "packed": given.packed,
+    }
     given.out.write_text(json.dumps({**machine, "asked": asked, **figures}, indent=1, sort_keys=True) + "\n")
     print(json.dumps(figures, indent=1, sort_keys=True))
     good = figures["equal"] == figures["experiments"] > 0
