@@ -30,9 +30,9 @@ class BackgroundTasks:
     """The threads of periodic work, each at one thing at a time: sweep and schedule, build reports, send."""
 
     def __init__(self, ctx: Context) -> None:
-        self._ctx = ctx
+        self._ctx, self._slow = ctx, ctx.on("exports")
         self._swept = self._ticked = self._kept_up = float("-inf")
-        self._courier = Courier(ctx)
+        self._courier = Courier(self._slow)
         self._me = secrets.token_hex(8)
         self._loops = [
             _Loop(ctx, "queue", self._sweep_and_tick),
@@ -76,13 +76,13 @@ class BackgroundTasks:
             return
         self._kept_up = now
         if leading.is_leader(self._ctx, self._me):
-            while retention.purge(self._ctx):
+            while retention.purge(self._slow):
                 pass
-        METRICS.freed_bytes.inc(retention.collect_files(self._ctx))
-        self._ctx.store.bound_log()
+        METRICS.freed_bytes.inc(retention.collect_files(self._slow))
+        self._slow.store.bound_log()
 
     def _finish(self) -> None:
-        finishing.finish_due(self._ctx)
+        finishing.finish_due(self._slow)
 
     def _send(self) -> None:
         self._courier.send_due()

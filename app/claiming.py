@@ -9,10 +9,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 
-from starlette.concurrency import run_in_threadpool
-
+from app.lanes import Way
 from app.services import scheduling
-from app.services.context import Context
 from lockstep.logs import get_logger
 
 _log = get_logger("claims")
@@ -24,11 +22,11 @@ class Desk:
     """Where claims wait; used by one event loop.
 
     Args:
-        ctx: of the process.
+        way: the lane of workers.
     """
 
-    def __init__(self, ctx: Context) -> None:
-        self._ctx = ctx
+    def __init__(self, way: Way) -> None:
+        self._ctx, self._gate = way.ctx, way.gate
         self._waiting: dict[asyncio.Event, str] = {}
         self._looking: asyncio.Task[None] | None = None
 
@@ -67,7 +65,7 @@ class Desk:
         called = waiting
         if not self._ctx.bell.is_closed:
             try:
-                called = await run_in_threadpool(scheduling.called, self._ctx, waiting)
+                called = await self._gate.run(scheduling.called, self._ctx, waiting)
             except Exception as error:  # each of them finds out by its own question, and is answered
                 _log.warning("no look for those who wait for work", reason=type(error).__name__)
         for event, worker_id in self._waiting.items():

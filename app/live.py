@@ -14,8 +14,7 @@ from collections.abc import AsyncIterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from starlette.concurrency import run_in_threadpool
-
+from app.lanes import Way
 from app.services import live
 from app.services.context import Context
 from app.services.live import Batch, Interest, Position
@@ -74,8 +73,8 @@ def dump(frame: dict[str, Any]) -> str:
 class Hub:
     """Tails the store for all readers of this process."""
 
-    def __init__(self, ctx: Context) -> None:
-        self._ctx = ctx
+    def __init__(self, way: Way) -> None:
+        self._ctx, self._gate = way.ctx, way.gate
         self._readers: dict[str, set[Reader]] = {}
         self._positions: dict[str, Position] = {}
         self._task: asyncio.Task[None] | None = None
@@ -123,7 +122,7 @@ class Hub:
         """
         name = reader.experiment_id
         if from_snapshot:
-            frame, reader.position = await run_in_threadpool(live.snapshot, self._ctx, name, reader.interest)
+            frame, reader.position = await self._gate.run(live.snapshot, self._ctx, name, reader.interest)
             reader.push("snapshot", dump(frame))
         await self._catch_up(reader)
         self._readers.setdefault(name, set()).add(reader)
@@ -159,13 +158,13 @@ class Hub:
     async def _catch_up(self, reader: Reader) -> None:
         more = True
         while more and not reader.closed:
-            batch = await run_in_threadpool(live.read_batch, self._ctx, reader.experiment_id, reader.position)
+            batch = await self._gate.run(live.read_batch, self._ctx, reader.experiment_id, reader.position)
             _deliver(reader, batch)
             more = batch.more
 
     async def _end_if_over(self, reader: Reader) -> None:
         """A reader that comes after the end is told so, also when its cursor lies behind the event."""
-        frame = await run_in_threadpool(live.last_end, self._ctx, reader.experiment_id)
+        frame = await self._gate.run(live.last_end, self._ctx, reader.experiment_id)
         if frame is not None and not any(kind == "end" for kind, _ in reader.outbox):
             reader.push("end", dump({**frame, "cursor": reader.position.cursor()}))
 
@@ -201,7 +200,7 @@ class Hub:
         watched = {name: position for name, position in self._positions.items() if self._readers.get(name)}
         if not watched:
             return False
-        batches, epoch = await run_in_threadpool(_read_all, self._ctx, watched)
+        batches, epoch = await self._gate.run(_read_all, self._ctx, watched)
         if self._epoch is not None and epoch != self._epoch:
             self._resync()
         self._epoch = epoch

@@ -11,6 +11,7 @@ from fastapi import FastAPI
 from app import middleware, openapi, problems
 from app.background import BackgroundTasks
 from app.claiming import Desk
+from app.lanes import Lanes
 from app.live import Hub
 from app.routes import artifacts, experiments, exports, live, operations, pages, reports, webhooks, workers
 from app.services.artifacts import FileStore
@@ -79,8 +80,9 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
         ensure_epoch(ctx)
     app.state.ctx = ctx
     app.state.export_writers = ThreadPoolExecutor(_EXPORT_WRITERS, "export")
-    app.state.desk = Desk(ctx)
-    app.state.hub = Hub(ctx)
+    app.state.lanes = lanes = Lanes(ctx)
+    app.state.desk = Desk(lanes.workers)
+    app.state.hub = Hub(lanes.people)
     app.state.hub.start()
     tasks = BackgroundTasks(ctx)
     tasks.start()
@@ -110,4 +112,4 @@ def open_store(settings: Settings) -> Store:
         UnusableDatabase: one sentence for people.
     """
     limits = Limits(settings.prepared_statements, settings.statement_timeout_seconds)
-    return opening.open_store(settings.url, make_folder=not settings.database_url, limits=limits)
+    return opening.open_store(settings.url, make_folder=not settings.database_url, limits=limits, pools=settings.pools)

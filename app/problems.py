@@ -8,6 +8,7 @@ from fastapi import FastAPI, Request
 from fastapi.exceptions import RequestValidationError
 from pydantic_core import ErrorDetails
 from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import TimeoutError as PoolTimeout
 from starlette.exceptions import HTTPException
 from starlette.responses import JSONResponse, Response
 
@@ -101,6 +102,10 @@ async def _database_error(request: Request, error: Exception) -> Response:
     if reason is None:
         return await _unexpected(request, error)
     _log.warning("the database does not answer", path=request.url.path, request_id=_id(request), reason=reason)
+    if isinstance(error, PoolTimeout):
+        return _answer(
+            request, BusyError("all connections to the database that such calls may use are in use; try again")
+        )
     return _answer(request, BusyError("the database does not answer; try again"))
 
 

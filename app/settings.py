@@ -10,6 +10,7 @@ from urllib.parse import quote
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
+from app.store.engine import Pools
 from lockstep.address import clean_path, is_loopback
 
 _POSTGRESQL = re.compile(r"postgres(ql)?(\+psycopg)?://(\S*@)?(\[[^\]]*\]|[^/:@?]*)(:\d+)?([/?]\S*)?")
@@ -36,6 +37,9 @@ class Settings(BaseSettings):
     )
     prepared_statements: bool = Field(True, description="Off behind a pooler of transactions, such as PgBouncer")
     statement_timeout_seconds: float = Field(60.0, gt=0, description="A statement of PostgreSQL that takes longer ends")
+    pool_workers: int = Field(12, ge=2, le=500, description="Connections to the database for workers and the schedule")
+    pool_people: int = Field(12, ge=2, le=500, description="The same for pages, live streams and scripts")
+    pool_exports: int = Field(4, ge=2, le=500, description="The same for exports, reports, webhooks and deleting")
     data_dir: Path = Path(".lockstep")
     bind: str = "127.0.0.1"
     port: int = Field(7480, ge=0, le=65_535, description="0 = a free port, printed")
@@ -167,6 +171,11 @@ class Settings(BaseSettings):
             return url
         password = quote(_read_secret(clean_path(self.database_password_file)), safe="")
         return _WITHOUT_PASSWORD.sub(lambda user: f"{user[1]}:{password}@", url, count=1)
+
+    @property
+    def pools(self) -> Pools:
+        """Connections to the database, by whom they are for."""
+        return Pools(self.pool_workers, self.pool_people, self.pool_exports)
 
     @property
     def base_path(self) -> str:

@@ -14,13 +14,18 @@ import tempfile
 import threading
 from pathlib import Path
 
+from pydantic import TypeAdapter, ValidationError
+
 from lockstep.address import BadAddress, BadToken, clean_path, clean_token, clean_url, hidden, proxy_of
 from lockstep.logs import LEVELS, configure
+from lockstep.spec.faults import sentence
+from lockstep.text import Name
 from worker.agent import CONFIGURATION, DEVICE_IN_USE, Agent
 from worker.devices import DeviceInUse, NoDevice, bind, host_name
 from worker.options import Options, within
 
 _PROBE_BYTES = 65_536
+_NAME: TypeAdapter[str] = TypeAdapter(Name)
 
 
 def main() -> int:
@@ -110,14 +115,29 @@ def options_of(given: argparse.Namespace) -> Options:
     return Options(
         url=url,
         token=token_of(given),
-        name=given.name,
+        name=_line(given.name, "--name"),
         threads=given.threads,
         data_dir=given.data_dir,
         work_dir=_writable(given.work_dir),
         spool_bytes=given.spool_bytes,
         trainer=shlex.split(given.trainer_cmd) if given.trainer_cmd else None,
         once=given.once,
+        host=_line(given.host, "--host or LOCKSTEP_HOST_NAME"),
     )
+
+
+def _line(given: str | None, field: str) -> str | None:
+    """Return a name as given, None without one.
+
+    Raises:
+        BadAddress: the server would not take it.
+    """
+    if not given:
+        return None
+    try:
+        return _NAME.validate_python(given)
+    except ValidationError as error:
+        raise BadAddress("{}; {}".format(*sentence(field, error.errors()))) from error
 
 
 def _writable(folder: Path) -> Path:
@@ -146,7 +166,7 @@ def serve(given: argparse.Namespace) -> int:
         raise BadAddress(f"LOCKSTEP_LOG_LEVEL: use one of {', '.join(LEVELS)}, not {level!r}")
     configure(level)
     options = options_of(given)
-    bound = bind(given.device, host=given.host or host_name(), threads=given.threads)
+    bound = bind(given.device, host=options.host or host_name(), threads=given.threads)
     agent = Agent(options, bound)
     listen(agent, until_input_ends=given.until_input_ends)
     sys.stdout.write(f"worker on {bound.device.uid} ({bound.device.device_class}) for {hidden(options.url)}\n")

@@ -34,8 +34,6 @@ RETIRED, CONFIGURATION, DEVICE_IN_USE, TOKEN_REFUSED = 0, 3, 3, 4
 _PROBE_SECONDS = 300.0
 #: Blocks that one process trains side by side, at most.
 _MOST_BLOCKS = 32
-#: How long the first word may take, before the server has said how long a lease lasts.
-_PATIENCE_SECONDS = 10.0
 #: How often a device is asked for that an older process of this worker held lately.
 _ASKS = 3
 _log = get_logger("worker")
@@ -54,7 +52,7 @@ class Agent:
         self.control = Control(options.url, options.token)
         self._heart = Control(options.url, options.token)
         self.monitor = GpuMonitor(bound.device)
-        self._host = host_name()
+        self._host = options.host or host_name()
         self._incarnation = secrets.token_hex(8)
         self._worker_id = ""
         self._asked: p.RegisterRequest | None = None
@@ -168,6 +166,9 @@ class Agent:
         self._asked, self._worker_id = request, ""
         reply = self._enter(request)
         self._worker_id, self._terms = reply.worker_id, reply
+        # a second heartbeat, or a round sent again, must have its chance before training is halted
+        patience = (reply.lease_ttl_seconds - 2 * reply.heartbeat_seconds) / 2
+        self.control.patience = self._heart.patience = patience
         _log.info("registered", worker=reply.worker_id, name=request.name, device=self.bound.device.uid)
         self._beat_now.set()
 
@@ -287,13 +288,6 @@ class Agent:
             except Exception as error:  # the heart must not stop: the next beat tries again
                 sys.stderr.write(f"a heartbeat failed: {error!r}\n")
 
-    @property
-    def _patience(self) -> float:
-        """Seconds that a heartbeat may take: a second one must have its chance before training is halted."""
-        if self._terms is None:
-            return _PATIENCE_SECONDS
-        return (self._terms.lease_ttl_seconds - 2 * self._terms.heartbeat_seconds) / 2
-
     def _beat(self) -> None:
         held = [runner for runner in self._held if not runner.is_over]
         sent = time.monotonic()
@@ -307,7 +301,7 @@ class Agent:
             }
         )
         try:
-            reply = self._heart.heartbeat(self._worker_id, beat, self._patience)
+            reply = self._heart.heartbeat(self._worker_id, beat)
         except TRANSIENT as error:
             self.control.tell(error)
             for runner in held:

@@ -20,6 +20,10 @@ ResultT = TypeVar("ResultT")
 _RETRY_STATUS = (429, 500, 502, 503, 504)
 _JSON = {"Content-Type": "application/json"}
 _MAX_WAIT_SECONDS = 5.0
+#: How long the server may take, before it has said how long a lease lasts.
+_PATIENCE_SECONDS = 30.0
+#: What a server stores a second of a large file, at the least.
+_STORED_BYTES = 10e6
 _TELL_SECONDS = 60.0
 
 
@@ -67,18 +71,23 @@ class Control:
         token: worker token, or None where authentication is off.
         jitter: source of randomness for back-off; injected in tests.
 
+    Attributes:
+        patience: seconds after which a connection that says nothing is given up and the call repeated on another: it
+            may have died without a word, and what waits to be sent must be there before its lease is over.
+
     Raises:
         BadAddress: the proxy that the environment names cannot be used.
     """
 
     def __init__(self, url: str, token: str | None, *, jitter: random.Random | None = None) -> None:
+        self.patience = _PATIENCE_SECONDS
         headers = {"Authorization": f"Bearer {token}"} if token else {}
         limits = httpx.Limits(max_connections=8)
         proxy = proxy_of(url)
         self._http = httpx.Client(
             base_url=f"{url.rstrip('/')}/api/v1/",
             headers=headers,
-            timeout=httpx.Timeout(10.0, read=40.0),
+            timeout=httpx.Timeout(10.0, read=_PATIENCE_SECONDS),
             limits=limits,
             proxy=None if proxy is None else proxy.url,
             transport=httpx.HTTPTransport(limits=limits) if proxy is None else None,  # else httpx looks for one
@@ -86,6 +95,10 @@ class Control:
         self._url, self._told = url, -_TELL_SECONDS
         self._jitter = jitter or random.Random()
         self._in_pieces = False
+
+    def _within(self, seconds: float = 0.0) -> httpx.Timeout:
+        """Return the limits of a call that rightly takes so many seconds."""
+        return httpx.Timeout(min(10.0, self.patience), read=seconds + self.patience)
 
     def close(self) -> None:
         """Close the connections."""
@@ -137,22 +150,16 @@ class Control:
 
     def claim(self, worker_id: str, wait: float) -> p.Assignment | None:
         """Wait for work once."""
-        response = self._http.post(f"workers/{worker_id}/claim", params={"wait": wait})
+        response = self._http.post(f"workers/{worker_id}/claim", params={"wait": wait}, timeout=self._within(wait))
         self._raise(response)
         if response.status_code == 204:
             return None
         return p.Assignment.model_validate_json(response.content)
 
-    def heartbeat(self, worker_id: str, beat: p.HeartbeatRequest, patience: float) -> p.HeartbeatReply:
-        """Send one heartbeat, without retries: the next one comes soon enough.
-
-        Args:
-            worker_id: of the worker.
-            beat: what it says.
-            patience: seconds after which a connection that says nothing is given up: it may have died without a word.
-        """
+    def heartbeat(self, worker_id: str, beat: p.HeartbeatRequest) -> p.HeartbeatReply:
+        """Send one heartbeat, without retries: the next one comes soon enough."""
         response = self._http.post(
-            f"workers/{worker_id}/heartbeat", content=beat.model_dump_json(), headers=_JSON, timeout=patience
+            f"workers/{worker_id}/heartbeat", content=beat.model_dump_json(), headers=_JSON, timeout=self._within()
         )
         self._raise(response)
         return p.HeartbeatReply.model_validate_json(response.content)
@@ -168,6 +175,7 @@ class Control:
             f"assignments/{lease.assignment_id}/rounds/{index}",
             content=body,
             headers={p.LEASE_HEADER: lease.lease, "Content-Type": "application/json"},
+            timeout=self._within(),
         )
         self._raise(response)
         return p.RoundReply.model_validate_json(response.content)
@@ -175,7 +183,7 @@ class Control:
     def barrier(self, lease: p.Assignment, index: int, wait: float) -> p.BarrierReply:
         """Wait at the barrier once."""
         params: dict[str, Any] = {"attempt": lease.attempt, "round": index, "wait": wait}
-        response = self._http.get(f"blocks/{lease.block_id}/barrier", params=params)
+        response = self._http.get(f"blocks/{lease.block_id}/barrier", params=params, timeout=self._within(wait))
         if response.status_code == 409:
             return p.BarrierReply.model_validate_json(response.content)
         self._raise(response)
@@ -187,6 +195,7 @@ class Control:
             f"assignments/{lease.assignment_id}/{path}",
             content=body,
             headers={p.LEASE_HEADER: lease.lease, "Content-Type": "application/json"},
+            timeout=self._within(),
         )
         self._raise(response)
         return response.content
@@ -211,13 +220,16 @@ class Control:
             content=content,
             params=params,
             headers={p.LEASE_HEADER: lease.lease, "Content-Type": "application/octet-stream"},
+            timeout=self._within(len(content) / _STORED_BYTES),
         )
         self._raise(response)
 
     def download(self, lease: p.Assignment, sha256: str) -> bytes:
         """Download a committed checkpoint."""
         response = self._http.get(
-            f"assignments/{lease.assignment_id}/files/{sha256}", headers={p.LEASE_HEADER: lease.lease}
+            f"assignments/{lease.assignment_id}/files/{sha256}",
+            headers={p.LEASE_HEADER: lease.lease},
+            timeout=self._within(),
         )
         self._raise(response)
         return response.content

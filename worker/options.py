@@ -54,6 +54,7 @@ class Options:
         spool_bytes: bound of the spool.
         trainer: command of the trainer; None = built in.
         once: retire when there is nothing to do (tests, batch systems).
+        host: name of this host; None = the system's.
     """
 
     url: str
@@ -65,3 +66,4 @@ class Options:
     spool_bytes: int
     trainer: list[str] | None
     once: bool = False
+    host: str | None = None

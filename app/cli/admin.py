@@ -233,6 +233,7 @@ def doctor() -> None:
     module = sqlite_module()
     typer.echo(f"settings: ok (bind {settings.bind}:{settings.port}, auth {settings.auth})")
     with opened() as (_, store), store.read() as session:
+        typer.echo(f"pools: {_pools(settings, opening.connections_offered(store))}")
         typer.echo(f"sqlite {module.sqlite_version}: {sqlite_warning(module.sqlite_version_info) or 'ok'}")
         typer.echo(f"database: ok, clock {store.now(session):.0f}, revision {migrate.current_revision(store)}")
         listed = {row.id: row for row in workers.listing(session)}  # one of several rows, where it holds several blocks
@@ -240,6 +241,16 @@ def doctor() -> None:
     lines = [*_plugins_here(), *(line for row in rows for line in _plugins_of(row))]
     for line in lines or ["plug-ins: none"]:
         typer.echo(line)
+
+
+def _pools(settings: Settings, offered: int | None) -> str:
+    """Say how many connections a server with these settings holds, and how many the database has."""
+    sizes = ", ".join(f"{lane} {size}" for lane, size in settings.pools.by_lane.items())
+    if offered is None:
+        return f"{sizes}; of one SQLite file, where many read and one writes at a time, heartbeats before others"
+    if not settings.prepared_statements:
+        return f"{sizes}; with a pooler before the database, which shares its own {offered} out"
+    return f"{sizes}; each server may ask for {settings.pools.total + 1} of {offered} connections (max_connections)"
 
 
 def _plugins_here() -> Iterator[str]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections import Counter
 from collections.abc import Callable, Collection, Coroutine
@@ -11,12 +12,12 @@ from typing import Annotated, Any
 from fastapi import Depends, Header, Query, Request, Response, params
 from fastapi.dependencies.utils import get_flat_params
 from fastapi.routing import APIRoute
-from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.requests import HTTPConnection
 from starlette.responses import JSONResponse
 
 from app.errors import AppError, ForbiddenError, InvalidError, UnauthorizedError
+from app.lanes import LANE, in_lane, passing, way_of
 from app.services import access, audit
 from app.services.context import Actor, Context
 from lockstep.spec.problems import Problem, nearest, pointer
@@ -26,6 +27,8 @@ SESSION_COOKIE = "lockstep_session"
 PAGE = 1000
 Cursor = Annotated[str | None, Query(max_length=20_000, description="`next` of the page before")]
 PageLimit = Annotated[int, Query(ge=1, le=2000, description="Things a page")]
+#: Routes of the worker protocol have it.
+PROTOCOL_TAG = "worker"
 _SAFE = ("GET", "HEAD", "OPTIONS")
 
 
@@ -83,20 +86,30 @@ class StrictRequest(Request):
 
 
 class StrictRoute(APIRoute):
-    """A route that reads its body as strict JSON and takes no query parameter that it does not know."""
+    """A route that reads its body as strict JSON and takes no query parameter that it does not know.
+
+    It goes by the lane of its tag. A plain function has one place in it; an async one, which may wait long, takes one
+    for each thing that it does (``in_lane``).
+    """
 
     def get_route_handler(self) -> Callable[[Request], Coroutine[Any, Any, Response]]:
         """Wrap the handler so that it sees a ``StrictRequest``."""
         handler = super().get_route_handler()
         known = {field.alias for field in get_flat_params(self.dependant) if isinstance(field.field_info, params.Query)}
+        is_plain = not (inspect.iscoroutinefunction(self.endpoint) or inspect.isasyncgenfunction(self.endpoint))
+        lane = "workers" if PROTOCOL_TAG in self.tags else "people"
 
         async def strict(request: Request) -> Response:
             unknown = next((name for name in request.query_params if name not in known), None)
             if unknown is not None:
                 raise _unknown_parameter(unknown, known)
             asked = StrictRequest(request.scope, request.receive)
+            asked.scope[LANE] = lane
             try:
-                return await handler(asked)
+                if not is_plain:
+                    return await handler(asked)
+                async with passing(asked):
+                    return await handler(asked)
             except HTTPException as error:  # which FastAPI makes of all that reading a body raises
                 if asked.refusal is not None:
                     raise asked.refusal from error
@@ -106,9 +119,8 @@ class StrictRoute(APIRoute):
 
 
 async def get_context(connection: HTTPConnection) -> Context:
-    """Return the context of this process; async, as a plain dependency would cost a way through the thread pool."""
-    ctx: Context = connection.app.state.ctx
-    return ctx
+    """Return the context of the call's lane; async, as a plain dependency would cost a way through the thread pool."""
+    return way_of(connection).ctx
 
 
 ContextDep = Annotated[Context, Depends(get_context)]
@@ -146,7 +158,7 @@ def _actor_with(right: str) -> Callable[[HTTPConnection, Context], Coroutine[Any
         if ctx.settings.auth == "off":  # nothing to look up
             actor = authenticate(connection, ctx)
         else:
-            actor = await run_in_threadpool(authenticate, connection, ctx)
+            actor = await in_lane(connection, authenticate, connection, ctx)
         access.require(actor, right)
         return actor
 

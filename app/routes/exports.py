@@ -146,7 +146,7 @@ def export_experiment(
             return same
     write, media = _FORMS[form]
     return SpooledResponse(
-        partial(write, ctx, experiment_id),
+        partial(write, ctx.on("exports"), experiment_id),
         request.app.state.export_writers,
         ctx.files.incoming,
         media_type=media,

@@ -11,10 +11,10 @@ from typing import Annotated, Any
 from fastapi import APIRouter, Depends, Header, Query, Request, WebSocket
 from fastapi.sse import EventSourceResponse, ServerSentEvent
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
-from starlette.concurrency import run_in_threadpool
 from starlette.websockets import WebSocketDisconnect, WebSocketState
 
 from app.errors import AppError, ForbiddenError, NotFoundError, UnauthorizedError
+from app.lanes import in_lane
 from app.live import MAX_BUFFER_BYTES, Hub, dump
 from app.routes import documents as d
 from app.routes.deps import ContextDep, StrictRoute, authenticate, strict_json
@@ -66,7 +66,7 @@ async def websocket(socket: WebSocket, ctx: ContextDep, experiment_id: str, tick
     """Stream an experiment: hello, snapshot, delta, status, truncate, end."""
     await socket.accept()
     try:
-        await run_in_threadpool(_admit, socket, ctx, experiment_id, ticket)
+        await in_lane(socket, _admit, socket, ctx, experiment_id, ticket)
         await _Session(socket, ctx, experiment_id).serve()
     except _CloseError as error:
         await _close(socket, error.code, error.reason)
@@ -134,7 +134,7 @@ class _Session:
             await self._leave()
 
     async def _hello(self) -> None:
-        epoch = await run_in_threadpool(server_epoch, self._ctx)
+        epoch = await in_lane(self._socket, server_epoch, self._ctx)
         await self._send(
             dump(
                 {

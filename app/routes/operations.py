@@ -151,9 +151,9 @@ def healthz() -> Any:
 
 @health.get("/readyz", response_model=d.Document, responses={503: {"description": "Not ready", "model": d.Document}})
 def readyz(ctx: ContextDep) -> Response:
-    """Say whether database, schema, folder of files and sweep are well."""
+    """Say whether database, schema, folder of files and sweep are well, and how much the pools are used."""
     try:
-        document = operations.readiness(ctx)
+        document = operations.readiness(ctx.on("workers"))  # which must answer however many people ask
     except SQLAlchemyError as error:
         return JSONResponse({"database": type(error).__name__}, status_code=503)
     return JSONResponse(document, status_code=200 if operations.is_ready(document) else 503)
@@ -162,5 +162,5 @@ def readyz(ctx: ContextDep) -> Response:
 @health.get("/metrics", response_class=PlainTextResponse)
 def prometheus(ctx: ContextDep, request: Request) -> Response:
     """Numbers for Prometheus."""
-    text = operations.render_metrics(ctx, request.app.state.hub.num_readers)
+    text = operations.render_metrics(ctx.on("workers"), request.app.state.hub.num_readers)
     return Response(text, media_type="text/plain; version=0.0.4; charset=utf-8")

@@ -7,11 +7,11 @@ from typing import Annotated, Any
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from pydantic import BaseModel
-from starlette.concurrency import run_in_threadpool
 from starlette.responses import JSONResponse
 
 from app.claiming import Desk
 from app.errors import InvalidError
+from app.lanes import in_lane
 from app.routes import documents as d
 from app.routes.deps import (
     PAGE,
@@ -60,7 +60,7 @@ async def claim_block(
     deadline = time.monotonic() + wait
     while True:
         with METRICS.claim_seconds.time():
-            claimed = await run_in_threadpool(scheduling.claim, ctx, worker_id)
+            claimed = await in_lane(request, scheduling.claim, ctx, worker_id)
         if claimed.assignment is not None:
             return Response(claimed.assignment.model_dump_json(), media_type="application/json")
         left = deadline - time.monotonic()
@@ -128,6 +128,7 @@ def put_round(
 async def wait_at_barrier(
     ctx: ContextDep,
     actor: WorkerActor,
+    request: Request,
     block_id: BlockId,
     attempt: Annotated[int, Query(ge=0, le=1_000_000, description="Number of the attempt")],
     index: Annotated[int, Query(alias="round", ge=0, le=1_000_000, description="Number of the round")],
@@ -136,7 +137,7 @@ async def wait_at_barrier(
     """Wait until every live run of the block has handed in the round."""
     deadline = time.monotonic() + wait
     while True:
-        reply = await run_in_threadpool(assignments.barrier, ctx, block_id, attempt, index)
+        reply = await in_lane(request, assignments.barrier, ctx, block_id, attempt, index)
         left = deadline - time.monotonic()
         if reply.state != "waiting" or left <= 0 or ctx.bell.is_closed:
             status = {"complete": 200, "waiting": 202, "aborted": 409}[reply.state]
@@ -207,9 +208,9 @@ async def upload_file(
     body = await request.body()
     upload = Upload(run_id, kind, name, next_round, sha256)
     if size is not None:
-        stored = await run_in_threadpool(ingest.put_piece, ctx, assignment_id, lease, upload, offset, size, body)
+        stored = await in_lane(request, ingest.put_piece, ctx, assignment_id, lease, upload, offset, size, body)
     else:
-        stored = await run_in_threadpool(ingest.put_file, ctx, assignment_id, lease, upload, [body])
+        stored = await in_lane(request, ingest.put_file, ctx, assignment_id, lease, upload, [body])
     return {"sha256": sha256, "size_bytes": offset + len(body) if stored is None else stored.size_bytes}
 
 

@@ -6,12 +6,12 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from app.services.artifacts import FileStore
 from app.services.throttling import Throttle
 from app.settings import Settings
-from app.store.engine import Store
+from app.store.engine import Lane, Store
 from app.store.points import MetricNames
 
 
@@ -105,6 +105,10 @@ class Context:
     names: MetricNames
     bell: Bell
     logins: Throttle = field(default_factory=Throttle)
+
+    def on(self, lane: Lane) -> Context:
+        """Return the same parts with the connections of a lane."""
+        return replace(self, store=self.store.on(lane))
 
 
 @dataclass(frozen=True)

@@ -32,6 +32,8 @@ class Numbers:
         self.lagged_frames = Counter("lockstep_lagged", "Readers that lost deltas", **options)
         self.sweep_age = Gauge("lockstep_sweep_age_seconds", "Seconds since the last sweep", **options)
         self.freed_bytes = Counter("lockstep_freed_bytes", "Bytes of files that nobody names any more", **options)
+        self.pool_size = Gauge("lockstep_pool_size", "Connections to the database at most", ["lane"], **options)
+        self.pool_in_use = Gauge("lockstep_pool_in_use", "Connections that are in use", ["lane"], **options)
         self.database_errors = Counter("lockstep_database_errors", "Requests that met a database error", **options)
 
 
@@ -66,6 +68,7 @@ def readiness(ctx: Context) -> dict[str, Any]:
     with ctx.store.read() as session:
         now = ctx.store.now(session)
         swept = scheduling.get_meta(session, "swept_epoch")
+    pools, in_use = ctx.settings.pools.by_lane, ctx.store.in_use()
     age = now - float(swept) if swept else None
     schema, head = migrate.current_revision(ctx.store), migrate.head_revision()
     files = "ok"
@@ -80,6 +83,7 @@ def readiness(ctx: Context) -> dict[str, Any]:
         "files": files,
         "sweep": "late" if is_late else "ok",
         "sweep_age_seconds": round(age, 1) if age is not None else None,
+        "pools": {lane: {"size": size, "in_use": in_use[lane]} for lane, size in pools.items()},
     }
 
 
@@ -96,6 +100,10 @@ def render_metrics(ctx: Context, readers: int) -> bytes:
         now = ctx.store.now(session)
     for status in BlockStatus:
         METRICS.blocks.labels(status.value).set(counts.get(status.value, 0))
+    in_use = ctx.store.in_use()
+    for lane, size in ctx.settings.pools.by_lane.items():
+        METRICS.pool_size.labels(lane).set(size)
+        METRICS.pool_in_use.labels(lane).set(in_use[lane])
     METRICS.sockets.set(readers)
     if swept:
         METRICS.sweep_age.set(max(0.0, now - float(swept)))

@@ -7,6 +7,7 @@ writers inside the process queue on one fair lock so that busy time-outs are nev
 
 from __future__ import annotations
 
+import copy
 import os
 import secrets
 import sqlite3
@@ -19,7 +20,7 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
 from types import ModuleType
-from typing import Any
+from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 import psycopg
@@ -49,6 +50,10 @@ _WRITER_WAIT_SECONDS = 5.0
 _LOG_BYTES = 64 * 2**20
 _PING_AFTER_SECONDS = 1.0
 _CONNECT_SECONDS = 5
+#: For so long a session waits for a connection of its pool.
+_POOL_SECONDS = 10
+#: Connections of a store that is not a server's.
+_ONE_POOL = 10
 _SHARED_FILE_SYSTEMS = ("nfs", "cifs", "smb", "9p", "virtiofs", "fuse.sshfs", "vboxsf")
 
 
@@ -114,6 +119,7 @@ class Store:
         url: SQLAlchemy URL.
         new_id: makes identifiers, ``prefix_`` plus random text; injected in tests.
         limits: how PostgreSQL is spoken to.
+        pools: connections for whom; None: one pool for all, as a command needs it.
         clock: what time it is, given what the database clock says; injected in tests, whose time stands or jumps.
     """
 
@@ -123,16 +129,36 @@ class Store:
         *,
         new_id: Callable[[str], str] | None = None,
         limits: Limits | None = None,
+        pools: Pools | None = None,
         clock: Callable[[float], float] = float,
     ) -> None:
         self.url = make_url(url)
         self.is_sqlite = self.url.get_backend_name() == "sqlite"
-        self.engine = make_engine(url, is_sqlite=self.is_sqlite, limits=limits)
+        self._engines = self._make_engines(limits, pools)
+        self.engine = self._engines["workers"]
         self.new_id = new_id or (lambda prefix: f"{prefix}_{secrets.token_hex(10)}")
         self._clock = clock
         self._kept: dict[str, Any] = {}
         self._writer = FairLock()
         self._write_engine = self.engine.execution_options(**{_WRITE: True})
+
+    def _make_engines(self, limits: Limits | None, pools: Pools | None) -> dict[Lane, Engine]:
+        url = self.url.render_as_string(hide_password=False)
+        if pools is None:
+            return dict.fromkeys(LANES, make_engine(url, is_sqlite=self.is_sqlite, limits=limits))
+        sizes = pools.by_lane
+        return {lane: make_engine(url, is_sqlite=self.is_sqlite, limits=limits, size=sizes[lane]) for lane in LANES}
+
+    def on(self, lane: Lane) -> Store:
+        """Return the same store on the connections of a lane."""
+        other = copy.copy(self)
+        other.engine = self._engines[lane]
+        other._write_engine = other.engine.execution_options(**{_WRITE: True})
+        return other
+
+    def in_use(self) -> dict[Lane, int]:
+        """Return how many connections of each lane sessions hold now."""
+        return {lane: engine.pool.checkedout() for lane, engine in self._engines.items()}  # type: ignore[attr-defined]  # of QueuePool
 
     @contextmanager
     def read(self) -> Iterator[Session]:
@@ -178,7 +204,8 @@ class Store:
 
     def close(self) -> None:
         """Close all connections."""
-        self.engine.dispose()
+        for engine in self._engines.values():
+            engine.dispose()
 
 
 def utc(epoch: float) -> datetime:
@@ -268,6 +295,35 @@ class Limits:
     statement_seconds: float | None = 60.0
 
 
+Lane = Literal["workers", "people", "exports"]
+LANES: tuple[Lane, ...] = ("workers", "people", "exports")
+
+
+@dataclass(frozen=True)
+class Pools:
+    """How many connections a server holds at most, and for whom: no lane takes those of another.
+
+    Attributes:
+        workers: for the calls of workers, the schedule and the sweep.
+        people: for pages, live streams and the calls of people and scripts.
+        exports: for exports, reports, webhooks and what is deleted.
+    """
+
+    workers: int
+    people: int
+    exports: int
+
+    @property
+    def by_lane(self) -> dict[Lane, int]:
+        """The size of each pool."""
+        return {"workers": self.workers, "people": self.people, "exports": self.exports}
+
+    @property
+    def total(self) -> int:
+        """Connections of all pools together; a server that listens for notices has one more."""
+        return self.workers + self.people + self.exports
+
+
 def _connect_options(url: URL, limits: Limits | None) -> dict[str, Any]:
     """Return what the driver is given beside the URL, which wins."""
     # without a limit of its own libpq waits for the kernel's, two minutes and more
@@ -283,12 +339,20 @@ def _connect_options(url: URL, limits: Limits | None) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in url.query}
 
 
-def make_engine(url: str, *, is_sqlite: bool, limits: Limits | None = None) -> Engine:
-    """Return an engine with the rules of its database; one SQLite library per process, or locks break."""
+def make_engine(url: str, *, is_sqlite: bool, limits: Limits | None = None, size: int = _ONE_POOL) -> Engine:
+    """Return an engine with the rules of its database; one SQLite library per process, or locks break.
+
+    Args:
+        url: SQLAlchemy URL.
+        is_sqlite: of which kind it is.
+        limits: how PostgreSQL is spoken to.
+        size: connections at most.
+    """
+    pool = {"pool_size": size, "max_overflow": 0, "pool_timeout": _POOL_SECONDS}
     parsed = make_url(url)
     if not is_sqlite:
         options = _connect_options(parsed, limits)
-        engine = create_engine(url, connect_args=options, pool_size=10, max_overflow=20, pool_timeout=30)
+        engine = create_engine(url, connect_args=options, **pool)
         # many rows in one INSERT: the driver's executemany has a statement and a synchronisation for each
         engine.dialect.use_insertmanyvalues_wo_returning = True
         event.listen(engine, "checkin", _note_idle)
@@ -301,9 +365,7 @@ def make_engine(url: str, *, is_sqlite: bool, limits: Limits | None = None) -> E
         url,
         module=sqlite_module(),
         connect_args={"check_same_thread": False, "timeout": 5},
-        pool_size=10,
-        max_overflow=30,
-        pool_timeout=30,
+        **pool,
     )
     event.listen(engine, "connect", _on_connect)
     event.listen(engine, "begin", _on_begin)

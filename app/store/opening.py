@@ -11,16 +11,19 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from sqlalchemy import URL, make_url
+from sqlalchemy import URL, make_url, text
 from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
 from app.store import folders, migrate
-from app.store.engine import FileLock, Limits, StartupError, Store, sqlite_file, sqlite_module, sqlite_warning
+from app.store.engine import FileLock, Limits, Pools, StartupError, Store, sqlite_file, sqlite_module, sqlite_warning
 from lockstep.address import BadAddress, clean_path, hidden
 from lockstep.logs import get_logger
 
 _log = get_logger("server")
+_OFFERED = text(
+    "SELECT current_setting('max_connections')::int - current_setting('superuser_reserved_connections')::int"
+)
 _SETTING = "LOCKSTEP_DATABASE_URL"
 _EXAMPLES = "sqlite:////data/lockstep.db or postgresql+psycopg://user:password@host/name"
 _DRIVERS = {
@@ -110,21 +113,26 @@ def why_away(error: BaseException) -> str | None:
     return " ".join(str(getattr(error, "orig", None) or error).split())[:300]
 
 
-def open_store(url: str, *, make_folder: bool = False, limits: Limits | None = None) -> Store:
+def open_store(
+    url: str, *, make_folder: bool = False, limits: Limits | None = None, pools: Pools | None = None
+) -> Store:
     """Open a database with the schema of this code: SQLite is migrated by itself, PostgreSQL must have been.
 
     Args:
         url: SQLAlchemy URL as set.
         make_folder: make the folder of a SQLite file; for the one that nobody named.
         limits: how PostgreSQL is spoken to.
+        pools: connections of a server; None: those of a command.
 
     Raises:
         UnusableDatabase: with the sentence.
     """
-    store = connect(url, make_folder=make_folder, limits=limits)
+    store = connect(url, make_folder=make_folder, limits=limits, pools=pools)
     try:
         with _named(url):
             _bring_up(store)
+            if pools is not None and (limits is None or limits.prepares):
+                _check_room(store, pools)
     except BaseException:
         store.close()
         raise
@@ -145,7 +153,28 @@ def _bring_up(store: Store) -> None:
         )
 
 
-def connect(database: str, *, make_folder: bool = False, limits: Limits | None = None) -> Store:
+def connections_offered(store: Store) -> int | None:
+    """Return how many connections the server of the database has for all its clients; None on SQLite."""
+    if store.is_sqlite:
+        return None
+    with store.read() as session:
+        return int(session.execute(_OFFERED).scalar_one())
+
+
+def _check_room(store: Store, pools: Pools) -> None:
+    """Refuse pools that together are larger than the server of the database can ever serve."""
+    offered = connections_offered(store)
+    if offered is not None and pools.total + 1 > offered:
+        sizes = ", ".join(f"LOCKSTEP_POOL_{lane.upper()} {size}" for lane, size in pools.by_lane.items())
+        raise StartupError(
+            f"this process may ask for {pools.total + 1} connections ({sizes}, and one that listens), and the server "
+            f"has {offered} for all its clients (max_connections); lower the pools or raise that"
+        )
+
+
+def connect(
+    database: str, *, make_folder: bool = False, limits: Limits | None = None, pools: Pools | None = None
+) -> Store:
     """Open a database that answers, its schema old or new but for one that this code does not know.
 
     Raises:
@@ -156,7 +185,7 @@ def connect(database: str, *, make_folder: bool = False, limits: Limits | None =
         file = sqlite_file(url)
         if file is not None:
             _check_file(file, make_folder=make_folder)
-        store = Store(url.render_as_string(hide_password=False), limits=limits)
+        store = Store(url.render_as_string(hide_password=False), limits=limits, pools=pools)
         try:
             migrate.check(store)
         except BaseException:
@@ -186,12 +215,12 @@ def lock(url: str, *, make_folder: bool = False) -> FileLock | None:
         return held
 
 
-def _parse(text: str) -> URL:
+def _parse(given: str) -> URL:
     """Return the URL, with the one driver that each database has here."""
-    if "://" not in text:
+    if "://" not in given:
         raise StartupError(f"it has no scheme; set {_SETTING} to something like {_EXAMPLES}")
     try:
-        url = make_url(text.strip())
+        url = make_url(given.strip())
     except (ArgumentError, ValueError) as error:
         raise StartupError(f"it is not a URL with a number as its port; correct {_SETTING} ({_ENCODE})") from error
     if url.drivername not in _DRIVERS:
@@ -246,10 +275,10 @@ def _check_content(file: Path) -> None:
         raise StartupError(f"{file} is no SQLite database; move it away, or name another file in {_SETTING}")
 
 
-def _reason(text: str, error: Exception) -> str:
+def _reason(database: str, error: Exception) -> str:
     """Return what an error means and what to do, in words without a password."""
     said = str(getattr(error, "orig", None) or error)
-    url = _parse(text)
+    url = _parse(database)
     named = {
         "place": f"{url.host}:{url.port or 5432}" if url.host else "the local socket",
         "host": url.host or "",

@@ -29,13 +29,13 @@ def keep_no_more_than_a_page(server: LiveServer) -> None:
 def test_l51_stalled_readers_of_exports_hold_no_session_and_leave_nothing(server: LiveServer) -> None:
     keep_no_more_than_a_page(server)
     experiment_id = long_experiment(server.ctx, ROWS)
-    pool = server.ctx.store.engine.pool
+    store = server.ctx.store
     incoming = server.ctx.files.incoming
     with (
         httpx.Client(base_url=server.url, timeout=30) as http,
         stalled(server.url, experiment_id, FORMS, READERS),
     ):
-        wait_until(lambda: pool.checkedout() == 0, timeout=30, what="no session held")  # type: ignore[attr-defined]
+        wait_until(lambda: not any(store.in_use().values()), timeout=30, what="no session held")
         assert len(held_files(incoming)) == READERS * len(FORMS)  # else they have all that they asked for
         spent = []
         for _ in range(100):
@@ -45,7 +45,7 @@ def test_l51_stalled_readers_of_exports_hold_no_session_and_leave_nothing(server
         assert not SOAK or sorted(spent)[98] < 0.25
         assert http.get("/readyz").status_code == 200
     wait_until(lambda: not held_files(incoming), timeout=30, what="no file left")
-    wait_until(lambda: pool.checkedout() == 0, timeout=30, what="no session left")  # type: ignore[attr-defined]
+    wait_until(lambda: not any(store.in_use().values()), timeout=30, what="no session left")
 
 
 @pytest.mark.server

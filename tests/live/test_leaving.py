@@ -12,6 +12,7 @@ import httpx
 import pytest
 from sqlalchemy import event
 
+from app import lanes
 from app.live import Hub
 from app.services.context import Context
 from app.services.live import Interest
@@ -49,7 +50,7 @@ def test_reader_cancelled_while_it_catches_up_is_not_registered(ctx: Context) ->
     experiment_id = submit(ctx)
 
     async def leave() -> int:
-        hub = Hub(ctx)
+        hub = Hub(lanes.Way(ctx, lanes.Gate("people", 4)))
         with Gate(ctx, lambda: hub).held() as gate:
             opening = asyncio.create_task(hub.open(experiment_id, Interest(), None))
             await asyncio.to_thread(gate.reached.wait, 20)
@@ -66,7 +67,7 @@ def test_reader_whose_store_fails_while_it_catches_up_is_not_registered(ctx: Con
     experiment_id = submit(ctx)
 
     async def fail() -> int:
-        hub = Hub(ctx)
+        hub = Hub(lanes.Way(ctx, lanes.Gate("people", 4)))
 
         def refuse(*_: Any) -> None:
             if hub.num_readers:

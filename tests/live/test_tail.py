@@ -8,6 +8,7 @@ import time
 import pytest
 
 import app.live
+from app import lanes
 from app.live import Hub
 from app.services.context import Context
 from app.services.live import Batch, Interest, Position
@@ -30,7 +31,7 @@ def test_what_is_committed_during_a_tick_is_sent_without_waiting_for_another_rin
         return batches
 
     async def seconds_until_seen() -> float:
-        hub = Hub(ctx)
+        hub = Hub(lanes.Way(ctx, lanes.Gate("people", 4)))
         hub.start()
         reader = await hub.open(experiment_id, Interest(), None)
         await asyncio.to_thread(set_desired, ctx, experiment_id, Desired.PAUSE, "before it", LOCAL)
