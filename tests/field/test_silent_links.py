@@ -73,15 +73,19 @@ def forgetful(server: LiveServer) -> Iterator[Forgetful]:
 @pytest.mark.server
 @pytest.mark.long
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
-def test_heartbeats_are_heard_again_before_the_lease_is_over(
+def test_heartbeats_and_rounds_are_heard_again_before_the_lease_is_over(
     server: LiveServer, forgetful: Forgetful, light_worker: StartLight
 ) -> None:
     with Client(server.url) as client:
         experiment_id = client.submit(tiny_spec(budget={"rounds": 200}))["id"]
         worker = light_worker(forgetful.url, seconds=0.3)
         wait_until(lambda: first_block(client, experiment_id)["open_round"] > 0, timeout=30, what="a round")
+        handed_in = first_block(client, experiment_id)["open_round"]
         forgetful.forget()
         time.sleep(STEADY["lease_ttl_seconds"] + 2.0)
+        assert (
+            first_block(client, experiment_id)["open_round"] > handed_in + 3
+        )  # it trains one ahead while one is unsent
         assert first_block(client, experiment_id)["attempt"] == 1
         assert first_block(client, experiment_id)["status"] == "running"
         assert "lease_lost" not in worker.log.read_text()

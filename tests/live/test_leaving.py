@@ -85,7 +85,7 @@ def test_reader_whose_store_fails_while_it_catches_up_is_not_registered(ctx: Con
 def test_socket_that_closes_while_it_catches_up_is_noticed_at_once(server: LiveServer) -> None:
     experiment_id = submit(server.ctx)
     hub: Hub = server.app.state.hub
-    with Gate(server.ctx, lambda: hub).held() as gate:
+    with Gate(server.ctx.on("people"), lambda: hub).held() as gate:
         with socket_of(server, experiment_id) as socket:
             subscribe(socket)
             assert gate.reached.wait(20)
@@ -95,7 +95,7 @@ def test_socket_that_closes_while_it_catches_up_is_noticed_at_once(server: LiveS
 def test_event_stream_that_closes_while_it_catches_up_leaves_nothing(server: LiveServer) -> None:
     experiment_id = submit(server.ctx)
     hub: Hub = server.app.state.hub
-    with Gate(server.ctx, lambda: hub).held() as gate:
+    with Gate(server.ctx.on("people"), lambda: hub).held() as gate:
         path = f"/api/v1/experiments/{experiment_id}/stream"
         client = httpx.Client(base_url=server.url, timeout=20)
         asking = threading.Thread(target=_ask, args=(client, path))

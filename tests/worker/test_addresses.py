@@ -49,7 +49,13 @@ def run(*command: str, **env: str) -> subprocess.CompletedProcess[str]:
 def test_the_worker_refuses_an_address_and_a_token_with_code_3(tmp_path: Path) -> None:
     file = tmp_path / "token"
     file.write_text(f"{SECRET}\n{SECRET}\n")
-    wrong = [["--token-file", str(file)], ["--api", "localhost:1"], ["--token-file", str(tmp_path / "none")]]
+    wrong = [
+        ["--host", "a\nb"],
+        ["--name", " "],
+        ["--token-file", str(file)],
+        ["--api", "localhost:1"],
+        ["--token-file", str(tmp_path / "none")],
+    ]
     for options in wrong:
         ended = run("-m", "worker", *options)
         assert ended.returncode == 3
