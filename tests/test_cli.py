@@ -22,8 +22,11 @@ from app.cli import admin, people, specs, text
 from app.cli.watching import Board, beats
 from app.services.finishing import finish_due
 from app.services.ingest import post_logs
+from app.services.reading import answer_of
+from app.store.rows import Headline
 from lockstep.client import Client
 from lockstep.protocol import LogsRequest
+from lockstep.report import build_report
 from lockstep.spec.presets import PRESETS
 from lockstep.spec.problems import InvalidSpecError
 from lockstep.spec.reading import load_text
@@ -34,6 +37,7 @@ from lockstep.spec.tasks import TASKS
 from lockstep.spec.template import template
 from tests.conftest import LiveServer
 from tests.factories import SimulatedWorker, submit, tiny_spec
+from tests.lockstep.report.factories import make_analysis, make_inputs
 
 ROOT = Path(__file__).parents[1]
 
@@ -164,6 +168,18 @@ def test_what_has_ended_can_be_followed_read_and_saved(
     assert run == finished
     rows = lockstep.json("calibrate", "--repetitions", "50")["rows"]
     assert rows
+
+
+def test_the_flags_of_a_verdict_stand_below_it_with_their_meaning() -> None:
+    analysis = make_analysis(6, failure={"floor": 70.0})
+    report = build_report(
+        make_inputs({"a": [61.0 + r for r in range(6)], "b": [50.0 + r * r / 5 for r in range(6)]}, analysis)
+    )
+    answer = answer_of(Headline("exp_1", **{name: report[name] for name in ("verdict", "registration", "comparisons")}))
+    lines = [*text.answer_lines({"id": "exp_1", "answer": answer})]
+    assert lines[0].startswith("verdict: WINNER_MEANINGFUL: `a` beats")
+    assert lines[1].startswith("  FLOOR_ABOVE_SCORE: a successful run scored worse than the registered failure score")
+    assert len(lines) == 3
 
 
 @pytest.mark.server

@@ -78,6 +78,7 @@ def answer_lines(experiment: Mapping[str, Any]) -> Iterator[str]:
     """Yield the verdict and where to read the rest; nothing before there is one."""
     if answer := experiment["answer"]:
         yield f"verdict: {answer['code']}: {answer['sentence']}"
+        yield from (f"  {item['flag']}: {item['text']}" for item in answer["cautions"])
         yield f"report: {called()} report {experiment['id']}"
 
 

@@ -30,6 +30,7 @@ from app.store.rows import (
     WorkerRow,
 )
 from lockstep.report.facing import treatment_of
+from lockstep.report.words.glossary import FLAGS
 from lockstep.spec.metrics import find_metric, primary_of, shown_of
 from lockstep.status import REQUEUE_BUDGET, TERMINAL_BLOCK, BlockStatus, Desired, WorkerStatus
 
@@ -73,8 +74,9 @@ def list_experiments(ctx: Context, request: ListRequest) -> dict[str, Any]:
 def answer_of(headline: Headline | None) -> dict[str, Any] | None:
     """Return what a report concludes in one line: verdict, the pair of arms it rests on, its interval.
 
-    The pair is the closest one of the winner, else the first; ``a`` is the treatment, ``b`` the baseline (the control,
-    or what comes first in the specification). The difference is oriented: positive, ``a`` is better.
+    ``cautions``: what each flag means. The pair is the closest one of the winner, else the first; ``a`` is the
+    treatment, ``b`` the baseline (the control, or what comes first in the specification). The difference is oriented:
+    positive, ``a`` is better.
     """
     if headline is None:
         return None
@@ -85,6 +87,7 @@ def answer_of(headline: Headline | None) -> dict[str, Any] | None:
     pair = min(own, key=lambda item: abs(item["estimate"])) if own else pairs[0] if pairs else None
     return {
         **{name: verdict[name] for name in ("code", "winner", "sentence", "flags", "settled", "promotable")},
+        "cautions": [{"flag": flag, "text": FLAGS.get(flag, "")} for flag in verdict["flags"]],
         "pair": pair and _facing(pair, analysis["control"]),
         "sesoi": analysis["sesoi"],
         "estimand": analysis["estimand"],

@@ -25,6 +25,7 @@ from lockstep.report.headline import Finding, headline
 from lockstep.report.inputs import MetricScores, ReportInputs, metric_scores, score_table
 from lockstep.report.learning import Learning, learning, learning_section
 from lockstep.report.numbers import difference_unit, number, unit_of
+from lockstep.report.opposed import Opposed, opposed, opposed_section
 from lockstep.report.sections import (
     arm_table,
     bayes_panel,
@@ -80,6 +81,7 @@ class _Analysis:
         if self.result.verdict == INCONCLUSIVE and self.result.reason is None and self.design.inference == "full":
             self.more = replicates_more(self.decisive, self.result, inputs.analysis, self.design)
         self.learning: Learning = learning(inputs, self.scores, self.result, self.design)
+        self.opposed: tuple[Opposed, ...] = opposed(inputs, self.scores, self.result, self.design)
         self.level: TrueLevel | None = worst_level(self.decisive, self.result, self.design)
 
     def judged(self, pair: PairResult) -> bool:
@@ -89,7 +91,15 @@ class _Analysis:
     def finding(self) -> Finding:
         """Return what the headline is written from."""
         return Finding(
-            self.inputs, self.gates, self.stand, self.guardrails, self.more, self.early, self.level, self.learning
+            self.inputs,
+            self.gates,
+            self.stand,
+            self.guardrails,
+            self.more,
+            self.early,
+            self.level,
+            self.learning,
+            self.opposed,
         )
 
 
@@ -137,6 +147,7 @@ def build_report(inputs: ReportInputs) -> dict[str, Any]:
         "bayes": bayes_panel(result, design, analysis.scores) if inputs.analysis.bayes_panel else None,
         "training": training_rows(inputs),
         "learning": learning_section(analysis.learning, analysis.sign),
+        "opposed": opposed_section(analysis.opposed, analysis.sign),
         "xeval": cross_scores(inputs),
         "exploratory": _exploratory(analysis),
         "methods_sentence": methods_sentence(

@@ -15,6 +15,7 @@ from lockstep.report.gates import Gate, failed_void
 from lockstep.report.inputs import MetricScores, ReportInputs
 from lockstep.report.learning import NOT_LEARNED, Learning
 from lockstep.report.numbers import number
+from lockstep.report.opposed import TRAINING_DISAGREES, Opposed
 from lockstep.report.sections import nondeterminism, pair_correlation
 from lockstep.report.staged import Judged
 from lockstep.report.words.sentences import WINNER_WITH_HARM, Doubt, VerdictFacts, lost_text, verdict_sentence
@@ -66,6 +67,7 @@ class Finding:
     early: tuple[Mapping[str, Any], ...]
     level: TrueLevel | None
     learning: Learning
+    opposed: tuple[Opposed, ...] = ()
 
     @property
     def clock(self) -> Clock:
@@ -138,6 +140,7 @@ def headline(finding: Finding) -> dict[str, Any]:
                 extendable=is_extendable(inputs, finding.clock),
                 early=finding.early,
                 unlearned=finding.learning if "NOT_LEARNED" in flags else None,
+                opposed=finding.opposed if shown else (),
             )
         ),
     }
@@ -196,6 +199,7 @@ def _flags(finding: Finding, code: str) -> list[str]:
         "NEGATIVE_CORRELATION": _fallback_is_liberal(finding),
         "EXPLORATORY_EXTENSION": finding.inputs.extension is not None,
         "NOT_LEARNED": _is_empty(finding, code),
+        TRAINING_DISAGREES: bool(finding.opposed) and code not in (INVALID, NO_INFERENCE),
         "SKEWED": bool(finding.result.claims) and finding.level is not None and finding.level.is_off,
     }
     return sorted(flags | {flag for flag, is_set in holds.items() if is_set})

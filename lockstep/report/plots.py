@@ -156,8 +156,8 @@ def strip_plot(report: Report) -> tuple[str, str, str] | None:
             frame.line([(i + 0.12, row["mean"]), (i + 0.24, row["mean"])], f"bar arm{i}")
         frame.text(frame.px(i), frame.height - frame.bottom + 18, f"{row['arm']} (n = {row['n']})", "tick")
     caption = (
-        "One dot per replicate (one complete training run); a cross is a failed run at its registered score. Dots are "
-        "spread sideways so that equal scores stay visible. "
+        "One dot per replicate (one complete training run); a cross is a failed run at its score (see Method). Dots "
+        "are spread sideways so that equal scores stay visible. "
         "Thin lines join the arms of one block, which share their random seeds. The bar beside the dots "
         "is the "
         "mean with its 95 % t interval: how well the mean is known, not how far runs spread."

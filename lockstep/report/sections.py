@@ -7,7 +7,7 @@ Data behind the plots: every replicate's score, profiles, and the statistic agai
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import combinations
 from typing import Any
@@ -16,7 +16,7 @@ import numpy as np
 from scipy.special import ndtri
 
 from lockstep.report.clock import Clock
-from lockstep.report.inputs import CrossScore, MetricScores, ReportInputs
+from lockstep.report.inputs import ArmFacts, CrossScore, MetricScores, ReportInputs
 from lockstep.report.numbers import clipped, ends, number
 from lockstep.report.staged import visible_scores
 from lockstep.spec.analysis import AnalysisSpec
@@ -323,10 +323,14 @@ def training_rows(inputs: ReportInputs) -> list[dict[str, Any]]:
 
 
 def cross_scores(inputs: ReportInputs) -> dict[str, Any] | None:
-    """Return the matrix policy arm x reward mode, pooled over replicates and per replicate; None of one reward."""
+    """Return the matrix policy arm x reward function, pooled over replicates and per replicate.
+
+    None where it says no more than the evaluation: all arms have the same reward, and no other one was asked for. Arms
+    that differ in their discount alone have the same reward.
+    """
     modes = sorted({cell.mode for cell in inputs.cross_scores})
-    own = {arm.label: arm.reward_mode for arm in inputs.arms}
-    if not modes or {*modes} == {*own.values()} == {modes[0]}:
+    own = {arm.label: _own_function(arm, inputs.arms, modes) for arm in inputs.arms}
+    if not modes or (has_one_reward(inputs.arms) and {*modes} <= {*own.values()}):
         return None
     cells = []
     for arm in inputs.arms:
@@ -337,7 +341,33 @@ def cross_scores(inputs: ReportInputs) -> dict[str, Any] | None:
             )
             if found:
                 cells.append(_cell(arm.label, mode, found, own[arm.label] == mode))
-    return {"modes": modes, "cells": cells}
+    return {"modes": modes, "of_arms": _owners(own), "cells": cells}
+
+
+def has_one_reward(arms: Sequence[ArmFacts]) -> bool:
+    """Return whether all arms have the same reward function, whatever their discounts are."""
+    return len({_reward_key(arm) for arm in arms}) == 1
+
+
+def _reward_key(arm: ArmFacts, *, with_discount: bool = False) -> tuple[object, ...]:
+    settings = [d for d in arm.differences if d.path.startswith("reward.") or (with_discount and d.path == "ppo.gamma")]
+    return arm.reward_mode, *sorted((d.path, repr(d.value)) for d in settings)
+
+
+def _own_function(arm: ArmFacts, arms: Sequence[ArmFacts], modes: Sequence[str]) -> str:
+    """Return under what name an arm's reward was scored: its mode, or where arms share one, with the first owner."""
+    if arm.reward_mode in modes:
+        return str(arm.reward_mode)
+    keys = [_reward_key(other, with_discount=True) for other in arms]
+    return f"{arm.reward_mode}_arm{keys.index(_reward_key(arm, with_discount=True))}"
+
+
+def _owners(own: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the arms of each function that is not named by its mode alone."""
+    owners: dict[str, list[str]] = {}
+    for label, name in own.items():
+        owners.setdefault(name, []).append(label)
+    return owners
 
 
 def _cell(arm: str, mode: str, scores: list[CrossScore], is_own: bool) -> dict[str, Any]:

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.report.inputs import FACT_NOTES, REPEATED
-from lockstep.report.numbers import difference_unit, p_text, percent, plain, signed
+from lockstep.report.numbers import difference_unit, joined, p_text, percent, plain, signed
 from lockstep.report.words.glossary import FLAGS
 from lockstep.report.words.sentences import lost_text
 
@@ -195,7 +195,7 @@ def quantities_table(report: Report) -> TextTable:
     unit = difference_unit(report["facts"]["metric"]) or "raw units"
     note = (
         f"The same runs by several quantities, in {unit}, with unadjusted intervals; `{registered}` was registered and "
-        "decides. Failed runs stand at the registered score in the mean and the shift"
+        "decides. Failed runs stand at their score (see Method) in the mean and the shift"
     )
     learned_text = "; learned: difference of the shares of runs that reach the registered threshold."
     note += learned_text if "learned" in header else "."
@@ -355,15 +355,22 @@ def cross_table(report: Report) -> TextTable:
     rows = tuple(
         (
             c["arm"],
-            f"{c['mode']}{' (own)' if c['own_mode'] else ''}",
+            f"{_function(c['mode'], report)}{' (own)' if c['own_mode'] else ''}",
             plain(c["mean"]),
             plain(c["sd_between_replicates"]),
         )
         for c in report["xeval"]["cells"]
     )
-    note = "Evaluation episodes of each arm's policy, scored under every reward mode, in that mode's units."
+    note = "Evaluation episodes of each arm's policy, scored under every reward function, in its own units."
     header = ("policy of arm", "scored under", "mean", "SD between replicates")
     return TextTable("Cross-evaluation (descriptive)", header, rows, note, muted=True)
+
+
+def _function(name: str, report: Report) -> str:
+    """Return a reward function as its mode, and whose it is where arms have several of one mode."""
+    owners = report["xeval"].get("of_arms", {}).get(name, [])  # reports made before have none
+    modes = {arm["reward_mode"] for arm in report["registration"]["arms"] if arm["label"] in owners}
+    return name if not owners or name in modes else f"{modes.pop()} as in {joined(owners)}"
 
 
 def bayes_table(report: Report) -> TextTable:
@@ -439,8 +446,11 @@ def fact_items(report: Report) -> list[tuple[str, str]]:
 
 
 def _one_reward(report: Report) -> list[tuple[str, str]]:
-    modes = {arm["reward_mode"] for arm in report["registration"]["arms"]}
-    is_left_out = report["xeval"] is None and len(modes) == 1
+    rewards = {
+        (arm["reward_mode"], *((d["path"], repr(d["value"])) for d in arm["differences"] if d["path"][:7] == "reward."))
+        for arm in report["registration"]["arms"]
+    }
+    is_left_out = report["xeval"] is None and len(rewards) == 1
     return [("Cross-evaluation", "left out: all arms have the same reward")] if is_left_out else []
 
 

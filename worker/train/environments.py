@@ -47,20 +47,20 @@ def ordered_runs(plan: BlockPlan) -> list[int]:
 def cross_rewards(plan: BlockPlan) -> dict[str, Reward]:
     """Return the functions of cross-evaluation by name: every arm's mode and ``eval.xeval_modes``.
 
-    Equal functions are listed once; two of one mode with other constants are told apart by their hash.
+    Equal functions are listed once; of several of one mode each is named after the first arm that has it.
     """
     config = plan.runs[0].config
     # nothing here may depend on which arms this device holds: a further mode has the first arm's discount
-    wanted = list(plan.reward_modes)
-    wanted += [(mode, {}, plan.reward_modes[0][2]) for mode in config["eval"]["xeval_modes"]]
-    functions = {}
-    for mode, section, gamma in wanted:
+    wanted = [(f"arm{index}", *reward) for index, reward in enumerate(plan.reward_modes)]
+    wanted += [("default", mode, {}, plan.reward_modes[0][2]) for mode in config["eval"]["xeval_modes"]]
+    functions: dict[tuple[str, str, float], tuple[str, Reward]] = {}
+    for whose, mode, section, gamma in wanted:
         function = _reward(plan, mode, section, gamma)
-        functions[(mode, function.config_hash, function.gamma)] = function
+        functions.setdefault((mode, function.config_hash, function.gamma), (whose, function))
     names = [mode for mode, _, _ in functions]
     return {
-        mode if names.count(mode) == 1 else f"{mode}_{digest[:6]}_{gamma:g}": function
-        for (mode, digest, gamma), function in functions.items()
+        mode if names.count(mode) == 1 else f"{mode}_{whose}": function
+        for (mode, _, _), (whose, function) in functions.items()
     }
 
 

@@ -53,7 +53,8 @@ FLAGS = {
     "ESTIMANDS_DISAGREE": "the means or the failures contradict what the registered quantity says: do not promote",
     "EXPLORATORY_EXTENSION": "blocks were added after results were seen; they are shown apart",
     "FEW_REPLICATES": "an arm has fewer than two usable replicates",
-    "FLOOR_ABOVE_SCORE": "a successful run scored below the registered failure score; the worst score was used instead",
+    "FLOOR_ABOVE_SCORE": "a successful run scored worse than the registered failure score; failed runs stand at the "
+    "worst score seen instead",
     "FLOOR_SENSITIVE": "what can be claimed depends on the score given to failed runs",
     "FLOOR_ASSUMED": "no failure score was registered; failed runs stand at the worst score seen",
     "GUARDRAIL_UNPROVEN": "absence of harm is not proven on some guardrail: do not promote automatically",
@@ -73,6 +74,8 @@ FLAGS = {
     "method below says how often",
     "STOPPED_EARLY": "the experiment was ended before its planned blocks, which no plan foresaw: do not promote",
     "TEST_INTERVAL_DISAGREE": "test and interval of some comparison disagree because of ties; it claims nothing",
+    "TRAINING_DISAGREES": "training and evaluation name different arms: policies may act otherwise when they are "
+    "judged (eval.mode), and on other episodes (eval.max_steps, held-out data); the verdict is on the evaluation",
     "ZERO_VARIANCE": "differences or scores have no spread; t statistics are undefined",
 }
 

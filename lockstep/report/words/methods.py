@@ -26,7 +26,7 @@ def methods_sentence(analysis: AnalysisSpec, facts: Sequence[str]) -> str:
 
 
 _NULL = "Null hypothesis: the arms are exchangeable"
-_MEAN = "Quantity: the difference of mean scores, failures at their registered score. "
+_MEAN = "Quantity: the difference of mean scores, failed runs at their score. "
 _SHIFT = "Quantity: the shift (Hodges-Lehmann). "
 _LEARNED = "Quantity: the difference of the shares of replicates that reach the threshold. "
 _TESTS = {
@@ -69,12 +69,23 @@ def methods_sentences(inputs: ReportInputs, stand: Judged, level: TrueLevel | No
         f"Two-sided level {exact(round(design.level, 5))}; smallest effect of interest {sesoi}.",
         _multiplicity(analysis, result, len(inputs.arms)),
         _looks(analysis) + (_stopped(inputs, stand) if stand.stopped else ""),
-        f"A failed run scores {exact(analysis.failure.floor)} and is never omitted; "
+        f"{_failed(analysis, stand)}, and is never omitted; "
         f"a block that was lost for another reason is dropped {scope}.",
         f"Resampling starts from analysis seed {analysis.analysis_seed}; lockstep {inputs.code_version}, "
         f"scipy {scipy.__version__}, numpy {np.__version__}.",
         _registered(inputs),
     ]
+
+
+def _failed(analysis: AnalysisSpec, stand: Judged) -> str:
+    """Return what a failed run scores in this analysis: as registered, unless a successful run scored worse."""
+    registered, seen = analysis.failure.floor, stand.result.floor
+    raw = seen if stand.scores.direction == "max" else -seen
+    if registered is None:
+        return f"A failed run scores {exact(raw)}, the worst score seen"
+    if "FLOOR_ABOVE_SCORE" in stand.result.flags:
+        return f"A failed run scores {exact(raw)}, the worst score seen: the registered {exact(registered)} is better"
+    return f"A failed run scores {exact(registered)}, as registered"
 
 
 def _registered_test(analysis: AnalysisSpec) -> str:

@@ -14,6 +14,7 @@ from lockstep.report.clock import Clock
 from lockstep.report.facing import treatment_of
 from lockstep.report.learning import Learning
 from lockstep.report.numbers import difference_unit, exact, joined, p_text, percent, plain, signed
+from lockstep.report.opposed import Opposed
 from lockstep.spec.analysis import AnalysisSpec
 from lockstep.stats.estimands import Contradiction
 from lockstep.stats.power import MOST, Needed
@@ -65,6 +66,7 @@ class VerdictFacts:
     extendable: bool = False
     early: Sequence[Mapping[str, Any]] = ()
     unlearned: Learning | None = None
+    opposed: tuple[Opposed, ...] = ()
 
     @property
     def metric(self) -> str:
@@ -97,7 +99,8 @@ def verdict_sentence(facts: VerdictFacts) -> str:
         return _no_inference(facts)
     early = "".join(f" {_early(facts, row)}" for row in facts.early)
     claim = _claim(facts) if facts.unlearned is None else _unlearned(facts, facts.unlearned)
-    return claim + early + "".join(f" {_doubt(facts, doubt)}" for doubt in facts.doubts)
+    cautions = [_doubt(facts, doubt) for doubt in facts.doubts] + [_opposed(facts, item) for item in facts.opposed]
+    return " ".join([claim + early, *cautions])
 
 
 def decisive_pair(result: ExperimentResult) -> PairResult | None:
@@ -398,6 +401,18 @@ def _doubt(facts: VerdictFacts, doubt: Doubt) -> str:
     outside = f", not inside +/-{facts.sesoi}" if found.kind == "margin" else ""
     means = f"the mean of `{first}` minus that of `{second}` is {amount}{bounds}{outside}"
     return f"But the mean says otherwise: {means}."
+
+
+def _opposed(facts: VerdictFacts, item: Opposed) -> str:
+    """Return that training names the other arm, and which of the two counts."""
+    sign = -1.0 if facts.analysis.primary.direction == "min" else 1.0
+    unit = f" {difference_unit(facts.analysis.primary.metric)}".rstrip()
+    amount = f"{signed(sign * item.difference)}{unit}"
+    bounds = f"{percent(1 - item.level)} % CI {_raw_bounds(item.interval, sign)}"
+    return (
+        f"But training points to `{item.ahead}`: over the last tenth of it {item.metric} of `{item.ahead}` minus that "
+        f"of `{item.better}` was {amount} [{bounds}]. The verdict is on the policies as they were evaluated."
+    )
 
 
 def _early(facts: VerdictFacts, row: Mapping[str, Any]) -> str:

@@ -12,6 +12,7 @@ from lockstep.report import build_report, report_json
 from lockstep.report.inputs import (
     ArmFacts,
     CalibrationStamp,
+    ConfigDifference,
     CrossScore,
     Extension,
     LearningRow,
@@ -19,7 +20,7 @@ from lockstep.report.inputs import (
     ScoreRow,
     TrainingRow,
 )
-from lockstep.report.tables import fact_items
+from lockstep.report.tables import cross_table, fact_items
 from tests.lockstep.report.factories import Cell, curve_points, make_analysis, make_inputs, score_rows
 
 BETTER: list[Cell] = [70.0, 71.0, 72.0, 73.0, 74.0, 75.5]
@@ -273,6 +274,27 @@ def test_floor_sensitive_verdict_claims_nothing_and_offers_no_replicates() -> No
     assert "depends on the score given to failed runs" in found["sentence"]
 
 
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({}, "A failed run scores 0, as registered, and is never omitted"),
+        (
+            {"failure": {"floor": 65.0}},
+            "A failed run scores 60, the worst score seen: the registered 65 is better, and is never omitted",
+        ),
+        ({"failure": {"floor": None}, "inference": "full"}, "A failed run scores 60, the worst score seen, and"),
+        (
+            {"primary": {"metric": "eval/loss", "direction": "min"}, "failure": {"floor": 70.0}},
+            "A failed run scores 75.5, the worst score seen: the registered 70 is better, and",
+        ),
+    ],
+)
+def test_method_says_what_a_failed_run_scores_in_this_very_analysis(fields: dict[str, Any], told: str) -> None:
+    report = build(make_inputs({"a": BETTER, "b": [*WORSE[:5], "failed"]}, make_analysis(6, **fields)))
+    assert told in report["methods_sentence"]
+    assert f" {report['facts']['floor']:g}, " in told
+
+
 def test_omitting_failures_that_would_change_the_verdict_is_flagged_not_obeyed() -> None:
     scores: dict[str, list[Cell]] = {"a": [*BETTER, "failed"], "b": [*WORSE, 65.0]}
     found = verdict(scores)
@@ -431,6 +453,32 @@ def test_training_rows_and_cross_scores_are_summarised() -> None:
     assert [(c["arm"], c["mode"], c["mean"]) for c in own] == [("a", "a", 2.5), ("b", "b", 2.5)]
 
 
+def _cross(names: str, paths: dict[str, tuple[str, float]]) -> dict[str, Any]:
+    """Return the report of arms of one mode that differ in these settings, scored under functions of these names."""
+    cells = tuple(CrossScore(a, m, r, float(r), 0.5, 8) for a in "ab" for m in names.split() for r in range(6))
+    arms = tuple(
+        ArmFacts(label, "native", "ppo", tuple(ConfigDifference(path, 0.0, value) for path, value in [paths[label]]))
+        if label in paths
+        else ArmFacts(label, "native")
+        for label in "ab"
+    )
+    return build(make_inputs({"a": BETTER, "b": WORSE}, arms=arms, cross_scores=cells))
+
+
+def test_cross_evaluation_of_arms_that_differ_in_discounts_alone_is_left_out() -> None:
+    report = _cross("native_arm0 native_arm1", {"b": ("ppo.gamma", 0.9)})
+    assert report["xeval"] is None
+    assert ("Cross-evaluation", "left out: all arms have the same reward") in fact_items(report)
+    assert _cross("native_arm0 native_arm1 sparse", {"b": ("ppo.gamma", 0.9)})["xeval"] is not None
+
+
+def test_cross_evaluation_names_functions_of_one_mode_after_their_arms() -> None:
+    report = _cross("native_arm0 native_arm1", {"b": ("reward.scale", 2.0)})
+    names = {cells[1] for cells in cross_table(report).rows if cells[0] == "b"}
+    assert names == {"native as in a", "native as in b (own)"}
+    assert not [term for term, _ in fact_items(report) if term == "Cross-evaluation"]
+
+
 LIKE: dict[str, list[Cell]] = {
     "a": [60.1, 61.0, 62.2, 62.9, 64.1, 64.8],
     "b": [60.0, 61.2, 62.0, 63.0, 64.0, 65.0],
@@ -495,6 +543,51 @@ def test_caution_of_a_share_that_learned_asks_whether_any_run_reached_the_thresh
     assert found["sentence"].endswith("No run reached the threshold 90.")
     scores["a"] = [95.0, *scores["a"][1:]]
     assert "NOT_LEARNED" not in build(make_inputs(scores, analysis))["verdict"]["flags"]
+
+
+def training_ends(ends: dict[str, float], metric: str = "train/accuracy_mean") -> tuple[LearningRow, ...]:
+    """Return rows of six replicates of each arm that end their training near a value."""
+    noise = {"a": NOISE, "b": [0.0] * 6}
+    return tuple(LearningRow(a, r, metric, 10.0, end + noise[a][r]) for a, end in ends.items() for r in range(6))
+
+
+def test_training_that_clearly_names_the_other_arm_is_told_and_changes_no_verdict() -> None:
+    scores = {"a": BETTER, "b": WORSE}
+    plain = build(make_inputs(scores))["verdict"]
+    report = build(make_inputs(scores, learning=training_ends({"a": 50.0, "b": 58.0})))
+    told = report["verdict"]
+    assert told["flags"] == [*plain["flags"], "TRAINING_DISAGREES"]
+    assert {**told, "flags": 0, "sentence": 0} == {**plain, "flags": 0, "sentence": 0}
+    caution = (
+        "But training points to `b`: over the last tenth of it train/accuracy_mean of `b` minus that of `a` was +7.95 "
+        "pp [95 % CI +6.90, +8.90]. The verdict is on the policies as they were evaluated."
+    )
+    assert told["sentence"] == f"{plain['sentence']} {caution}"
+    assert report["opposed"][0]["difference"] == pytest.approx(7.95)
+
+
+def test_training_of_a_minimised_metric_is_compared_in_its_own_direction() -> None:
+    analysis = make_analysis(6, primary={"metric": "eval/loss", "direction": "min"}, failure={"floor": 99.0})
+    rows = training_ends({"a": 50.0, "b": 58.0}, "train/loss_mean")
+    report = build(make_inputs({"a": BETTER, "b": WORSE}, analysis, learning=rows))
+    assert report["verdict"]["winner"] == "b"
+    assert "train/loss_mean of `a` minus that of `b` was -7.95" in report["verdict"]["sentence"]
+
+
+@pytest.mark.parametrize(
+    ("scores", "ends"),
+    [
+        ({"a": BETTER, "b": WORSE}, {"a": 58.0, "b": 50.0}),  # the same arm
+        ({"a": BETTER, "b": WORSE}, {"a": 50.0, "b": 50.2}),  # training is not clear
+        (LIKE, {"a": 50.0, "b": 58.0}),  # the evaluation claims no better arm
+        ({"a": BETTER, "b": WORSE}, {"a": 50.0}),  # nothing to compare with
+    ],
+)
+def test_training_that_does_not_clearly_name_another_arm_than_the_claim_is_not_mentioned(
+    scores: dict[str, list[Cell]], ends: dict[str, float]
+) -> None:
+    report = build(make_inputs(scores, learning=training_ends(ends)))
+    assert ("TRAINING_DISAGREES" in report["verdict"]["flags"], report["opposed"]) == (False, [])
 
 
 def test_two_groups_nearer_than_what_matters_are_not_flagged() -> None:

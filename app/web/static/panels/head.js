@@ -72,6 +72,9 @@ function answer(found) {
   const told = pair ? `${pair.a} − ${pair.b}: ${difference(pair.estimate, found.unit)}` : "";
   node("verdict-numbers").textContent =
     told + (found.promotable ? "" : pair ? " · not to be promoted on this alone" : "");
+  node("verdict-cautions").replaceChildren(
+    ...found.cautions.map((item) => element("li", {}, element("code", {}, item.flag), ` ${item.text}`)),
+  );
   node("verdict-plot").replaceChildren(...(pair ? [interval(found)] : []));
 }
 
