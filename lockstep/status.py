@@ -58,6 +58,14 @@ class AssignmentState(StrEnum):
     REVOKED = "revoked"
 
 
+_ENDS = {"succeeded": "has succeeded", "failed": "has failed", "cancelled": "was cancelled", "partial": "ended in part"}
+
+
+def ended_text(status: str) -> str:
+    """Return what is said of an experiment that has come to its end, as the rest of a sentence."""
+    return _ENDS.get(status, f"is {status}")
+
+
 class ExperimentStatus(StrEnum):
     """Derived state of an experiment."""
 

@@ -153,7 +153,7 @@ def test_what_has_ended_can_be_followed_read_and_saved(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     *_, state, verdict, report = lockstep("watch", finished).splitlines()
-    assert (state, report) == ("the experiment is succeeded", f"report: lockstep report {finished}")
+    assert (state, report) == ("the experiment has succeeded", f"report: lockstep report {finished}")
     assert verdict.startswith("verdict: ")
     assert lockstep("show", finished).splitlines()[-2:] == [verdict, report]
     assert json.loads(lockstep("watch", finished, "--json").splitlines()[-1])["type"] == "end"

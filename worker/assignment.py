@@ -361,6 +361,8 @@ class AssignmentRunner:
                 self._starter.rehearsed.add(self._lease.experiment_id)
         elif kind == "failed":
             self._failure = frame
+            # not by the output of the process, which its replicates share, and which may be cut where it ends
+            self._logs.tell(str(frame.get("detail", "")))
         elif kind == "done":
             self._finished, self._stopped = True, bool(frame["stopped"])
 

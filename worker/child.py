@@ -493,7 +493,6 @@ def failure(error: Exception) -> dict[str, str]:
     if isinstance(error, torch.cuda.OutOfMemoryError):
         return {"cause": "oom", "detail": str(error)[-2000:]}
     detail = "".join(traceback.format_exception(error))
-    sys.stderr.write(detail)
     # what was built before training may fail to be built again: an environment of evaluation, one for each episode
     if isinstance(error, EnvironmentFault | ConfigRefused):
         return {"cause": "environment", "detail": f"{detail[-10_000:]}\n{error}"}

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import threading
 import time
 from collections import deque
 from collections.abc import Iterator
@@ -26,6 +27,7 @@ class LogReader:
 
     def __init__(self, spool: Spool) -> None:
         self._spool = spool
+        self._lock = threading.Lock()
         self._seq = 0
         self._second, self._count = 0, 0
         self.last_lines: deque[str] = deque(maxlen=20)
@@ -49,12 +51,18 @@ class LogReader:
             return
         self._append(text)
 
-    def _append(self, text: str) -> None:
+    def tell(self, account: str) -> None:
+        """Put the account of an error into the spool, whole, whatever the flood of other lines is."""
+        for text in account.splitlines():
+            self._append(text, "error")
+
+    def _append(self, text: str, level: str | None = None) -> None:
         found = _LEVELS.search(text[:40])
-        level = found.group(1).lower() if found else "info"
-        self._seq += 1
-        self.last_lines.append(text[:500])
-        self._spool.append("log", {"seq": self._seq, "level": level, "text": text[: p.MAX_LOG_LINE_BYTES]})
+        known = level or (found.group(1).lower() if found else "info")
+        with self._lock:  # output is read beside the frames
+            self._seq += 1
+            self.last_lines.append(text[:500])
+            self._spool.append("log", {"seq": self._seq, "level": known, "text": text[: p.MAX_LOG_LINE_BYTES]})
 
 
 def lines(source: IO[bytes]) -> Iterator[str]:

@@ -283,12 +283,18 @@ def resume(experiment_id: Id, reason: Reason = "", as_json: AsJson = False) -> N
 def retry(experiment_id: Id, as_json: AsJson = False) -> None:
     """Run the replicates that failed again, from their beginning, once what stopped them is mended."""
     with reach() as client:
+        succeeded = client.show(experiment_id)["progress"]["blocks_by_status"].get("succeeded", 0)
         added = client.retry(experiment_id)
     if as_json:
         _json({"blocks": added})
     else:
         told = "1 replicate is" if len(added) == 1 else f"{len(added)} replicates are"
         typer.echo(f"{told} in the queue again; {called()} watch {experiment_id} follows")
+        if succeeded:
+            typer.echo(
+                "warning: if code of yours has changed since replicates succeeded, the report will be invalid; "
+                f"{called()} clone {experiment_id} trains all with one code"
+            )
 
 
 @app.command()

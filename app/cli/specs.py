@@ -87,7 +87,8 @@ def init(
             file.write(text)
     except OSError as error:
         raise fail(f"--output {output}: {error.strerror}", 2) from error
-    typer.echo(f"written to {output}; next: lockstep plan {output}")
+    typer.echo(f"written to {output}; next: lockstep spec check {output}")
+    typer.echo(f"and with a server, which `lockstep serve` starts: lockstep plan {output}")
 
 
 @app.command("schema")

@@ -17,6 +17,7 @@ from app.cli.text import arms_text, duration, score_text
 from lockstep.client import ApiError
 from lockstep.direction import isolated
 from lockstep.replicates import replicates_text
+from lockstep.status import ended_text
 
 #: So long nothing may be said.
 _QUIET_SECONDS = 5.0
@@ -133,7 +134,7 @@ class Board:
             self._status, self._why = frame["status"], ""
             if self._untold:
                 yield self._standing()
-            yield f"the experiment is {frame['status']}"
+            yield f"the experiment {ended_text(frame['status'])}"
 
     def waiting(self, experiment: Mapping[str, Any]) -> str:
         """Return what to say when nothing has happened for a while, from a fresh document."""

@@ -21,6 +21,7 @@ _WANTED = (Cause.USER, Cause.DECIDED, Cause.PREEMPTED)
 _NUMBER = re.compile(r"(?<![\w-])(?:0x[0-9a-f]+|-?\d+(?:[.,]\d+)*(?:e[+-]?\d+)?)(?!\w)")
 #: What is added to the account of a block that was tried again, or that failed after another one.
 _TRIED = re.compile(r" \((?:already requeued|replicate \d+ failed in the same way)[^()]*\)$")
+_ALIKE = re.compile(r" \(replicate \d+ failed in the same way\)$")
 _REWARD_MODE = re.compile(r"reward mode '([^']+)'")
 
 
@@ -74,25 +75,36 @@ def told(rows: Sequence[BlockRow], runs: Sequence[RunOfArm]) -> list[dict[str, A
 
     Args:
         rows: blocks; those that failed, or go on after a failure, are told.
-        runs: of these blocks; the first of a block has its log.
+        runs: of these blocks; the log that is named is that of an arm at fault, in a replicate that trained.
     """
-    log_of: dict[str, str] = {}
+    by_block: dict[str, list[RunOfArm]] = {}
     for run in runs:
-        log_of.setdefault(run.block_id, run.id)
+        by_block.setdefault(run.block_id, []).append(run)
     accounts: dict[tuple[str, str, str], dict[str, Any]] = {}
     for row in rows:
         if row.cause is None or row.cause in _WANTED or row.status in (BlockStatus.SUCCEEDED, BlockStatus.CANCELLED):
             continue
         text = row.cause_text or ""
-        if text.startswith(_SAME):
+        has_trained = not text.startswith(_SAME)
+        if not has_trained:
             text = text.partition(": ")[2]
+        arms = arms_at_fault(text, runs)
         first: dict[str, Any] = {
             "cause": row.cause,
             "status": row.status,
-            "text": text,
-            "arms": arms_at_fault(text, runs),
+            "text": _ALIKE.sub("", text),
+            "arms": arms,
             "replicates": [],
-            "run_id": log_of.get(row.id),
+            "run_id": None,
         }
-        accounts.setdefault((row.cause, row.status, fault_of(text)), first)["replicates"].append(row.replicate)
+        account = accounts.setdefault((row.cause, row.status, fault_of(text)), first)
+        account["replicates"].append(row.replicate)
+        if account["run_id"] is None and has_trained:
+            account["run_id"] = _log_of(by_block.get(row.id, ()), arms)
     return list(accounts.values())
+
+
+def _log_of(runs: Sequence[RunOfArm], arms: Sequence[str]) -> str | None:
+    """Return the run of a block whose log to read: of an arm at fault, else the first."""
+    own = [run.id for run in runs if run.label in arms]
+    return next(iter([*own, *(run.id for run in runs)]), None)

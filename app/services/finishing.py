@@ -18,7 +18,7 @@ from app.store import blocks, experiments, reports
 from app.store.engine import utc
 from app.store.events import NewEvent, add_events
 from app.store.rows import ExperimentRow
-from lockstep.status import TERMINAL_BLOCK, BlockStatus, Cause
+from lockstep.status import TERMINAL_BLOCK, BlockStatus, Cause, ended_text
 
 
 def finish_due(ctx: Context) -> int:
@@ -101,7 +101,7 @@ def _end(ctx: Context, experiment_id: str) -> int:
         sentence = verdict["sentence"] if verdict is not None else "no analysis was registered"
         event = NewEvent(
             "experiment_end",
-            f"the experiment is {status.value}: {sentence}",
+            f"the experiment {ended_text(status)}: {sentence}",
             status=status.value,
             payload={
                 "verdict": verdict["code"] if verdict is not None else None,

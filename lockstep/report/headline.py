@@ -141,6 +141,7 @@ def headline(finding: Finding) -> dict[str, Any]:
                 early=finding.early,
                 unlearned=finding.learning if "NOT_LEARNED" in flags else None,
                 opposed=finding.opposed if shown else (),
+                is_untrained=finding.learning.state == NOT_LEARNED,
             )
         ),
     }

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from html import escape
 from typing import Any
 
 from lockstep.report.facing import treatment_first
 from lockstep.report.tables import TextTable, all_tables, fact_items, flag_texts
 from lockstep.report.words.glossary import verdict_words
 
-_SPECIAL = re.compile(r"([\\`*_{}\[\]|#])")
+#: What Markdown takes for more than text: an underscore only at the edge of a word, a bracket where a link goes on,
+#: a number sign where a line begins.
+_SPECIAL = re.compile(r"([\\`*|]|(?<![^\W_])_|_(?![^\W_])|\](?=[(:\[])|^#)")
+#: What HTML takes for more than text: the beginning of a tag, and of the name of a character.
+_TAG, _NAMED = re.compile(r"<(?=[A-Za-z/!?])"), re.compile(r"&(?=#|\w+;)")
 
 
 def render_markdown(report: Mapping[str, Any]) -> str:
@@ -22,7 +25,7 @@ def render_markdown(report: Mapping[str, Any]) -> str:
     lines = [
         f"# {text(report['name'])}",
         "",
-        f"**{text(verdict['code'] + suffix)}**: {escape(verdict['sentence'], quote=False)}",
+        f"**{text(verdict['code'] + suffix)}**: {_without_tags(verdict['sentence'])}",
         "",
         verdict_words(verdict)[1],
         "",
@@ -43,7 +46,11 @@ def render_markdown(report: Mapping[str, Any]) -> str:
 
 def text(value: str) -> str:
     """Return free text with Markdown's special characters escaped, on one line."""
-    return _SPECIAL.sub(r"\\\1", escape(" ".join(value.split()), quote=False))
+    return _SPECIAL.sub(r"\\\1", _without_tags(" ".join(value.split())))
+
+
+def _without_tags(value: str) -> str:
+    return _TAG.sub("&lt;", _NAMED.sub("&amp;", value))
 
 
 def _table(table: TextTable) -> list[str]:

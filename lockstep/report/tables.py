@@ -67,7 +67,7 @@ def arms_table(report: Report) -> TextTable:
     """Return the table of arms in raw units."""
     estimand = report["registration"]["analysis"]["estimand"]
     unit = report["facts"]["unit"]
-    rows = tuple(
+    told = [
         (
             row["arm"],
             str(row["n"]),
@@ -80,8 +80,8 @@ def arms_table(report: Report) -> TextTable:
             span(row["tolerance_95_95"]),
         )
         for row in report["table"]
-    )
-    header = (
+    ]
+    names = (
         "arm",
         "n",
         "failed",
@@ -92,6 +92,7 @@ def arms_table(report: Report) -> TextTable:
         "IQM",
         "range of runs",
     )
+    header, rows = _filled(names, told)
     note = (
         f"Scores in {unit or 'raw units'}; n counts replicates. The CI of the mean shrinks with n, the SD of "
         f"runs does not. Location: {_LOCATION.get(estimand, 'the mean')}. IQM and the range that holds 95 % of runs "
@@ -337,13 +338,15 @@ def training_table(report: Report) -> TextTable:
             row["arm"],
             row["reward_mode"] or "",
             str(row["episodes"]),
-            plain(row["final_accuracy"]),
-            plain(row["best_accuracy"]),
-            plain(row["mean_reward"]),
+            *(
+                "" if row[name] is None else plain(row[name])
+                for name in ("final_accuracy", "best_accuracy", "mean_reward")
+            ),
         )
         for row in report["training"]
     )
-    header = ("arm", "reward", "episodes", "final accuracy", "best accuracy", "mean reward")
+    names = ("arm", "reward", "episodes", "final accuracy", "best accuracy", "mean reward")
+    header, rows = _filled(names, rows)
     note = "Means over replicates while training. Rewards of different modes are different currencies."
     return TextTable("Training summary (descriptive)", header, rows, note, muted=True)
 

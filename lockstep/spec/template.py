@@ -15,8 +15,8 @@ from lockstep.spec.resolve import parse
 from lockstep.spec.rules import check
 from lockstep.spec.tasks import get_task
 
-_HEAD = """# Two arms, ten replicates each. `lockstep spec check FILE` judges this file without a server,
-# `lockstep plan FILE` says what it would cost and find, `lockstep submit FILE` runs it.
+_HEAD = """# Two arms, each trained experiment.replicates times. `lockstep spec check FILE` needs no server.
+# With one (`lockstep serve`) `lockstep plan FILE` says what it costs and finds, `lockstep submit FILE` runs it.
 # Every field: `lockstep spec explain NAME`, or docs/reference.md."""
 
 

@@ -235,6 +235,8 @@ def test_fault_of_one_arms_reward_that_stops_a_second_block_ends_both_and_names_
     [account] = reading.show_experiment(ctx, experiment_id)["causes"]
     assert (account["replicates"], account["arms"]) == ([0, 2], ["B"])
     assert account["text"] == told.format(1204, "ff")
+    named = reading.show_run(ctx, account["run_id"])  # whose log to read: of the arm at fault, where it has just failed
+    assert (named["group_id"], named["replicate"]) == ("B", 2)
     # before the first round it is the job's fault, whatever its seeds
     stops(0, told.format(3, "1"))
     states = [(row["status"], row["attempt"]) for row in reading.list_blocks(ctx, experiment_id)]

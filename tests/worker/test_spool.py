@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from worker.logs import LogReader
 from worker.spool import Spool
 
 
@@ -86,3 +87,15 @@ def test_close_wakes_who_waits_and_later_calls_do_nothing(make: Callable[[int], 
     assert results == [False]
     spool.acknowledge()
     assert spool.next(0.01) is None
+
+
+def test_the_account_of_an_error_is_whole_in_the_log_whatever_else_is_printed(make: Callable[[int], Spool]) -> None:
+    spool = make(1_000_000)
+    reader = LogReader(spool)
+    for number in range(1000):
+        reader.take(f"flood {number}")
+    account = ["Traceback (most recent call last):", *(f"  frame {i}" for i in range(60)), "KeyError: 'speed'"]
+    reader.tell("\n".join(account))
+    records = spool.following("log", 2000)
+    assert [(item["level"], item["text"]) for item in records[-62:]] == [("error", line) for line in account]
+    assert spool.dropped_logs > 0

@@ -1,6 +1,6 @@
 // The experiment page: one store, one file a panel, each part with its address.
 
-import { ApiError, say } from "./api.js";
+import { ApiError, base, element, say } from "./api.js";
 import { Store } from "./store.js";
 import * as curves from "./panels/curves.js";
 import * as difference from "./panels/difference.js";
@@ -43,6 +43,23 @@ function open() {
   if (store.experiment) store.tell(`open:${wanted}`);
 }
 
+// Written here, not hidden in the page: who reads the page without a browser would take it for the answer.
+function missing() {
+  const told = document.getElementById("missing");
+  told.append(
+    element("h1", {}, "No such experiment"),
+    element(
+      "p",
+      {},
+      "There is no experiment ",
+      element("code", {}, root.dataset.id),
+      " here; it may have been deleted. ",
+      element("a", { href: `${base}/` }, "All experiments"),
+    ),
+  );
+  told.hidden = false;
+}
+
 window.addEventListener("hashchange", open);
 store
   .load()
@@ -50,6 +67,6 @@ store
   .catch((error) => {
     if (error instanceof ApiError && error.problem.status === 404) {
       root.hidden = true;
-      document.getElementById("missing").hidden = false;
+      missing();
     } else say(error);
   });

@@ -67,6 +67,7 @@ class VerdictFacts:
     early: Sequence[Mapping[str, Any]] = ()
     unlearned: Learning | None = None
     opposed: tuple[Opposed, ...] = ()
+    is_untrained: bool = False
 
     @property
     def metric(self) -> str:
@@ -354,12 +355,14 @@ def _inconclusive(facts: VerdictFacts) -> str:
 
 
 def _more_text(facts: VerdictFacts) -> str:
-    """Return how many replicates would do, as an extension only where the plan allows one."""
+    """Return what would settle it: longer training, or so many replicates, as an extension only where one may be."""
     if facts.reason == "FLOOR_SENSITIVE" or facts.clock is None:
         return ""
     looks = facts.clock.num_looks if facts.analysis.looks.mode == "planned" else 0
     if looks and facts.extendable:
         return f" The next registered look is after {facts.analysis.looks.at[facts.clock.look or 0]} complete blocks."
+    if facts.is_untrained:
+        return " Training has not moved the policies by as much as matters: train longer (budget.rounds) first."
     if facts.more is None:
         return " How many replicates are needed cannot be estimated from these."
     low, high = facts.more.plugin, facts.more.upper80

@@ -20,7 +20,7 @@ from lockstep.report.inputs import (
     ScoreRow,
     TrainingRow,
 )
-from lockstep.report.tables import cross_table, fact_items
+from lockstep.report.tables import arms_table, cross_table, fact_items, training_table
 from tests.lockstep.report.factories import Cell, curve_points, make_analysis, make_inputs, score_rows
 
 BETTER: list[Cell] = [70.0, 71.0, 72.0, 73.0, 74.0, 75.5]
@@ -588,6 +588,25 @@ def test_training_that_does_not_clearly_name_another_arm_than_the_claim_is_not_m
 ) -> None:
     report = build(make_inputs(scores, learning=training_ends(ends)))
     assert ("TRAINING_DISAGREES" in report["verdict"]["flags"], report["opposed"]) == (False, [])
+
+
+def test_what_is_not_settled_asks_for_longer_training_where_nothing_was_learned() -> None:
+    first: list[Cell] = [60.0, 66.0, 61.0, 69.0, 62.0, 64.0]
+    scores: dict[str, list[Cell]] = {"a": first, "b": [63.0, 60.0, 65.0, 64.0, 67.0, 61.0]}
+    trained = build(make_inputs(scores, learning=learning_rows(20.0)))["verdict"]
+    assert "replicates" in trained["sentence"].rpartition(". ")[2]
+    found = build(make_inputs(scores, learning=learning_rows(0.0)))["verdict"]
+    assert found["code"] == trained["code"] == "INCONCLUSIVE"
+    assert found["sentence"].endswith("moved the policies by as much as matters: train longer (budget.rounds) first.")
+    assert "80 % power" not in found["sentence"]
+
+
+def test_tables_leave_out_columns_in_which_no_arm_has_anything() -> None:
+    training = tuple(TrainingRow(a, r, 32, None, None, 1.5) for a in "ab" for r in range(6))
+    report = build(make_inputs({"a": BETTER, "b": WORSE}, training=training))
+    assert training_table(report).header == ("arm", "reward", "episodes", "mean reward")
+    assert "IQM" not in arms_table(report).header
+    assert "IQM" in arms_table(build(make_inputs({"a": [*BETTER, *BETTER], "b": [*WORSE, *WORSE]}))).header
 
 
 def test_two_groups_nearer_than_what_matters_are_not_flagged() -> None:

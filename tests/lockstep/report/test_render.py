@@ -25,6 +25,7 @@ from lockstep.report import (
 )
 from lockstep.report.facing import treatment_first
 from lockstep.report.inputs import ArmFacts, ConfigDifference, Extension, LearningRow, ReportInputs
+from lockstep.report.markdown import text as markdown_text
 from lockstep.report.numbers import p_text, plain, signed
 from lockstep.report.plots import padded, ticks
 from tests.lockstep.report.factories import Cell, curve_points, make_analysis, make_inputs, score_rows
@@ -130,7 +131,14 @@ def test_html_and_markdown_escape_free_text() -> None:
     assert _parsed(page).balance == []
     text = render_markdown(report)
     assert "<script" not in text
-    assert "&lt;script&gt;" in text
+    assert "&lt;script>" in text
+
+
+def test_markdown_escapes_only_what_would_be_more_than_text() -> None:
+    told = "eval/native_return_mean of arm_1 [95 % CI -1, 2], p < .001 & n > 5"
+    assert markdown_text(told) == told
+    marked = "# *a* _b_ `c` | [d](e) [f]: g <b> &amp; \\"
+    assert markdown_text(marked) == "\\# \\*a\\* \\_b\\_ \\`c\\` \\| [d\\](e) [f\\]: g &lt;b> &amp;amp; \\\\"
 
 
 @pytest.mark.parametrize(
