@@ -1,7 +1,7 @@
 """Real processes under random kill -9: API, PostgreSQL and three CPU workers; run by hand, alone on the machine.
 
     python -m benchmarks.chaos --kills 15 --minutes 3      (full size: --kills 100 --minutes 50)
-    python -m benchmarks.chaos --kills 30 --minutes 5 --packed --out benchmarks/results/chaos_packed.json
+    python -m benchmarks.chaos --kills 30 --minutes 4 --packed --out benchmarks/results/chaos_packed.json
 
 Experiments are trained while workers, training children, the API and the PostgreSQL server are killed;
 new ones are submitted until the kills are done. Then the same experiments are trained undisturbed on a new
