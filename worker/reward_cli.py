@@ -18,7 +18,7 @@ from worker.envs import reward_plugins
 from worker.envs.families import load
 from worker.envs.family import Trial
 from worker.envs.faults import RAISED
-from worker.options import json_object
+from worker.options import json_object, within
 from worker.reward_reference import markdown
 
 _WRONG_CALL = 2
@@ -42,7 +42,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValueError as error:
         sys.stderr.write(f"error: {error}\n")
         return _WRONG_CALL
-    asked = Asked(options.name, options.env, kwargs, constants)
+    asked = Asked(options.name, options.env, kwargs, constants, options.seconds)
     try:
         checked = check(asked)
     except RAISED as error:  # code of others
@@ -61,6 +61,8 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     checks.add_argument("--env", metavar="ENV_ID", help="play this env.id or env.task; default: what the mode names")
     checks.add_argument("--kwargs", default="{}", help="keyword arguments of the environment as JSON, as in env.kwargs")
     checks.add_argument("--constants", default="{}", help="constants of the mode as JSON, as in the section reward")
+    told = "play whole episodes, for at most so long (default: %(default)s)"
+    checks.add_argument("--seconds", type=within(0.1, 3600.0), default=5.0, metavar="S", help=told)
     for command in (lists, checks):
         command.add_argument("--json", action="store_true", help="print JSON")
     commands.add_parser("contract", help="print docs/rewards.md: what a function gets and gives")
@@ -87,12 +89,13 @@ def _line(mode: dict[str, Any]) -> str:
 
 @dataclass(frozen=True)
 class Asked:
-    """A mode to check: its name, the task to play (None: its own), keyword arguments of that, and constants."""
+    """A mode to check: its name, the task to play (None: its own) with arguments, constants, and seconds to play."""
 
     name: str
     env: str | None
     kwargs: dict[str, Any]
     constants: dict[str, Any]
+    seconds: float
 
 
 def check(asked: Asked) -> dict[str, Any]:
@@ -128,10 +131,12 @@ def _played(asked: Asked, kinds: Sequence[str], task: str) -> dict[str, Any]:
         raise capabilities.Unfit(f"--env {task} is a task of {kind}; {asked.name!r} serves {' and '.join(kinds)}")
     family = load(kind)
     section = {"id": task, "task": task, "kwargs": asked.kwargs}
-    trial = family.try_reward(family.reward(asked.name, asked.constants, _GAMMA, section), section)
+    trial = family.try_reward(family.reward(asked.name, asked.constants, _GAMMA, section), section, asked.seconds)
     _, steps, num_envs = trial.rows.shape
     return {
         "steps": steps,
+        "episodes": trial.episodes,
+        "seconds": asked.seconds,
         "environments": num_envs,
         "paid": {name: _range(row) for name, row in zip(["reward", *trial.names], trial.rows, strict=True)},
         "reward_milliseconds": 1000.0 * trial.scoring / steps,
@@ -166,7 +171,11 @@ def _lines(checked: dict[str, Any]) -> Iterator[str]:
 
 def _played_lines(checked: dict[str, Any]) -> Iterator[str]:
     num_envs = checked["environments"]
-    yield f"plays: {checked['steps']} steps of {num_envs} environments of {checked['task']} under random actions"
+    played = f"{checked['steps']} steps of {num_envs} environments of {checked['task']} under random actions"
+    yield f"plays: {played}, {checked['episodes']} whole episodes"
+    if checked["episodes"] < num_envs:
+        remedy = f"let it play for longer than --seconds {checked['seconds']:g}"
+        yield f"warning: episodes: not every environment came to an end, so what is paid late was not seen; {remedy}"
     for part, paid in checked["paid"].items():
         yield f"  {part:16} mean {paid['mean']:.4g}, from {paid['least']:.4g} to {paid['greatest']:.4g}"
     reward, stepping = checked["reward_milliseconds"], checked["environments_milliseconds"]

@@ -39,6 +39,7 @@ _CHECKS = """## What is checked, and when
 | when | what |
 | --- | --- |
 | a worker starts, `lockstep reward check NAME` | 800 random transitions (of morphogenesis: 200 trajectories of 4 steps), or steps of the first of `tasks`: type, shape, finiteness, equal bits for equal input, unmodified input, components that sum to the reward, no mixing of environments, and (morphogenesis) no dependence on the order of slots |
+| `lockstep reward check NAME` | whole episodes of the task under random actions, paid as training pays them |
 | a specification is submitted | the mode is offered by a worker, serves `env.kind` and the task, and takes these constants |
 | every step | type, device, shape and finiteness; what is wrong ends the run with cause `environment` and names mode, arm, episode and remedy |
 | a run | a reward that has cost over a second and five times what its environments did is told in the log (`lockstep logs`) |

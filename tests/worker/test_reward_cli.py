@@ -31,6 +31,12 @@ def mode(returns, **says):
 def parts(value):
     return value, {"x": value}
 
+def fails(step):
+    return parts(step.reward if not step.truncated.any() else step.info["goal"])
+
+def changing(step):
+    return step.reward, {"x": step.reward, **({"end": step.reward * 0} if step.terminated.any() else {})}
+
 def slow(step):
     time.sleep(0.01)
     return parts(step.reward)
@@ -50,6 +56,8 @@ apart = mode(lambda s: (s.reward, {"x": s.reward / 2}))
 mixing = mode(lambda s: parts(s.reward - s.reward.mean()))
 writing = mode(lambda s: parts(s.reward.add_(1.0)))
 learnt = mode(lambda s: parts(s.reward * torch.ones(1, requires_grad=True)))
+late = mode(fails, tasks=("Pendulum-v1",))
+varies = mode(changing, tasks=("CartPole-v1",))
 tardy = mode(slow, tasks=("CartPole-v1",))
 unversioned = mode(lambda s: parts(s.reward), version=None)
 kindless = mode(lambda s: parts(s.reward), env_kinds=None)
@@ -60,8 +68,8 @@ constant = 3
 """
 NAMES = [
     *("good", "whole", "listed", "number", "elsewhere", "column", "unmeasured", "huge", "alone", "unnamed", "reads"),
-    *("apart", "mixing", "writing", "learnt", "tardy", "unversioned", "kindless", "misspelt", "text", "nowhere"),
-    "constant",
+    *("apart", "mixing", "writing", "learnt", "late", "varies", "tardy", "unversioned", "kindless", "misspelt", "text"),
+    *("nowhere", "constant"),
 ]
 POINTS = "[lockstep.rewards]\n" + "".join(f"{name} = kinds_code:{name}\n" for name in NAMES)
 
@@ -125,12 +133,15 @@ def test_a_mode_that_cannot_be_paid_is_refused_in_a_sentence(name: str, capsys: 
 @pytest.mark.parametrize("name", ["whole", "learnt"])
 def test_whole_numbers_and_what_a_network_computes_are_paid(name: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", name, "--env", "Pendulum-v1"]) == 0
-    assert "plays: 25 steps of 8 environments of Pendulum-v1 under random actions" in capsys.readouterr().out
+    told = "plays: 1000 steps of 8 environments of Pendulum-v1 under random actions, 40 whole episodes\n"
+    out = capsys.readouterr().out
+    assert told in out
+    assert "warning" not in out
 
 
 @pytest.mark.usefixtures("quickly")
 def test_a_reward_that_takes_longer_than_its_environments_is_named(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "tardy"]) == 0
+    assert main(["check", "tardy", "--seconds", "0.1"]) == 0
     out = capsys.readouterr().out
     assert "warning: time: the reward takes " in out
     assert "times as long as its environments; compute on whole tensors [E], not on one environment after" in out
@@ -185,10 +196,25 @@ def test_what_was_found_is_told_to_scripts(capsys: pytest.CaptureFixture[str]) -
     ]
 
 
+@pytest.mark.usefixtures("quickly")
+def test_a_mode_is_paid_over_whole_episodes(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "late", "--seconds", "60"]) == 1
+    assert "reward mode 'late' in episode 0 raised KeyError: 'goal'; correct it" in capsys.readouterr().out
+    assert main(["check", "varies"]) == 0
+    assert "  end  " in capsys.readouterr().out
+
+
+def test_an_episode_that_takes_longer_than_its_time_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "native", "--env", "MountainCarContinuous-v0", "--seconds", "0.1"]) == 0
+    out = capsys.readouterr().out
+    assert "came to an end, so what is paid late was not seen; let it play for longer than --seconds 0.1" in out
+
+
 def test_built_in_modes_are_played_in_a_task(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "sparse", "--env", "digits_tiny", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
-    assert (document["package"], document["environments"], document["steps"]) == ("built in", 2, 12)
+    assert (document["package"], document["environments"]) == ("built in", 2)
+    assert (document["steps"], document["episodes"]) == (30, 2)
     assert set(document["paid"]) == {"reward", "terminal", "death"}
 
 

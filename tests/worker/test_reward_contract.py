@@ -68,7 +68,7 @@ def test_transitions_of_gymnasium_tasks_are_as_told(
 
 
 def test_transitions_of_morphogenesis_are_as_told() -> None:
-    steps, _ = played("digits_tiny")
+    steps, _ = played("digits_tiny", seconds=0.0)
     blended = torch.tensor([Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED])
     for index, ctx in enumerate(steps):
         num_envs, num_slots = ctx.pre.stage.shape

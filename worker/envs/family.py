@@ -99,12 +99,14 @@ class Trial:
         names: of its components.
         rows: [1 + N, steps, E] the reward and N components.
         scoring, stepping: seconds of the function and of the environments for all steps.
+        episodes: that ended, over all environments.
     """
 
     names: Sequence[str]
     rows: Tensor
     scoring: float
     stepping: float
+    episodes: int
 
 
 @dataclass(frozen=True)
@@ -119,8 +121,8 @@ class EnvironmentFamily:
         reward: bind a mode's section of constants: ``(mode, section, discount, env section)``.
         check_reward: raise a defect when a mode breaks the contract of reward functions, on steps of a task where one
             is named.
-        try_reward: play a task at random, given its ``env`` section, and hold a mode to its contract there; a defect
-            raises.
+        try_reward: play whole episodes of a task at random, given its ``env`` section and the seconds that it may
+            take, and hold a mode to its contract there; a defect raises.
         control: build the control of a run: ``(policy, environments, position of the run, replicate seed, round)``.
         never_floored: choices per head that probability floors never touch.
         op_names: names of the choices of head 0, given their number.
@@ -138,7 +140,7 @@ class EnvironmentFamily:
     evaluate: Callable[[Order, Mapping[str, Any]], LockstepEnvs]
     reward: Callable[[str, Mapping[str, Any], float, Mapping[str, Any]], Any]
     check_reward: Callable[[Any, str | None], None]
-    try_reward: Callable[[Any, Mapping[str, Any]], Trial]
+    try_reward: Callable[[Any, Mapping[str, Any], float], Trial]
     control: Callable[[str, Any, int, int, int], Control]
     never_floored: Mapping[str, tuple[int, ...]]
     op_names: Callable[[int], list[str]]

@@ -27,7 +27,7 @@ class Ledger:
         reward: the run's own function.
         others: functions under which episodes are scored too.
         num_envs: E.
-        arm: label of the run.
+        arm: label of the run; "" outside an experiment, where the log is told nothing.
     """
 
     def __init__(self, reward: GymReward, others: Mapping[str, GymReward], num_envs: int, arm: str = "") -> None:
@@ -107,7 +107,7 @@ class Ledger:
     def _tell_if_slow(self) -> None:
         """Say once in the log that rewards take far longer than the environments: nothing else would show it."""
         scoring, stepping = self._seconds["scoring"], self._seconds["stepping"]
-        if self._is_slow or scoring < _SLOW_SECONDS or scoring < _SLOW_TIMES * stepping:
+        if not self._arm or self._is_slow or scoring < _SLOW_SECONDS or scoring < _SLOW_TIMES * stepping:
             return
         self._is_slow = True
         modes = sorted({self.reward.name, *(mode.name for mode in self._others.values())} - {NATIVE})

@@ -9,7 +9,7 @@ from __future__ import annotations
 import contextlib
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -26,6 +26,8 @@ from worker.envs.paid import RewardDefect, judged, pair_of, payer, paying
 
 _E, _O, _ROUNDS = 200, 6, 4
 _PLAYED_ENVS, _PLAYED_STEPS, _PLAYED_SECONDS = 8, 25, 5.0
+#: A trial goes on until each environment has ended an episode, and for so many steps at least.
+_TRIAL_STEPS = 1000
 _TOLERANCE = 1e-5
 _SEED = 0
 #: A function that reads what random transitions do not have is told the way out.
@@ -94,16 +96,53 @@ def check_gym_mode(mode: GymReward, task: str | None) -> None:
         raise RewardDefect(f"{error}{told}") from error
 
 
-def try_gym_mode(mode: GymReward, section: Mapping[str, Any]) -> Trial:
-    """Play a task at random and hold a mode to the contract there; the rest as ``check_on``."""
-    played = play(section)
-    began = time.perf_counter()
-    for step in played.steps:
-        _paid(mode, step)
-    scoring = time.perf_counter() - began
-    check_on(mode, played.steps)
-    paid = [_paid(mode, step) for step in played.steps]
-    return Trial(paid[0][1], torch.stack([rows for rows, _ in paid], dim=1), scoring, played.seconds)
+def try_gym_mode(mode: GymReward, section: Mapping[str, Any], seconds: float) -> Trial:
+    """Hold a mode to the contract on the first steps of a task, then pay whole episodes with it as training does.
+
+    Args:
+        mode: to try.
+        section: ``env`` of the task, which is played at random.
+        seconds: after which no further step is begun, whole episodes or not.
+
+    Raises:
+        RewardDefect, EnvironmentFault: as ``check_on``.
+        ValueError: the task cannot be built.
+    """
+    check_on(mode, play(section).steps)
+    returned: list[tuple[Tensor, dict[str, Tensor]]] = []
+    scoring = 0.0
+
+    def pay(step: Transition) -> tuple[Tensor, dict[str, Tensor]]:
+        nonlocal scoring
+        began = time.perf_counter()
+        returned.append(mode.function(step))
+        scoring += time.perf_counter() - began
+        return returned[-1]
+
+    # the environment's own reward is not asked for where it is paid by its name
+    name = "recorded" if mode.is_native else mode.name
+    ended = torch.zeros(_PLAYED_ENVS, dtype=torch.int64)
+    with contextlib.closing(_opened(section, replace(mode, name=name, function=pay))) as envs:
+        control = UniformControl(envs, _SEED, 0)
+        envs.begin_round(0)
+        began = time.perf_counter()
+        while (len(returned) < _TRIAL_STEPS or not ended.all()) and time.perf_counter() - began < seconds:
+            (result,) = envs.step([control.act(len(returned))])
+            if result is not None:
+                ended += result.terminated | result.truncated
+        stepping = time.perf_counter() - began - scoring
+    paid = [_rows(mode, pair) for pair in returned]
+    names = list(dict.fromkeys(name for _, names in paid for name in names))
+    return Trial(names, _table(paid, names), scoring, stepping, int(ended.sum()))
+
+
+def _table(paid: Sequence[tuple[Tensor, list[str]]], names: Sequence[str]) -> Tensor:
+    """Return [1 + N, T, E]: the reward and N components; one that a step does not name paid nothing in it."""
+    table = torch.zeros(1 + len(names), len(paid), _PLAYED_ENVS)
+    places = {name: 1 + index for index, name in enumerate(names)}
+    for step, (rows, named) in enumerate(paid):
+        table[[0, *(places[name] for name in named)], step] = rows
+    return table
 
 
 def check_on(mode: GymReward, steps: Sequence[Transition]) -> None:
@@ -131,9 +170,13 @@ def _misses(gap: float) -> str:
 
 def _paid(mode: GymReward, step: Transition) -> tuple[Tensor, list[str]]:
     """Return the reward and its N components as rows [1 + N, E], and their names, under the rules of training."""
-    size, who = len(step.reward), payer(mode.name, "")
-    with paying(who, mode.name, None):
+    with paying(payer(mode.name, ""), mode.name, None):
         returned = mode(step)
+    return _rows(mode, returned, len(step.reward))
+
+
+def _rows(mode: GymReward, returned: Any, size: int = _PLAYED_ENVS) -> tuple[Tensor, list[str]]:
+    who = payer(mode.name, "")
     return judged(who, *pair_of(who, returned), None, np.ones(size, dtype=bool))
 
 

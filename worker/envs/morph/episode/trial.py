@@ -24,7 +24,9 @@ from worker.envs.paid import payer
 
 #: Of this seed grafts are blended in, so that contributions are measured.
 _SEED = 1
-_ENVS, _STEPS, _BATCHES = 2, 12, 2
+_ENVS, _BATCHES = 2, 2
+#: Steps that are played however long they take.
+_LEAST_STEPS = 12
 
 
 @dataclass
@@ -41,23 +43,28 @@ class _Recorder:
         return RewardResult(torch.zeros_like(ctx.host_params), {}, {})
 
 
-def played(task: str) -> tuple[list[RewardContext], float]:
-    """Return the transitions of one short episode of a task under the random control, and the seconds it took."""
-    config = EnvConfig.for_task(task, horizon=_STEPS, batches_per_step=_BATCHES)
+def played(task: str, seconds: float) -> tuple[list[RewardContext], float]:
+    """Return the transitions of an episode of a task under the random control, and the seconds it took.
+
+    The episode is a whole one, unless it takes longer than ``seconds``.
+    """
+    config = EnvConfig.for_task(task, batches_per_step=_BATCHES)
     recorder = _Recorder()
     setup = Setup(config, _SEED, torch.device("cpu"), _ENVS, "train")
     envs = MorphEnvs(setup, [RunEnv("run", "", "random", None, 1.0)], [recorder], {})
     began = time.perf_counter()
     envs.begin_round(0)
     control = make_control("random", envs, 0)
-    for step in range(_STEPS):
+    for step in range(config.horizon):
+        if step >= _LEAST_STEPS and time.perf_counter() - began > seconds:
+            break
         envs.step([control.act(step)])
     return recorder.steps, time.perf_counter() - began
 
 
-def try_mode(function: RewardFunction, task: str) -> Trial:
+def try_mode(function: RewardFunction, task: str, seconds: float) -> Trial:
     """Return what a mode pays there; what training would refuse raises an ``EnvironmentFault``."""
-    steps, stepping = played(task)
+    steps, stepping = played(task, seconds)
     who, everybody = payer(function.name, ""), np.ones(_ENVS, dtype=bool)
     ledgers: Mapping[str, Tensor] = {}
     paid, names = [], [""]
@@ -65,4 +72,6 @@ def try_mode(function: RewardFunction, task: str) -> Trial:
     for ctx in steps:
         rows, names, ledgers = paid_by(function, replace(ctx, ledgers=ledgers), who, None, everybody)
         paid.append(rows)
-    return Trial(names, torch.stack(paid, dim=1), time.perf_counter() - began, stepping)
+    scoring = time.perf_counter() - began
+    episodes = sum(int(ctx.is_last.sum()) for ctx in steps)
+    return Trial(names, torch.stack(paid, dim=1), scoring, stepping, episodes)
