@@ -6,7 +6,6 @@
 
 from __future__ import annotations
 
-import difflib
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from typing import Any
@@ -167,15 +166,20 @@ def _same(one: ResolvedArm, other: ResolvedArm) -> bool:
     return facts[0] == facts[1]
 
 
-def _task_rules(env: Env, known: Mapping[str, Mapping[str, Any]]) -> Iterator[Problem]:
-    """A task must be in the registry of some worker, and take the keyword arguments that it is given, once."""
+def _task_rules(env: Env, known: Mapping[str, Mapping[str, Any]], own: Set[str]) -> Iterator[Problem]:
+    """A task must be in the registry of some worker, and take the keyword arguments that it is given, once.
+
+    ``own`` are the environments of packages, one of which may have been meant.
+    """
     if env.max_episode_steps is not None and "max_episode_steps" in env.kwargs:
         message = "env.max_episode_steps and max_episode_steps of env.kwargs are the same limit"
         yield Problem("/env/kwargs/max_episode_steps", "contradiction", message, "keep one of them")
     facts = known.get(_with_version(str(env.id), known))
     if facts is None:
-        close = difflib.get_close_matches(str(env.id), known, n=1, cutoff=0.6)
-        remedy = f"did you mean {close[0]!r}? " if close else ""
+        close = meant(str(env.id).rpartition(":")[2], {*known, *own})
+        remedy = "" if close is None else f"did you mean {close!r}? "
+        if close is None and own:
+            remedy = f"Packages of workers register {', '.join(sorted(own)[:_LISTED])}. "
         if ":" in str(env.id):
             remedy += "Write the name behind the colon: a specification imports no module. "
         remedy += "Install the package that has it where a worker runs, and start that worker anew"
@@ -201,7 +205,7 @@ def _environment_rules(resolved: ResolvedSpec, registered: Registered) -> Iterat
     env = resolved.spec.env
     known = registered.tasks_of(env)
     if known is not None:
-        yield from _task_rules(env, known)
+        yield from _task_rules(env, known, {*registered.environments} - {*FAMILIES})
     schema = dict(registered.environments.get(env.id or "", {}))
     if schema.pop("is_batched", False):
         yield from _batched_rules(env)

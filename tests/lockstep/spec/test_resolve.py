@@ -290,7 +290,10 @@ TASKS = Registered(
     ("env", "told"),
     [
         ({"id": "CartPole-v7"}, ("/env/id", "unknown_environment", "did you mean 'CartPole-v")),
-        ({"id": "Zebra"}, ("/env/id", "unknown_environment", "Install the package that has it")),
+        ({"id": "cartpole-V1"}, ("/env/id", "unknown_environment", "did you mean 'CartPole-v1'? Install")),
+        ({"id": "coridor"}, ("/env/id", "unknown_environment", "did you mean 'corridor'? Install")),
+        ({"id": "mine:coridor"}, ("/env/id", "did you mean 'corridor'? Write the name behind the colon")),
+        ({"id": "Zebra"}, ("/env/id", "unknown_environment", "register corridor. Install the package that has it")),
         ({"id": "Lander-v3"}, ("/env/id", "defective_environment", "install what is missing")),
         ({"id": "CartPole-v0", "kwargs": {"sutton_barto_reward": 1}}, ("/env/kwargs/sutton_barto_reward",)),
         ({"id": "CartPole", "kwargs": {"rendermode": 1}}, ("/env/kwargs/rendermode", "unknown_key", "'render_mode'?")),
