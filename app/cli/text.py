@@ -69,6 +69,7 @@ def show_text(experiment: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) 
         f"replicates: {states}; {progress['rounds_done']} of {progress['rounds_total']} rounds",
     ]
     lines += [*arm_lines(experiment["arms"]), *run_lines(runs)]
+    lines += [f"warning: {warning}" for warning in experiment["warnings"]]
     if experiment["why_waiting"]:
         lines.append(f"waits: {experiment['why_waiting']['text']}")
     return "\n".join([*lines, *repeat_lines(experiment), *cause_lines(experiment), *answer_lines(experiment)])

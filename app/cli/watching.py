@@ -128,7 +128,7 @@ class Board:
             yield f"a block resumes: its rounds from {frame['from_round']} on are done again"
         elif kind == "status":
             yield from self._state(frame["event"])
-        elif kind == "event" and frame["event"]["severity"] == "error":
+        elif kind == "event" and (frame["event"]["severity"] == "error" or frame["event"]["type"] == "plugin_changed"):
             yield f"{_where(frame['event'])}{frame['event']['text']}"
         elif kind == "end":
             self._status, self._why = frame["status"], ""

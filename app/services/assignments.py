@@ -5,7 +5,7 @@ One function is one transaction. A lost lease stores nothing and raises ``LeaseL
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -24,7 +24,7 @@ from app.store.engine import utc
 from app.store.events import NewEvent, add_events
 from app.store.rows import AssignmentRow, BlockRow, RunOfArm, WorkerRow
 from lockstep.protocol import BarrierReply, ReadyReply, ReadyRequest, ReleaseRequest, RoundReply, RoundRequest, RunRound
-from lockstep.report.inputs import one_after_another
+from lockstep.report.inputs import codes_of, one_after_another
 from lockstep.spec.metrics import shown_of
 from lockstep.status import PERHAPS_OF_THE_DEVICE, AssignmentState, BlockStatus, Cause, RunStatus, WorkerStatus
 
@@ -77,7 +77,10 @@ def _mark_ready(session: Session, now: float, row: AssignmentRow, block: BlockRo
     warm_up = ingest.storable(request.warm_up)
     record = warm_up.get("record")
     if isinstance(record, dict):
-        for run in experiments.runs_of_assignment(session, row.id):
+        trained = experiments.runs_of_assignment(session, row.id)
+        before = trained[0].record if request.resume_round else experiments.last_record(session, block)
+        _tell_changed_code(session, now, block, before.get("plugins") or {}, record.get("plugins") or {})
+        for run in trained:
             told = record
             if request.resume_round and "plugins" in record:
                 told = {**record, "plugins": one_after_another(run.record.get("plugins") or {}, record["plugins"])}
@@ -96,6 +99,30 @@ def _mark_ready(session: Session, now: float, row: AssignmentRow, block: BlockRo
         payload=warm_up,
     )
     add_events(session, now, block.experiment_id, [event])
+
+
+def _tell_changed_code(
+    session: Session, now: float, block: BlockRow, before: Mapping[str, str], present: Mapping[str, str]
+) -> None:
+    """Say once of each change that a plug-in's code is another than before: a report over both is void, hours later."""
+    changed = [name for name in sorted(before.keys() & present.keys()) if codes_of(before[name])[-1] != present[name]]
+    experiment = experiments.get(session, block.experiment_id, lock=True) if changed else None
+    if experiment is None:
+        return
+    remedy = "a report over both is invalid: clone the experiment to train all with one"
+    texts = [
+        f"the code of plug-in {name!r} changed from {codes_of(before[name])[-1]} to {present[name]}; {remedy}"
+        for name in changed
+    ]
+    fresh = [text for text in texts if text not in experiment.warnings]
+    if not fresh:
+        return
+    experiments.change(session, experiment.id, warnings=[*experiment.warnings, *fresh])
+    told = [
+        NewEvent("plugin_changed", text, severity="warning", block_id=block.id, replicate=block.replicate)
+        for text in fresh
+    ]
+    add_events(session, now, experiment.id, told)
 
 
 def _start_if_all_ready(session: Session, now: float, block: BlockRow) -> bool:

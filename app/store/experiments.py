@@ -383,6 +383,26 @@ def change_run(session: Session, run_id: str, **values: Any) -> None:
     update_one(session, t.run, run_id, values)
 
 
+def last_record(session: Session, block: BlockRow) -> dict[str, Any]:
+    """Return how a run of the block was computed that started last before this one and may count; {} without one."""
+    found = session.execute(_LAST_RECORD, {"experiment_id": block.experiment_id, "block_id": block.id})
+    return dict(found.scalar_one_or_none() or {})
+
+
+_LAST_RECORD = (
+    select(t.run.c.record)
+    .join(t.block, t.block.c.id == t.run.c.block_id)
+    .where(
+        t.block.c.experiment_id == bindparam("experiment_id"),
+        t.block.c.id != bindparam("block_id"),
+        t.block.c.started_at.is_not(None),
+        t.block.c.status.in_((BlockStatus.RUNNING, BlockStatus.STOPPING, BlockStatus.PAUSED, BlockStatus.SUCCEEDED)),
+    )
+    .order_by(t.block.c.started_at.desc(), t.run.c.no)
+    .limit(1)
+)
+
+
 def may_be_due(session: Session) -> list[str]:
     """Return the experiments whose end or next look may be due and is not recorded yet, oldest first.
 

@@ -49,7 +49,7 @@ class ListedExperiment:
     mode: str
     spec_hash: str
     analysis_hash: str | None
-    warnings: list[Mapping[str, Any]]
+    warnings: list[str]
     seed: str
     rounds: int
     num_arms: int

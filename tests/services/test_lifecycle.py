@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import pytest
 
+from app.cli.text import show_text
 from app.errors import ConflictError, LeaseLostError
 from app.services import reading, reports, steering, sweeping
 from app.services.context import Context
 from app.services.finishing import finish_due
+from app.store import events
 from lockstep.report.tables import fact_items, flag_texts
 from lockstep.status import BlockStatus, Desired, ExperimentStatus
 from tests.conftest import Clock
@@ -77,6 +79,48 @@ def test_report_tells_what_holds_only_in_part_with_a_simulator(ctx: Context) -> 
     assert [told.get("Common random numbers") for told in facts] == ["hold for each batch", "hold for each batch"]
     assert [told.get("Resumed episodes") for told in facts] == [None, "began anew"]
     assert not any("other" in told for told in facts)
+
+
+def test_code_of_a_plug_in_that_changes_between_blocks_is_told_once_when_a_block_starts(ctx: Context) -> None:
+    experiment_id = submit(ctx, tiny_spec(budget={"rounds": 1}, experiment={"replicates": 4}))
+    worker = SimulatedWorker(ctx).register()
+    for code in ("mine 1.0 (aaaa)", "mine 1.0 (aaaa)", "mine 1.0 (bbbb)", "mine 1.0 (bbbb)"):
+        assert worker.claim() is not None
+        worker.ready(record={"plugins": {"mine": code}})
+        worker.hand_in(0)
+        worker.checkpoint(1)
+        worker.release()
+    with ctx.store.read() as session:
+        told = events.list_events(session, experiment_id, after=0, limit=1000, types=["plugin_changed"])
+    text = (
+        "the code of plug-in 'mine' changed from mine 1.0 (aaaa) to mine 1.0 (bbbb); a report over both is invalid: "
+        "clone the experiment to train all with one"
+    )
+    assert [(event.severity, event.replicate, event.text) for event in told] == [("warning", 2, text)]
+    shown = reading.show_experiment(ctx, experiment_id)
+    assert f"warning: {text}" in show_text(shown, []).splitlines()
+    finish_due(ctx)
+    report = reports.read(ctx, experiment_id).content
+    assert [item["detail"] for item in report["integrity"] if item["gate"] == "plug-in code"] == [
+        "the code of a plug-in changed between runs (mine: mine 1.0 (aaaa), mine 1.0 (bbbb)); clone it to train all "
+        "with one"
+    ]
+
+
+def test_code_of_a_plug_in_that_changes_before_a_resume_is_told(ctx: Context) -> None:
+    experiment_id = submit(ctx, tiny_spec(budget={"rounds": 2}))
+    worker = SimulatedWorker(ctx).register()
+    for code in ("mine 1.0 (aaaa)", "mine 1.0 (bbbb)", "mine 1.0 (bbbb)"):
+        assert worker.claim() is not None
+        worker.ready(record={"plugins": {"mine": code}})
+        if not worker.held.resume_round:
+            worker.hand_in(0)
+            worker.checkpoint(1)
+        worker.release("error", "worker_lost", "killed")
+    told = [text for text in reading.show_experiment(ctx, experiment_id)["warnings"] if "plug-in" in text]
+    assert [text.partition(";")[0] for text in told] == [
+        "the code of plug-in 'mine' changed from mine 1.0 (aaaa) to mine 1.0 (bbbb)"
+    ]
 
 
 def test_claim_repeated_returns_the_same_assignment(ctx: Context) -> None:
