@@ -37,6 +37,7 @@ from worker.train.environments import (
     make_environments,
     obs_layout,
     ordered_runs,
+    refuse_taken_names,
 )
 from worker.train.evaluate import Evaluation, Evaluator
 from worker.train.events import evaluation_events, run_started, update_completed
@@ -107,6 +108,7 @@ class BlockTrainer:
         config = plan.runs[0].config
         self.num_envs = int(config["env"]["n_envs"])
         self.family = family_of(plan)
+        refuse_taken_names(plan)
         self.envs: LockstepEnvs = make_environments(
             plan, device, phase="train", num_envs=self.num_envs, data_dir=data_dir, overlaps=True, alive=self.alive
         )

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from lockstep import plugins
 from lockstep.spec.algorithms import ALGORITHMS
 from lockstep.spec.arms import action_bounds_of, discount_of
 from lockstep.spec.families import FAMILIES
@@ -30,6 +31,29 @@ def family_of(plan: BlockPlan) -> EnvironmentFamily:
     except ModuleNotFoundError as error:
         remedy = "install it on the worker: pip install 'lockstep[worker,gym]'"
         raise ConfigRefused("env.kind", f"{kind!r} needs the package {error.name!r}", remedy) from error
+
+
+def refuse_taken_names(plan: BlockPlan) -> None:
+    """Refuse a block where a plug-in has the name of something built in, or of another plug-in, that the block uses.
+
+    A worker does not start beside such a package; one that is installed under a running worker is found here.
+
+    Raises:
+        ConfigRefused: it does; the message names the package.
+    """
+    config = plan.runs[0].config
+    kind = str(config["env"]["kind"])
+    taken = dict.fromkeys(family_of(plan).own_tasks(), f"a task of {kind}")
+    taken |= dict.fromkeys(FAMILIES, "a family of environments")
+    rewards = plugins.clashes(plugins.REWARDS, plugins.builtin_rewards())
+    environments = plugins.clashes(plugins.ENVIRONMENTS, taken)
+    used = [("env.id", environments.get(str(config["env"].get("id"))))]
+    modes = [*(mode for mode, _, _ in plan.reward_modes), *config["eval"]["xeval_modes"]]
+    used += [("reward.mode", rewards.get(mode)) for mode in modes]
+    for field, told in used:
+        if told is not None:
+            message, _, remedy = told.rpartition("; ")
+            raise ConfigRefused(field, message, remedy)
 
 
 def obs_layout(spec: ObsSpec) -> ObsLayout:

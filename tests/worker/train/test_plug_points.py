@@ -14,6 +14,7 @@ from lockstep.spec.plan import make_plan
 from lockstep.spec.presets import PRESETS, merge
 from lockstep.spec.resolve import parse
 from lockstep.spec.rules import check
+from tests.packages import write_package
 from tests.worker.train import corridor, reinforce
 from tests.worker.train.cases import GYM, GYM_ARMS, block, digests, train, trainer
 from worker.envs import families
@@ -55,6 +56,29 @@ def test_a_new_family_is_checked_planned_and_shown() -> None:
 def test_a_head_that_an_environment_has_not_is_a_fault_of_the_configuration(field: str) -> None:
     with pytest.raises(ConfigRefused, match=rf"ppo.{field}: no head .acton. here; use one of action"):
         trainer(block(GYM, GYM_ARMS, ppo={field: {"acton": 0.1}}))
+
+
+@pytest.mark.parametrize(
+    ("points", "told"),
+    [
+        ("[lockstep.rewards]\nnative = late_code:x\n", "reward.mode: reward 'native' of late 1.0 (late_code:x) has"),
+        (
+            "[lockstep.environments]\nCartPole-v1 = late_code:x\n",
+            "env.id: environment 'CartPole-v1' of late 1.0 (late_",
+        ),
+    ],
+)
+def test_a_package_that_takes_a_name_under_a_running_worker_is_refused(
+    points: str, told: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan = block(GYM, GYM_ARMS)
+    trainer(plan).close()
+    write_package(tmp_path, "late", "", points)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    with pytest.raises(ConfigRefused) as refused:
+        trainer(plan)
+    assert str(refused.value).startswith(told)
+    assert refused.value.remedy == "give its entry point another name, or remove the package"
 
 
 def test_a_new_family_and_a_new_algorithm_learn_in_the_loop_beside_ppo() -> None:
