@@ -507,3 +507,13 @@ def test_spec_commands_explain_fields_presets_and_metrics() -> None:
 def test_every_field_is_described_and_the_reference_is_current() -> None:
     assert [field.path for field in fields() if not field.description] == []
     assert (ROOT / "docs" / "reference.md").read_text() == markdown(), "lockstep spec reference > docs/reference.md"
+
+
+def test_the_reference_tells_of_general_fields_first_and_of_each_once() -> None:
+    general, heading, special = markdown().partition("\n## Fields of morphogenesis\n")
+    assert heading
+    first, second = ([f.path for f in fields() if f"\n| `{f.path}` |" in page] for page in (general, special))
+    assert sorted(first + second) == sorted(field.path for field in fields())
+    assert {"env.id", "reward.mode", "arms[].policy", "telemetry.level"} <= {*first}
+    assert {"env.task", "reward.pbrs_weight", "host.lr", "engine.path"} <= {*second}
+    assert general.index("\n### experiment\n") < general.index("\n### ppo\n")

@@ -21,12 +21,14 @@ VELOCITIES: Mapping[str, tuple[int, ...]] = {
     "LunarLander-v3": (2, 3, 5),
 }
 #: Fields of ``env`` that mean something here.
-_FIELDS = frozenset(
+FIELDS = frozenset(
     {
         *("kind", "id", "kwargs", "wrappers", "n_envs", "processes"),
         *("gamma", "rollout_steps", "max_episode_steps", "reward_scale"),
     }
 )
+#: Sections that mean nothing here, with what they hold where a specification leaves them out.
+FOREIGN_SECTIONS: Mapping[str, Optimiser | Engine] = {"host": Optimiser(), "graft": Optimiser(), "engine": Engine()}
 #: Steps after which an episode of evaluation is cut where neither the spec nor the environment has a limit.
 EVAL_MAX_STEPS = 100_000
 #: Outcome of an episode of evaluation that was cut so, beside ``done`` and ``horizon`` (the environment's own limit).
@@ -98,12 +100,12 @@ def _rules(env: Env, arms: Sequence[ResolvedArm]) -> Iterator[Problem]:
 def _foreign_rules(env: Env, config: Mapping[str, Any]) -> Iterator[Problem]:
     """What is said of hosts and grafts would change nothing here, so that whoever says it means something else."""
     for name, field in Env.model_fields.items():
-        if name not in _FIELDS and getattr(env, name) != field.get_default(call_default_factory=True):
+        if name not in FIELDS and getattr(env, name) != field.get_default(call_default_factory=True):
             remedy = "use env.max_episode_steps for a limit of steps" if name == "horizon" else f"remove env.{name}"
             yield Problem(
                 pointer("env", name), "not_applicable", f"env.{name} belongs to env.kind morphogenesis", remedy
             )
-    for name, default in (("host", Optimiser()), ("graft", Optimiser()), ("engine", Engine())):
+    for name, default in FOREIGN_SECTIONS.items():
         if config[name] != default.model_dump(mode="json", by_alias=True):
             message = f"{name} belongs to env.kind morphogenesis"
             yield Problem(pointer(name), "not_applicable", message, f"remove {name}")

@@ -11,10 +11,12 @@ from typing import Any
 import yaml
 
 from lockstep.spec.families import FAMILIES
+from lockstep.spec.gymnasium import FIELDS, FOREIGN_SECTIONS
 from lockstep.spec.metrics import registered
 from lockstep.spec.presets import PRESETS
 from lockstep.spec.problems import nearest
 from lockstep.spec.resolve import Spec
+from lockstep.spec.sections import Env
 from lockstep.spec.tasks import TASKS
 
 _NUMBERS = {"number": "number", "integer": "whole number"}
@@ -130,19 +132,42 @@ def _list_form(node: Mapping[str, Any], models: Mapping[str, Any]) -> str:
 
 def markdown() -> str:
     """Return the reference as a page of the documentation."""
-    parts = [_HEAD]
-    for name in dict.fromkeys(field.section for field in fields()):
-        rows = [(f"`{f.path}`", f.form, f"`{f.default}`", f.description) for f in fields() if f.section == name]
-        parts += [f"### {name}", _table(("field", "takes", "default", "meaning"), rows)]
-    parts += ["## Presets", "A preset's values lie under the submitted ones: `preset: NAME`."]
-    for name, values in PRESETS.items():
-        parts += [f"### {name}", f"```yaml\n{yaml.safe_dump(dict(values), sort_keys=False).rstrip()}\n```"]
+    shared = [field for field in fields() if not _is_of_morphogenesis(field)]
+    parts = [_HEAD, *_sections(shared, "")]
     parts += ["## Families, controls and reward modes", _FAMILIES_NOTE, _table(_FAMILY_HEAD, _family_rows())]
-    parts += ["## Tasks of morphogenesis", _table(("env.task", "data", "host", "env steps", "slots"), _task_rows())]
     parts += ["## Metrics", _METRICS_NOTE, _table(_METRIC_HEAD, _metric_rows())]
+    parts += ["## Presets", "A preset's values lie under the submitted ones: `preset: NAME`.", *_presets("gymnasium")]
+    parts += ["## Fields of morphogenesis", _MORPHOGENESIS_NOTE]
+    parts += _sections([field for field in fields() if _is_of_morphogenesis(field)], " of morphogenesis")
+    parts += ["## Tasks of morphogenesis", _table(("env.task", "data", "host", "env steps", "slots"), _task_rows())]
+    parts += ["## Presets of morphogenesis", *_presets("morphogenesis")]
     return "\n\n".join(parts) + "\n"
 
 
+def _is_of_morphogenesis(field: Field) -> bool:
+    """Return whether a field means nothing in other tasks than those of morphogenesis."""
+    if field.section == "env":
+        return field.path.split(".")[1] not in FIELDS
+    return field.section in FOREIGN_SECTIONS or (field.section == "reward" and field.path != "reward.mode")
+
+
+def _sections(chosen: Sequence[Field], of: str) -> Iterator[str]:
+    """Yield a heading and a table for each section: what every specification says, then the others in their order."""
+    names = [*_FIRST, *(field.section for field in chosen)]
+    for name in dict.fromkeys(names):
+        rows = [(f"`{f.path}`", f.form, f"`{f.default}`", f.description) for f in chosen if f.section == name]
+        if rows:
+            yield from (f"### {name}{of}", _table(("field", "takes", "default", "meaning"), rows))
+
+
+def _presets(kind: str) -> Iterator[str]:
+    for name, values in PRESETS.items():
+        if values.get("env", {}).get("kind", Env().kind) == kind:
+            yield from (f"### {name}", f"```yaml\n{yaml.safe_dump(dict(values), sort_keys=False).rstrip()}\n```")
+
+
+#: Sections that come first.
+_FIRST = ("experiment", "preset", "arms", "analysis", "budget", "env", "reward")
 _HEAD = """# What a specification may hold
 
 Written by `lockstep spec reference` from the code, and tested to be current. In a terminal:
@@ -151,7 +176,9 @@ specification.
 
 ## Fields
 
-`[]` stands for each entry of a list. A default of `null` is filled in from the task, the family or another field."""
+`[]` stands for each entry of a list. A default of `null` is filled in from the task, the family or another field.
+What only tasks of `env.kind: morphogenesis` have (hosts that grow grafts) comes after all that is general."""
+_MORPHOGENESIS_NOTE = "Gymnasium tasks have none of these. The constants of `reward` are those of its built-in modes."
 _FAMILIES_NOTE = "Registered environments and reward modes of plug-ins come on top: docs/extending.md."
 _METRICS_NOTE = (
     "Scores of the frozen evaluator. Only those into which no reward enters may judge arms that differ in reward. "
