@@ -89,15 +89,33 @@ def finished(sqlite_server: LiveServer) -> str:
     return experiment_id
 
 
-@pytest.mark.server
-def test_replicates_that_failed_run_again_on_request(lockstep: Command, sqlite_server: LiveServer) -> None:
-    experiment_id = submit(sqlite_server.ctx, tiny_spec(experiment={"replicates": 2}))
-    worker = SimulatedWorker(sqlite_server.ctx).register()
+def fail_two_replicates(worker: SimulatedWorker) -> None:
     for _ in range(2):
         while worker.claim() is None:
             worker.beat("idle")
         worker.ready()
         worker.release("error", "environment", "reward mode 'simplified' raised KeyError: 'speed'")
+
+
+@pytest.mark.server
+def test_a_retry_beside_replicates_that_succeeded_warns_of_changed_code(
+    lockstep: Command, sqlite_server: LiveServer
+) -> None:
+    experiment_id = submit(sqlite_server.ctx, tiny_spec(budget={"rounds": 1}, experiment={"replicates": 3}))
+    worker = SimulatedWorker(sqlite_server.ctx).register()
+    assert worker.claim() is not None
+    worker.train(rounds=1)
+    fail_two_replicates(worker)
+    assert lockstep("retry", experiment_id).splitlines()[1:] == [
+        "warning: if code of yours has changed since replicates succeeded, the report will be invalid; "
+        f"lockstep clone {experiment_id} trains all with one code"
+    ]
+
+
+@pytest.mark.server
+def test_replicates_that_failed_run_again_on_request(lockstep: Command, sqlite_server: LiveServer) -> None:
+    experiment_id = submit(sqlite_server.ctx, tiny_spec(experiment={"replicates": 2}))
+    fail_two_replicates(SimulatedWorker(sqlite_server.ctx).register())
     shown = lockstep("show", experiment_id)
     assert "failed: replicates 0, 1, cause environment in the code of arm B: reward mode 'simplified' raised" in shown
     assert f"once it is mended: lockstep retry {experiment_id}" in shown
@@ -481,8 +499,14 @@ def test_template_refuses_what_it_does_not_know_and_never_overwrites(tmp_path: P
     result = CliRunner().invoke(specs.app, ["init", "--preset", "digits_cpuu"])
     assert "digits_cpu" in str(result.exception)
     target = tmp_path / "spec.yaml"
-    assert "lockstep plan" in spec_command("init", "--env", "CartPole-v1", "--output", str(target))
+    assert spec_command("init", "--env", "CartPole-v1", "--output", str(target)).splitlines() == [
+        f"written to {target}; next: lockstep spec check {target}",
+        f"and with a server, which `lockstep serve` starts: lockstep plan {target}",
+    ]
     before = target.read_text()
+    needless, needy = before.splitlines()[:2]
+    assert needless.endswith("`lockstep spec check FILE` needs no server.")
+    assert needy.startswith("# With one (`lockstep serve`) `lockstep plan FILE` says ")
     assert "File exists" in spec_command("init", "--output", str(target), code=2)
     assert target.read_text() == before
 
