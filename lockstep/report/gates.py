@@ -7,9 +7,10 @@ facts were not recorded is ``not checked``, which is never shown as pass.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence, Set
 from dataclasses import dataclass
 
+from lockstep.replicates import replicates_text
 from lockstep.report.clock import Clock
 from lockstep.report.inputs import ReportInputs, RunFacts, codes_of
 from lockstep.spec.analysis import analysis_hash
@@ -110,14 +111,19 @@ def _same_per_block(
 
 def _plugin_gate(runs: Sequence[RunFacts]) -> Gate:
     """Gate: the code of a plug-in is the same in all runs; what it changes belongs to no replicate."""
-    known = [run.plugins for run in runs if run.plugins is not None]
-    codes: dict[str, set[str]] = defaultdict(set)
-    for plugins in known:
-        for name, identity in plugins.items():
-            codes[name].update(codes_of(identity))
-    changed = [f"{name}: {', '.join(sorted(found))}" for name, found in sorted(codes.items()) if len(found) > 1]
+    codes: dict[str, dict[str, set[int]]] = defaultdict(lambda: defaultdict(set))
+    for run in runs:
+        for name, identity in (run.plugins or {}).items():
+            for code in codes_of(identity):
+                codes[name][code].add(run.replicate)
+    changed = [f"{name}: {_by_code(found)}" for name, found in sorted(codes.items()) if len(found) > 1]
     detail = f"the code of a plug-in changed between runs ({'; '.join(changed)}); clone it to train all with one"
-    return _gate("plug-in code", "void", not changed if known else None, detail)
+    is_known = any(run.plugins is not None for run in runs)
+    return _gate("plug-in code", "void", not changed if is_known else None, detail)
+
+
+def _by_code(replicates: Mapping[str, Set[int]]) -> str:
+    return ", ".join(f"{code} in {replicates_text(sorted(found))}" for code, found in sorted(replicates.items()))
 
 
 def _seed_gate(inputs: ReportInputs) -> Gate:

@@ -102,8 +102,8 @@ def test_code_of_a_plug_in_that_changes_between_blocks_is_told_once_when_a_block
     finish_due(ctx)
     report = reports.read(ctx, experiment_id).content
     assert [item["detail"] for item in report["integrity"] if item["gate"] == "plug-in code"] == [
-        "the code of a plug-in changed between runs (mine: mine 1.0 (aaaa), mine 1.0 (bbbb)); clone it to train all "
-        "with one"
+        "the code of a plug-in changed between runs (mine: mine 1.0 (aaaa) in replicates 0, 1, mine 1.0 (bbbb) in "
+        "replicates 2, 3); clone it to train all with one"
     ]
 
 
