@@ -79,7 +79,9 @@ def _mark_ready(session: Session, now: float, row: AssignmentRow, block: BlockRo
     if isinstance(record, dict):
         trained = experiments.runs_of_assignment(session, row.id)
         before = trained[0].record if request.resume_round else experiments.last_record(session, block)
-        _tell_changed_code(session, now, block, before.get("plugins") or {}, record.get("plugins") or {})
+        former, present = before.get("plugins"), record.get("plugins")
+        if isinstance(former, dict) and isinstance(present, dict):  # else nothing to compare, whatever a trainer says
+            _tell_changed_code(session, now, block, former, present)
         for run in trained:
             told = record
             if request.resume_round and "plugins" in record:

@@ -17,15 +17,30 @@ from app.services.steering import cancel_decided
 from app.store import blocks, experiments, reports
 from app.store.engine import utc
 from app.store.events import NewEvent, add_events
+from app.store.opening import why_away
 from app.store.rows import ExperimentRow
 from lockstep.status import TERMINAL_BLOCK, BlockStatus, Cause, ended_text
 
 
 def finish_due(ctx: Context) -> int:
-    """Record looks that are due and ends that have come; return how many."""
+    """Record looks that are due and ends that have come; return how many.
+
+    A report that cannot be built holds up no other one: what it raises is raised after all of them.
+    """
     with ctx.store.read() as session:
         waiting = experiments.may_be_due(session)
-    return sum(_finish_one(ctx, experiment_id) for experiment_id in waiting)
+    done, failed = 0, None
+    for experiment_id in waiting:
+        try:
+            done += _finish_one(ctx, experiment_id)
+        except Exception as error:
+            if why_away(error) is not None:
+                raise
+            error.add_note(f"the report of {experiment_id} could not be built")
+            failed = failed or error
+    if failed is not None:
+        raise failed
+    return done
 
 
 def _finish_one(ctx: Context, experiment_id: str) -> int:

@@ -37,6 +37,23 @@ def test_only_an_ended_or_looked_at_experiment_may_be_due(ctx: Context) -> None:
     assert due(ctx) == [waiting, looked_at]
 
 
+def test_a_report_that_cannot_be_built_holds_up_no_other(ctx: Context) -> None:
+    spoilt, sound = (submit(ctx, tiny_spec(experiment={"seed": seed})) for seed in (1, 2))
+    worker = SimulatedWorker(ctx).register()
+    for record in ({"plugins": "no mapping"}, {}):
+        assert worker.claim() is not None
+        worker.ready(record=record)
+        for index in range(2):
+            worker.hand_in(index)
+            worker.checkpoint(index + 1)
+        worker.release()
+    with pytest.raises(AttributeError) as failed:
+        finishing.finish_due(ctx)
+    assert failed.value.__notes__ == [f"the report of {spoilt} could not be built"]
+    assert reports.read(ctx, sound).content["verdict"]
+    assert due(ctx) == [spoilt]
+
+
 def test_paused_and_stopping_blocks_keep_an_experiment_open(ctx: Context) -> None:
     submit(ctx)
     worker = SimulatedWorker(ctx).register()
