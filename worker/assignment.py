@@ -11,6 +11,7 @@ import json
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from pathlib import Path
 from typing import IO, Any, ParamSpec, Protocol, TypeVar
@@ -29,6 +30,8 @@ ArgumentsP = ParamSpec("ArgumentsP")
 ResultT = TypeVar("ResultT")
 _POLL_SECONDS = 0.2
 _RELEASE_SECONDS = 120.0
+#: Files that are uploaded side by side.
+_UPLOADS = 4
 #: Frames after which none comes.
 _LAST_WORDS = ("done", "left")
 _log = get_logger("worker")
@@ -472,11 +475,20 @@ class AssignmentRunner:
         """Upload a checkpoint and commit it for all runs of the assignment in one call."""
         directory, next_round = Path(frame["directory"]), int(frame["next_round"])
         arms = {run.arm: run.run_id for run in self._lease.runs}
-        for path in (Path(text) for text in frame["policies"]):
-            self._upload(path, arms[path.parent.name], "policy", f"policy/{path.parent.name}/{path.name}", None)
-        for arm, _ in sorted(frame["files"].items()):
+        policies = [Path(text) for text in frame["policies"]]
+        uploads = [
+            partial(
+                self._upload, path, arms[path.parent.name], "policy", f"policy/{path.parent.name}/{path.name}", None
+            )
+            for path in policies
+        ]
+        for arm in sorted(frame["files"]):
             name = f"{arm}.safetensors"
-            self._upload(directory / name, arms[arm], "checkpoint", f"round-{next_round:06d}/{name}", next_round)
+            path, told = directory / name, f"round-{next_round:06d}/{name}"
+            uploads.append(partial(self._upload, path, arms[arm], "checkpoint", told, next_round))
+        with ThreadPoolExecutor(_UPLOADS) as pool:  # hashing, sending and storing one need not wait for another
+            for upload in [pool.submit(upload) for upload in uploads]:
+                upload.result()
         runs = [p.CommitRun(run_id=arms[arm], sha256=digest) for arm, digest in sorted(frame["files"].items())]
         body = p.CommitRequest(next_round=next_round, runs=runs).model_dump_json().encode()
         self._complete = next_round == self._lease.rounds

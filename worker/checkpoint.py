@@ -11,6 +11,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,7 @@ _PREFIX = "round-"
 _TEMPORARY = ".tmp-"
 _MANIFEST = "manifest.json"
 _HEADER = "lockstep"
+_WRITERS = 4
 
 
 class CheckpointRefused(Exception):  # noqa: N818 - the checkpoint is refused, which is no error of ours
@@ -64,12 +66,16 @@ def save(root: Path, next_round: int, runs: Mapping[str, Snapshot], *, keep: int
         shutil.rmtree(leftover)
     temporary = root / f"{_TEMPORARY}{next_round:06d}-{os.getpid()}"
     temporary.mkdir()
-    files, size = {}, 0
-    for name, snapshot in runs.items():
-        data = encode(snapshot)
+
+    def write(name: str) -> tuple[str, int]:
+        data = encode(runs[name])
         write_synced(temporary / f"{name}.safetensors", data)
-        files[f"{name}.safetensors"] = hashlib.sha256(data).hexdigest()
-        size += len(data)
+        return hashlib.sha256(data).hexdigest(), len(data)
+
+    with ThreadPoolExecutor(_WRITERS) as pool:  # hashing and writing leave the interpreter to others
+        written = dict(zip(runs, pool.map(write, runs), strict=True))
+    files = {f"{name}.safetensors": digest for name, (digest, _) in written.items()}
+    size = sum(length for _, length in written.values())
     manifest = {"schema_version": SCHEMA_VERSION, "next_round": next_round, "files": files}
     write_synced(temporary / _MANIFEST, json.dumps(manifest, sort_keys=True).encode())
     _sync_directory(temporary)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -182,8 +182,20 @@ def build_learner(
     *,
     num_envs: int,
     device: torch.device,
+    alike: MutableMapping[Hashable, Learner] | None = None,
 ) -> Learner:
-    """Build a run's policy at round 0; parameters come from stream ``policy_init``, keyed by name."""
+    """Build a run's policy at round 0; parameters come from stream ``policy_init``, keyed by name.
+
+    Args:
+        cfg: of the learner.
+        layout: what policies observe.
+        specs: heads of the policy.
+        streams: keys of the run's draws.
+        num_envs: environments it acts in.
+        device: where it lives.
+        alike: learners that were built for the same layout and heads and are not yet trained, by what their
+            parameters depend on: those of an equal one are copied, and this one is added.
+    """
     heads = Heads.build(specs, device, squashed=cfg.action_bounds == "tanh")
 
     def draw(name: str, shape: tuple[int, ...]) -> np.ndarray[Any, Any]:
@@ -191,13 +203,16 @@ def build_learner(
 
     popart = PopArt() if cfg.return_norm == "popart" else None
     gain = _VALUE_GAIN if popart is None else _VALUE_GAIN_POPART
-    net = build_net(cfg.net, layout.inputs, heads, draw, value_gain=gain)
+    alike = {} if alike is None else alike
+    key = cfg.net, cfg.action_bounds, gain, streams
+    like = alike[key].net if key in alike else None
+    net = build_net(cfg.net, layout.inputs, heads, draw, value_gain=gain, like=like)
     flat = flatten(net, device)
     obs_norm = None
     if cfg.obs_norm.enabled:
         obs_norm = ObsNormalizer(layout.continuous.to(device), layout.sentinel.to(device), cfg.obs_norm.clip)
     scaler = RewardScaler(num_envs, cfg.gamma, device) if cfg.reward_norm == "return_std" else None
-    return Learner(
+    learner = Learner(
         cfg=cfg,
         heads=heads,
         net=net,
@@ -209,6 +224,8 @@ def build_learner(
         carry=net.initial_state(num_envs),
         num_envs=num_envs,
     )
+    alike.setdefault(key, learner)
+    return learner
 
 
 def adam_step(flat: FlatParameters, adam: Adam, lr: float, eps: float, scale: float) -> None:

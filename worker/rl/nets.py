@@ -329,9 +329,29 @@ class FlatParameters:
     grad: Tensor
 
 
-def build_net(cfg: Net, layout: InputLayout, heads: Heads, draw: Draw, *, value_gain: float) -> PolicyNet:
-    """Build a CPU network and initialise it from ``draw(name, shape)`` (standard normal, float64)."""
+def build_net(
+    cfg: Net,
+    layout: InputLayout,
+    heads: Heads,
+    draw: Draw,
+    *,
+    value_gain: float,
+    like: PolicyNet | None = None,
+) -> PolicyNet:
+    """Build a CPU network and initialise it from ``draw(name, shape)`` (standard normal, float64).
+
+    Args:
+        cfg: of the network.
+        layout: what it reads.
+        heads: what it gives.
+        draw: called for every parameter.
+        value_gain: of the value's last layer.
+        like: a network that was built by the same arguments and has not been trained; its values are taken over.
+    """
     net = (LSTMNet if cfg.body == "lstm" else MLPNet)(cfg, layout, heads)
+    if like is not None:
+        net.load_state_dict(like.state_dict())
+        return net
     with torch.no_grad():
         for name, parameter in net.named_parameters():
             parameter.copy_(_initial_value(net, name, parameter, draw, value_gain))

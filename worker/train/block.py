@@ -14,7 +14,7 @@ import contextlib
 import hashlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -115,7 +115,8 @@ class BlockTrainer:
         self._issued = [plan.runs[index] for index in ordered_runs(plan)]
         with contextlib.ExitStack() as unfinished:
             unfinished.callback(self.envs.close)
-            self.runs: list[Run] = [self._build_run(run, i) for i, run in enumerate(self._issued)]
+            alike: dict[Hashable, Learner] = {}
+            self.runs: list[Run] = [self._build_run(run, i, alike) for i, run in enumerate(self._issued)]
             unfinished.pop_all()
         self.evaluator = Evaluator(plan, device, data_dir, self.alive)
         #: Replaceable, to show that the order of updates changes nothing.
@@ -235,7 +236,7 @@ class BlockTrainer:
         """Write the policies that were trained here as separate files."""
         return [save_policy(root, self.plan, run, self.envs) for run in self.runs if isinstance(run, TrainedRun)]
 
-    def _build_run(self, plan: RunPlan, position: int) -> Run:
+    def _build_run(self, plan: RunPlan, position: int, alike: dict[Hashable, Learner]) -> Run:
         steps = self.envs.steps_per_round
         sizes = [cohort.envs.num_envs for cohort in self._cohorts_of(position)]
         algorithm = ALGORITHMS.get(plan.policy)
@@ -244,7 +245,7 @@ class BlockTrainer:
             make = partial(self._control, plan, position)
             return ControlledRun(plan, heads, steps, make, sizes)
         never = self.family.never_floored
-        return TrainedRun(plan, algorithm, self._learner(plan), self._streams(plan), steps, never, sizes)
+        return TrainedRun(plan, algorithm, self._learner(plan, alike), self._streams(plan), steps, never, sizes)
 
     def _control(self, plan: RunPlan, position: int, round_index: int, part: int) -> Control:
         cohort = self._cohorts_of(position)[part]
@@ -257,7 +258,7 @@ class BlockTrainer:
         arm = plan.arm_index if plan.config["lockstep"]["crn"] == "environment" else None
         return Streams(self.plan.replicate_seed, arm)
 
-    def _learner(self, plan: RunPlan) -> Learner:
+    def _learner(self, plan: RunPlan, alike: dict[Hashable, Learner]) -> Learner:
         try:
             cfg = LearnerConfig.parse(plan.config)
         except ValueError as error:
@@ -271,7 +272,8 @@ class BlockTrainer:
             if unknown := sorted(set(given) - set(names)):
                 told = f"no head {', '.join(map(repr, unknown))} here"
                 raise ConfigRefused(f"ppo.{field}", told, f"use one of {', '.join(names)}")
-        return build_learner(cfg, layout, heads, self._streams(plan), num_envs=self.num_envs, device=self.device)
+        streams, device = self._streams(plan), self.device
+        return build_learner(cfg, layout, heads, streams, num_envs=self.num_envs, device=device, alike=alike)
 
     def _calibrate(self) -> None:
         learners = [run.learner for run in self.runs if isinstance(run, TrainedRun)]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Hashable, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -60,11 +60,16 @@ def learner_config(body: str = "mlp", hidden: int = 16, **changes: Any) -> Learn
 
 
 def make_learner(
-    cfg: LearnerConfig, heads: Sequence[HeadSpec], num_features: int, num_envs: int, seed: int = 7
+    cfg: LearnerConfig,
+    heads: Sequence[HeadSpec],
+    num_features: int,
+    num_envs: int,
+    seed: int = 7,
+    alike: dict[Hashable, Learner] | None = None,
 ) -> Learner:
     flags = torch.ones(num_features, dtype=torch.bool)
     layout = ObsLayout(InputLayout(num_features, 0, 0, 4), flags, torch.zeros_like(flags))
-    return build_learner(cfg, layout, heads, Streams(seed), num_envs=num_envs, device=CPU)
+    return build_learner(cfg, layout, heads, Streams(seed), num_envs=num_envs, device=CPU, alike=alike)
 
 
 def full_masks(heads: Sequence[HeadSpec], num_envs: int) -> dict[str, Tensor]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Hashable
+
 import numpy as np
 import pytest
 import torch
@@ -9,6 +11,7 @@ import torch
 from lockstep.keys import generator
 from lockstep.spec.sections import Net
 from tests.worker.rl.cases import HEADS, build_heads, learner_config, make_learner
+from worker.rl.learner import Learner
 from worker.rl.nets import InputLayout, LSTMNet, PolicyNet, build_net, flatten, orthogonal, strayed
 
 T, E, O = 12, 5, 3  # noqa: E741 - axis letters
@@ -138,3 +141,23 @@ def test_same_key_gives_same_weights_and_shapes_that_agree_are_shared() -> None:
     ours, theirs = dict(small.net.named_parameters()), dict(other.net.named_parameters())
     assert all(torch.equal(ours[name], theirs[name]) for name in theirs if ours[name].shape == theirs[name].shape)
     assert not torch.equal(small.flat.data, make_learner(learner_config("mlp", 16), HEADS, O, E, seed=8).flat.data)
+
+
+@pytest.mark.parametrize("body", ["mlp", "lstm"])
+def test_a_learner_takes_over_the_first_values_of_one_alike_and_nothing_else(body: str) -> None:
+    alike: dict[Hashable, Learner] = {}
+    base = learner_config(body)
+    first = make_learner(base, HEADS, O, E, alike=alike)
+    second = make_learner(base, HEADS, O, E, alike=alike)
+    assert torch.equal(second.flat.data, first.flat.data)
+    second.flat.data.add_(1.0)
+    assert torch.equal(first.flat.data, make_learner(base, HEADS, O, E).flat.data)
+    others = [
+        (learner_config(body, return_norm="popart"), 7),
+        (learner_config(body, hidden=24), 7),
+        (base, 8),
+    ]
+    for config, seed in others:
+        found = make_learner(config, HEADS, O, E, seed, alike)
+        assert torch.equal(found.flat.data, make_learner(config, HEADS, O, E, seed).flat.data)
+    assert len(alike) == 1 + len(others)
