@@ -2,6 +2,7 @@
 # What needs an NVIDIA GPU, part by part, with JSON for each figure:
 #
 #   benchmarks/gpu.sh OUT tests       correctness gates and parity (pytest -m gpu)
+#   benchmarks/gpu.sh OUT sanitize    no access out of bounds in a short life (SANITIZER=PATH: compute-sanitizer)
 #   benchmarks/gpu.sh OUT speed       the work unit of the reference, every path and precision, one and two arms
 #   benchmarks/gpu.sh OUT engine      hosts alone: captured against plain, with grafts
 #   benchmarks/gpu.sh OUT precision   bf16 against TF32, ten replicates
@@ -43,12 +44,20 @@ for part in "$@"; do
       ab captured_tf32_1arm --path captured --precision fp32 --tf32
       ab captured_bf16_1arm --path captured --precision bf16
       ;;
+    sanitize) # a short life of both paths under compute-sanitizer, of the CUDA toolkit
+      "$python" -c "import sys, pathlib; from benchmarks.machine import write_cifar_shaped as w; w(pathlib.Path(sys.argv[1]))" "$out/images"
+      for path in captured fused; do
+        step "memcheck_$path" "${SANITIZER:-compute-sanitizer}" --tool memcheck --error-exitcode 9 \
+          "$python" -m tests.gpu.lives "$out/images" "$path" 3
+      done
+      rm -rf "$out/images"
+      ;;
     engine) step host_engine "$python" -m benchmarks.host_engine --out "$out/host_engine.json" ;;
     precision)
       step precision "$python" -m benchmarks.precision --horizon 40 --gratings "$out/gratings" --out "$out/precision.json"
       ;;
     service)
-      step overhead "$python" -m benchmarks.overhead --match reference --device gpu --out "$out/overhead.json"
+      step overhead "$python" -m benchmarks.overhead --match reference --device gpu --precision bf16 --out "$out/overhead.json"
       ;;
     headroom)
       step headroom "$python" -m benchmarks.headroom --cases cifar_baseline cifar_impaired cifar_bench \

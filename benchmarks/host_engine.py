@@ -10,6 +10,7 @@ line per cell, writes JSON.
 from __future__ import annotations
 
 import argparse
+import math
 import time
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
@@ -21,7 +22,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from benchmarks.machine import EDGE, facts, floor_seconds, save, set_up
+from benchmarks.machine import EDGE, copy_rate, facts, floor_seconds, known, save, set_up
 from lockstep.spec.tasks import CnnShape, action_order
 from worker.envs.morph.engine import make_engine
 from worker.envs.morph.engine.eager import Job, StepEngine, run_jobs
@@ -100,8 +101,8 @@ def _draw(key: int) -> np.random.Generator:
     return np.random.Generator(np.random.Philox(key=key))
 
 
-def measure(cell: Cell, epochs: int, device: torch.device) -> dict[str, Any]:
-    """Compare a cell with eager, time it and return its row."""
+def measure(cell: Cell, epochs: int, device: torch.device, rate: float) -> dict[str, Any]:
+    """Compare a cell with eager, time it and return its row; ``rate`` is the copy rate of the card."""
     torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = cell.tf32
     bench, oracle = Bench(cell, device), Bench(replace(cell, variant="eager", hosts=1), device)
     bench.epoch(0)
@@ -118,14 +119,14 @@ def measure(cell: Cell, epochs: int, device: torch.device) -> dict[str, Any]:
     images = cell.hosts * cell.batch * _BATCHES
     trained = (work["train_seconds"] - captured["train_seconds"]) / epochs
     took = trained or float(np.median(seconds))
-    floor = floor_seconds(cell.base, 2 if cell.precision == "bf16" else 4, images, 0.0)
+    floor = floor_seconds(rate, cell.base, 2 if cell.precision == "bf16" else 4, images, 0.0)
     return {
         "cell": asdict(cell),
         "work": {"train_images": images * epochs, "host_steps": cell.hosts * _BATCHES * epochs},
         "epoch_s": {"median": float(np.median(seconds)), "min": min(seconds), "max": max(seconds)},
         "train_images_s": images / took,
         "wall_images_s": images / float(np.median(seconds)),
-        "pct_memory_floor": 100.0 * floor / took,
+        "pct_memory_floor": known(100.0 * floor / took),
         "capture_ms": 1000.0 * captured["capture_seconds"] / max(1, captured["captures"]),
         "graph_mib": captured["graph_bytes"] / 2**20 / max(1, cell.hosts),
         "parity_max_abs": parity,
@@ -138,7 +139,7 @@ def line(row: dict[str, Any]) -> str:
     name = f"{cell['variant']:8} {cell['precision']}{'+tf32' if cell['tf32'] else ''}"
     return (
         f"{name:18} N={cell['hosts']:<3} B={cell['batch']:<4} g{cell['grafts']}"
-        f" {row['train_images_s']:11,.0f} img/s {row['pct_memory_floor']:5.1f}%"
+        f" {row['train_images_s']:11,.0f} img/s {row['pct_memory_floor'] or math.nan:5.1f}%"
         f" {row['capture_ms']:6.1f} ms {row['parity_max_abs']:.0e}"
     )
 
@@ -158,12 +159,12 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--out", type=Path)
     args = parser.parse_args(arguments)
     device = set_up(tf32=args.tf32)
-    rows = []
+    rate, rows = copy_rate(device), []
     for variant, precision, hosts, batch, grafts in product(
         args.variant, args.precision, args.hosts, args.batch, args.grafts
     ):
         cell = Cell(variant, hosts, batch, precision, args.tf32, grafts, args.base, args.images)
-        rows.append(measure(cell, args.epochs, device))
+        rows.append(measure(cell, args.epochs, device, rate))
         print(line(rows[-1]), flush=True)
     save(args.out, facts(device) | {"rows": rows})
 

@@ -5,14 +5,15 @@
 ``--match reference`` is the work of performance.md 2: host 8-16-32, 3 slots, 4 environments, 40 epochs of
 24 batches of 512 images and 2,500 validation images, one graft at r0c0 whose gates advance by
 themselves. The lifecycle is fixed through the masks: the policy acts, and one action is legal (``--free``:
-all that are legal, so that graphs of new topologies are captured in the timed rounds too). With two
-arms the comparison is A/A, so that their difference must be exactly 0. Prints a table, writes JSON.
+all that are legal, so that graphs of new topologies are captured in the timed rounds too). Two or
+three arms are A/A, so that their difference must be exactly 0. Prints a table, writes JSON.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import math
 import statistics
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from benchmarks.machine import MATCHES, Sampler, facts, floor_seconds, images, save, set_up, work_unit
+from benchmarks.machine import MATCHES, Sampler, copy_rate, facts, floor_seconds, images, known, save, set_up, work_unit
 from lockstep.spec.presets import merge
 from lockstep.spec.resolve import ResolvedSpec, parse
 from worker.envs.base import Cohort, Masks, Observation, Seen
@@ -137,7 +138,7 @@ def plan_of(options: Options) -> BlockPlan:
     rounds = 10_000
     own = {
         "experiment": {"name": "bench", "kind": "aa", "replicates": 1},
-        "arms": [{"label": label} for label in "AB"],
+        "arms": [{"label": label} for label in "ABC"],
         "env": {"horizon": options.horizon} if options.horizon else {},
         "budget": {"rounds": rounds},
         "precision": {"host": options.precision, "tf32": options.tf32},
@@ -153,19 +154,20 @@ def measure(options: Options, data_dir: Path | None) -> dict[str, Any]:
     """Train the warm-up and the timed rounds and return the report."""
     device = set_up(tf32=options.tf32)
     began = time.perf_counter()
+    rate = copy_rate(device)
     trainer = BlockTrainer(plan_of(options), device, data_dir=data_dir)
-    trainer.warm_up()  # as a worker does before the first round
+    compile_s = float(trainer.warm_up()["seconds"])  # as a worker does before the first round
     timed_envs = [timed_of(cohort, options) for cohort in trainer.envs.cohorts]
     trainer.envs = Cohorts(
         [replace(cohort, envs=own) for cohort, own in zip(trainer.envs.cohorts, timed_envs, strict=True)]
     )
     engine = timed_envs[0].engine
-    setup_s = time.perf_counter() - began
+    setup_s = time.perf_counter() - began - compile_s
     records = trainer.rounds(0)
     for _ in range(options.warmup_rounds):
         next(records)
     warm = asdict(engine.counters)
-    warm_s = time.perf_counter() - began - setup_s
+    warm_s = time.perf_counter() - began - setup_s - compile_s
     for part in timed_envs:
         part.step_seconds = 0.0
     if device.type == "cuda":
@@ -175,8 +177,8 @@ def measure(options: Options, data_dir: Path | None) -> dict[str, Any]:
     timed = [next(records) for _ in range(options.rounds)]
     util = sampler.finish()
     work = {name: value - warm[name] for name, value in asdict(engine.counters).items()}
-    report = _report(options, timed, work, timed_envs, device)
-    report["warmup"] = {"setup_s": setup_s, "warmup_rounds_s": warm_s, "compile_s": 0.0}
+    report = _report(options, timed, work, timed_envs, device, rate)
+    report["warmup"] = {"setup_s": setup_s, "warmup_rounds_s": warm_s, "compile_s": compile_s}
     report["warmup"] |= {"capture_s": warm["capture_seconds"], "captures": warm["captures"]}
     report["gpu"] = {"util_mean": util, "memory_peak_bytes": _peak(device), "graph_bytes": warm["graph_bytes"]}
     report["checks"] = {"parity_max_abs": None, "aa_difference": _difference(trainer), "isolation": {}}
@@ -187,7 +189,12 @@ def measure(options: Options, data_dir: Path | None) -> dict[str, Any]:
 
 
 def _report(
-    options: Options, timed: Sequence[Any], work: dict[str, Any], timed_envs: Sequence[Timed], device: torch.device
+    options: Options,
+    timed: Sequence[Any],
+    work: dict[str, Any],
+    timed_envs: Sequence[Timed],
+    device: torch.device,
+    copy_bytes_s: float,
 ) -> dict[str, Any]:
     seconds = [record.seconds for record in timed]
     total = sum(seconds)
@@ -198,7 +205,7 @@ def _report(
     act = sum(record.rollout_seconds for record in timed) - stepping
     element = 2 if options.precision == "bf16" else 4
     shape = timed_envs[0].config.task.host
-    floor = floor_seconds(shape.base, element, work["train_items"], work["val_forwarded"])
+    floor = floor_seconds(copy_bytes_s, shape.base, element, work["train_items"], work["val_forwarded"])
     return {
         **facts(device),
         "config": asdict(options) | {"env": dict(MATCHES[options.match])},
@@ -234,7 +241,8 @@ def _report(
             "train_images_s": work["train_items"] / total,
             "forward_images_s": (work["train_items"] + work["val_forwarded"]) / total,
             "env_steps_s": steps / total,
-            "pct_memory_floor": 100.0 * floor / total,
+            "copy_bytes_s": known(copy_bytes_s),
+            "pct_memory_floor": known(100.0 * floor / total),
             "times_reference": work["train_items"] / total / REFERENCE_IMAGES_S,
         },
     }
@@ -245,9 +253,9 @@ def _peak(device: torch.device) -> int:
 
 
 def _difference(trainer: BlockTrainer) -> float | None:
-    """Return the largest difference between the policies of two equal arms."""
+    """Return the largest difference of a policy from that of the first of equal arms; None for one arm."""
     policies = [run.learner.flat.data for run in trainer.runs if isinstance(run, TrainedRun)]
-    return None if len(policies) < 2 else float((policies[0] - policies[1]).abs().max())
+    return None if len(policies) < 2 else max(float((other - policies[0]).abs().max()) for other in policies[1:])
 
 
 def table(report: Mapping[str, Any]) -> str:
@@ -257,7 +265,7 @@ def table(report: Mapping[str, Any]) -> str:
         f"{report['machine']['gpu']}  {config['path']} {config['precision']}"
         f"{' tf32' if config['tf32'] else ''}  {config['arms']} arm(s) x {config['n_envs']} envs",
         f"  train {rate['train_images_s']:12,.0f} img/s   {rate['times_reference']:6.2f} x reference"
-        f"   {rate['pct_memory_floor']:5.1f} % of floor",
+        f"   {rate['pct_memory_floor'] or math.nan:5.1f} % of floor",
         f"  env steps {rate['env_steps_s']:8.2f} /s   round {took['round_s']['median']:8.3f} s"
         f" ({took['round_s']['min']:.3f}-{took['round_s']['max']:.3f})",
         "  " + "  ".join(f"{name} {value:.2f}" for name, value in took["phase_s"].items()),
@@ -271,7 +279,7 @@ def options_of(arguments: Sequence[str] | None = None) -> tuple[Options, Path | 
     """Read the command line: what is measured, where the data lies, where the JSON goes."""
     parser = argparse.ArgumentParser(description="Measure the whole loop on one device.")
     parser.add_argument("--match", choices=sorted(MATCHES), default="reference")
-    parser.add_argument("--arms", type=int, choices=(1, 2), default=1)
+    parser.add_argument("--arms", type=int, choices=(1, 2, 3), default=1)
     parser.add_argument("--n-envs", type=int)
     parser.add_argument("--horizon", type=int, help="env steps of an episode, instead of those of the match")
     parser.add_argument("--precision", choices=("bf16", "fp32"), default="fp32")

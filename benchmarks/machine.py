@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import os
 import subprocess
 import sys
@@ -24,8 +25,7 @@ from lockstep.spec.presets import merge
 from worker import numerics
 from worker.envs.morph.task import cifar
 
-#: Bytes per second of a large device-to-device copy on an H100, counting reads and writes.
-COPY_RATE = 3.0e12
+_COPY_BYTES, _COPIES = 2**30, 10
 EDGE = 32
 _EPISODE = {"task": "cifar_baseline", "n_envs": 4, "horizon": 40, "batch_size": 512, "batches_per_step": 24}
 _LIFE = {"slots": ["r0c0", "r0c1", "r0c2"], "val_images": 2500, "auto_advance": ["g1", "g2", "g3"]}
@@ -91,17 +91,39 @@ def versions() -> dict[str, Any]:
     return {"torch": torch.__version__, "cuda": torch.version.cuda, "cudnn": cudnn, "numpy": np.__version__}
 
 
-def floor_seconds(base: int, element_bytes: int, train_images: float, val_passes: float) -> float:
+def copy_rate(device: torch.device) -> float:
+    """Return the bytes per second of a large copy within this card, counting reads and writes; NaN on a CPU."""
+    if device.type == "cpu":
+        return math.nan
+    source = torch.empty(_COPY_BYTES, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))  # type: ignore[no-untyped-call]
+    target.copy_(source)
+    begin.record()
+    for _ in range(_COPIES):
+        target.copy_(source)
+    end.record()
+    end.synchronize()
+    return 2.0 * _COPIES * _COPY_BYTES / (float(begin.elapsed_time(end)) / 1000.0)
+
+
+def known(figure: float) -> float | None:
+    """Return a figure as JSON has it: none where it is NaN."""
+    return None if math.isnan(figure) else figure
+
+
+def floor_seconds(rate: float, base: int, element_bytes: int, train_images: float, val_passes: float) -> float:
     """Return T_mem of a three-block host (performance.md 1.1); validation is float32.
 
     Args:
+        rate: ``copy_rate`` of the card.
         base: channels of the first block.
         element_bytes: of training, 2 for bf16 and 4 for fp32.
         train_images: images trained.
         val_passes: images times physical forward passes.
     """
     trained = train_images * (13_824 * base + 6_144) * element_bytes
-    return (trained + val_passes * (4_352 * base + 3_072) * 4) / COPY_RATE
+    return (trained + val_passes * (4_352 * base + 3_072) * 4) / rate
 
 
 @contextlib.contextmanager

@@ -1,7 +1,7 @@
 """What the control plane costs: the same block trained bare and through the whole service, in turn.
 
     python -m benchmarks.overhead --out benchmarks/results/overhead_cpu.json
-    python -m benchmarks.overhead --match reference --device gpu --rounds 10 --out FILE
+    python -m benchmarks.overhead --match reference --device gpu --precision bf16 --rounds 10 --out FILE
 
 Bare is the training loop in a process of its own that reports to nobody. The service is the API, a
 supervisor with its child, leases, heartbeats, barrier and every metric stored. Both train the same runs
@@ -79,10 +79,17 @@ def ratio_of(seconds: Mapping[str, Sequence[float]]) -> float | None:
     return statistics.median(seconds["bare"]) / statistics.median(seconds["service"]) if all(seconds.values()) else None
 
 
+def wanted(options: argparse.Namespace) -> dict[str, Any]:
+    """Return what the command line asks for as a specification."""
+    own = {"precision": {"host": options.precision}, "engine": {"path": options.path}}
+    return merge(spec_of(options.match, options.rounds, options.arms), own)
+
+
 def compare(options: argparse.Namespace, data_dir: Path | None) -> None:
     """Time the legs in turn; print and save after each."""
-    spec = spec_of(options.match, options.rounds, options.arms)
+    spec = wanted(options)
     given = ["--match", options.match, "--arms", str(options.arms), "--rounds", str(options.rounds)]
+    given += ["--precision", options.precision, "--path", options.path]
     given += ["--data-dir", str(data_dir)] if data_dir else []
     report = facts_alone() | {"config": config_of(options)}
     seconds: dict[str, list[float]] = {"bare": [], "service": []}
@@ -105,6 +112,8 @@ def options_of() -> argparse.Namespace:
     options.add_argument("--arms", type=int, default=2)
     options.add_argument("--rounds", type=int, default=12)
     options.add_argument("--repeats", type=int, default=2)
+    options.add_argument("--precision", choices=("bf16", "fp32"), default="fp32")
+    options.add_argument("--path", choices=("auto", "eager", "captured", "fused"), default="auto")
     options.add_argument("--data-dir", type=Path)
     options.add_argument("--leg", choices=("bare",), help=argparse.SUPPRESS)
     return options.parse_args()
@@ -113,7 +122,7 @@ def options_of() -> argparse.Namespace:
 def main() -> None:
     options = options_of()
     if options.leg:
-        print(bare(spec_of(options.match, options.rounds, options.arms), options.data_dir))
+        print(bare(wanted(options), options.data_dir))
         return
     end_after(options.limit)
     with images(options.match, options.data_dir) as data_dir:

@@ -8,7 +8,8 @@ round and of the last but one, by the server's clock: barriers, uploads and stor
 and the final evaluation are not. An arm that is split trains alone on its device, so that
 
 - ``shared / split`` is the gain of a second device (performance.md 7: at least 1.9 with 16 environments), and
-- ``shared / (2 split)`` is what two arms on one device cost beside the sum of the arms alone (at most 1.10).
+- ``shared / (2 split)`` is what two arms on one device cost beside the sum of the arms alone (at most 1.10), and
+- ``overlap_split`` is the part of a round in which both devices are at work (median; at least 0.9).
 
 Every round's digest (parameters, optimiser, normalisers, actions) must be the same in all legs: gate I4.
 What is known is written after every leg (``"complete": false`` until the last).
@@ -45,6 +46,7 @@ def summary(legs: Mapping[str, Sequence[Mapping[str, Any]]]) -> dict[str, Any]:
         "split_s": split,
         "gain_of_second_device": shared / split,
         "cost_of_sharing": shared / (2.0 * split),
+        "overlap_split": statistics.median(leg["overlap"] for leg in legs["split"]),
         "rounds_compared": len(first),
         "bits_equal": all(other == first for other in others),
     }

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import httpx
@@ -177,8 +178,9 @@ def train(spec: Mapping[str, Any], devices: Sequence[str], port: int, data_dir: 
     """Train one block through a server of its own and one worker a device.
 
     Returns:
-        ``seconds`` between the receipts of the first round and of the last but one, by the server's clock, and
-        ``digests`` of every round by ``arm/round``.
+        ``seconds`` between the receipts of the first round and of the last but one, by the server's clock,
+        ``digests`` of every round by ``arm/round``, and ``overlap``: the median part of these rounds in which all
+        arms were at work.
 
     Raises:
         SystemExit: the experiment did not succeed.
@@ -200,11 +202,21 @@ def _measured(client: Client, experiment_id: str) -> dict[str, Any]:
         for name in ("rounds", "runs")
     )
     labels = {run["run_id"]: run["group_id"] for run in runs}
-    ends: dict[int, float] = {}
+    spans: dict[int, list[tuple[float, float]]] = {}
     for row in rows:
-        ends[row["round"]] = max(ends.get(row["round"], 0.0), datetime.fromisoformat(row["received_at"]).timestamp())
+        end = datetime.fromisoformat(row["received_at"]).timestamp()
+        spans.setdefault(row["round"], []).append((end - row["seconds"], end))
     digests = {f"{labels[row['run_id']]}/{row['round']}": row["digest"] for row in rows}
-    return {"seconds": ends[max(ends) - 1] - ends[0], "digests": digests}
+    last = max(spans) - 1
+    seconds = max(end for _, end in spans[last]) - max(end for _, end in spans[0])
+    overlap = median(overlap_of(spans[index]) for index in range(1, last + 1))
+    return {"seconds": seconds, "digests": digests, "overlap": overlap}
+
+
+def overlap_of(spans: Sequence[tuple[float, float]]) -> float:
+    """Return which part of the time from the first begin to the last end lies in all spans (begin, end)."""
+    begins, ends = [begin for begin, _ in spans], [end for _, end in spans]
+    return max(0.0, min(ends) - max(begins)) / (max(ends) - min(begins))
 
 
 def _wait_for(url: str, server: subprocess.Popen[bytes], log: Path) -> None:

@@ -16,7 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.machine import MATCHES, facts_alone, images, save, work_unit
@@ -24,6 +24,7 @@ from benchmarks.served import Service, config_of, end_after, parser, service
 from benchmarks.timeline import METRICS, Timeline
 from lockstep.client import Client
 from lockstep.spec.presets import merge
+from lockstep.spec.resolve import parse
 
 #: Seconds of the reference on an H100: a round of one arm with 4 environments, and set-up.
 REFERENCE_ROUND_S, REFERENCE_SETUP_S = 29.4, 27.0
@@ -76,7 +77,25 @@ def conduct(running: Service, options: argparse.Namespace, keep: Callable[[dict[
     runs = client.runs(experiment_id)
     done = sum(run["status"] == "succeeded" for run in runs)
     found = {"seconds": seconds, "runs": len(runs), "runs_succeeded": done, "verdict": report["verdict"]}
-    return found | timeline.summary()
+    summary = timeline.summary()
+    return found | {"rate": rates(options, summary["blocks"])} | summary
+
+
+def rates(options: argparse.Namespace, blocks: Sequence[Mapping[str, Any]]) -> dict[str, float] | None:
+    """Return the images that hosts trained on for each second after the first block's end; None for a single block.
+
+    ``train_images_s`` counts those of training alone; ``all_images_s`` those of the evaluation too: a frozen policy
+    is judged by hosts that are trained as long as in a round, those of both arms and the ungrafted ones.
+    """
+    if len(blocks) < 2:
+        return None
+    arms, others = parse(spec_of(options)).arms, len(blocks) - 1
+    env, judged = arms[0].config["env"], arms[0].config["eval"]["episodes"]
+    episode = env["horizon"] * env["batches_per_step"] * env["batch_size"]
+    training = options.rounds * len(arms) * env["n_envs"] * episode
+    judging = (len(arms) + 1) * judged * episode
+    seconds = blocks[-1]["ended_after"] - blocks[0]["ended_after"]
+    return {"train_images_s": others * training / seconds, "all_images_s": others * (training + judging) / seconds}
 
 
 def follow(client: Client, experiment_id: str, timeline: Timeline, keep: Callable[[dict[str, Any]], None]) -> str:
