@@ -18,8 +18,9 @@ from worker.envs.morph.network.fused import conv_kernels, kernels
 EPS, _MOMENTUM = 1e-5, 0.1
 #: Columns up to which a product takes two pixels a row.
 _WIDE = 64
-#: Programs of ``conv_back`` that run at once on 132 multiprocessors, without and with dx; each leaves partial sums.
-_PROGRAMS = (396, 528)
+#: Programs of ``conv_back``: each leaves partial sums for ``fold`` to add up, and other hosts fill the rest of a card.
+#: The same number on every card, for the order of a sum decides its bits.
+_PROGRAMS = 132
 #: Elements of windows that a program holds at once: a multiprocessor has 228 kB for all that run on it.
 _HELD = 12_288
 #: Tiles of k that one program of ``conv_back`` adds up.
@@ -167,7 +168,7 @@ def _back(
 ) -> Tensor:
     """Launch ``conv_back`` for groups of tiles of k and return its parts."""
     x, e, weight, dx, base = gradients
-    chunk = tile * triton.cdiv(shape.rows, tile * _PROGRAMS[dx is not None])
+    chunk = tile * triton.cdiv(shape.rows, tile * _PROGRAMS)
     programs = triton.cdiv(shape.rows, chunk)
     width = groups * tiles * step
     parts = torch.empty(programs, shape.pixels * shape.constants["O"], width, device=x.device)
