@@ -10,11 +10,9 @@ Axes: T step, E environment, O features, I ids, P bytes of all images, H heads, 
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name in every torch text
@@ -24,15 +22,11 @@ from worker.rl.affine import Affine, affine, tanh_body, weights
 from worker.rl.encoders import Encoders, Image
 from worker.rl.gaussian import LOG_STD_MAX, LOG_STD_MIN
 from worker.rl.heads import Heads
+from worker.rl.initial import Draw, initial_value
 from worker.rl.layers import LSTM, linear, with_memory
 
 #: Recurrent state: () for an MLP, (h, c) each [layers, E, hidden] for an LSTM.
 State = tuple[Tensor, ...]
-Draw = Callable[[str, tuple[int, ...]], np.ndarray]
-
-_BODY_GAIN = math.sqrt(2.0)
-_POLICY_GAIN = 0.01
-_EMBEDDING_STD = 0.02
 
 
 @dataclass(frozen=True)
@@ -354,7 +348,7 @@ def build_net(
         return net
     with torch.no_grad():
         for name, parameter in net.named_parameters():
-            parameter.copy_(_initial_value(net, name, parameter, draw, value_gain))
+            parameter.copy_(initial_value(name, tuple(parameter.shape), draw, value_gain))
     return net
 
 
@@ -380,38 +374,3 @@ def strayed(net: PolicyNet, flat: FlatParameters) -> list[str]:
             names.append(name)
         place += size * parameter.numel()
     return names
-
-
-def orthogonal(normal: np.ndarray, gain: float) -> Tensor:
-    """Return a (semi-)orthogonal matrix of the shape of ``normal`` times ``gain`` (Saxe et al. 2014)."""
-    rows, columns = normal.shape
-    q, r = np.linalg.qr(normal if rows >= columns else normal.T)
-    q = q * np.sign(np.diag(r))
-    return torch.from_numpy(np.ascontiguousarray(gain * (q if rows >= columns else q.T))).float()
-
-
-def _initial_value(net: PolicyNet, name: str, parameter: Tensor, draw: Draw, value_gain: float) -> Tensor:
-    shape = tuple(parameter.shape)
-    if name == "embed.table":
-        return torch.from_numpy(_EMBEDDING_STD * draw(name, shape)).float()
-    if name.endswith("norm.weight"):
-        return torch.ones(shape)
-    if parameter.ndim == 1:
-        return _initial_bias(net, name, shape)
-    gain = _BODY_GAIN
-    if name.startswith("outputs."):
-        gain = _POLICY_GAIN
-    elif name.startswith("value_out."):
-        gain = value_gain
-    elif name.startswith(("lstm.", "skip.")):
-        gain = 1.0
-    # a convolution as the matrix that reads one patch
-    return orthogonal(draw(name, shape).reshape(shape[0], -1), gain).view(shape)
-
-
-def _initial_bias(net: PolicyNet, name: str, shape: tuple[int, ...]) -> Tensor:
-    bias = torch.zeros(shape)
-    if isinstance(net, LSTMNet) and name.startswith("lstm.bias_ih"):
-        # gate order of nn.LSTM: input, forget, cell, output
-        bias[net.lstm_hidden : 2 * net.lstm_hidden] = 1.0
-    return bias

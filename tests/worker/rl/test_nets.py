@@ -11,8 +11,9 @@ import torch
 from lockstep.keys import generator
 from lockstep.spec.sections import Net
 from tests.worker.rl.cases import HEADS, build_heads, learner_config, make_learner
+from worker.rl.initial import orthogonal
 from worker.rl.learner import Learner
-from worker.rl.nets import InputLayout, LSTMNet, PolicyNet, build_net, flatten, orthogonal, strayed
+from worker.rl.nets import InputLayout, LSTMNet, PolicyNet, build_net, flatten, strayed
 
 T, E, O = 12, 5, 3  # noqa: E741 - axis letters
 
