@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import dataclass
 from importlib.metadata import version as package_version
 from itertools import pairwise
@@ -44,7 +44,7 @@ from lockstep.report.inputs import (
 from lockstep.report.learning import learning_row
 from lockstep.spec.analysis_rules import AnalysisSpec
 from lockstep.spec.families import family_of
-from lockstep.spec.gymnasium import CAPPED, RANDOM_NUMBERS, RESUMED_EPISODES
+from lockstep.spec.gymnasium import CAPPED, EVAL_MAX_STEPS, RANDOM_NUMBERS, RESUMED_EPISODES, TIME_LIMIT
 from lockstep.spec.metrics import shown_of
 from lockstep.spec.plan import ACTING
 from lockstep.status import REQUEUE_BUDGET, TERMINAL_BLOCK, BlockStatus, Cause, RunStatus
@@ -360,15 +360,24 @@ def _repeated(session: Session, experiment_id: str, rows: Sequence[BlockRow]) ->
 
 
 def _cut_episodes(gathered: _Gathered) -> str:
-    """Return how many episodes of the last evaluation of each arm were cut; they count with their return so far."""
+    """Return how many episodes of the last evaluation of each arm were cut, and where; their return so far counts."""
     labels = {run.no: run.label for run in gathered.runs}
     last = [row for row in gathered.eval_rows if row.round == gathered.experiment.rounds - 1]
     told = []
     for arm in gathered.arms:
-        cut = [row.outcome == CAPPED for row in last if labels[row.run_no] == arm.label]
+        cut = [row.outcome in (CAPPED, TIME_LIMIT) for row in last if labels[row.run_no] == arm.label]
         told.append(f"{arm.label}: {sum(cut)} of {len(cut)}")
-    limit = gathered.experiment.spec["eval"].get("max_steps")
-    return f"{', '.join(told)}; {f'after {limit} steps' if limit else 'at the default limit'} (eval.max_steps)"
+    return f"{', '.join(told)}; {where_cut(gathered.experiment.spec, {str(row.outcome) for row in last})}"
+
+
+def where_cut(spec: Mapping[str, Any], outcomes: Set[str]) -> str:
+    """Return the limits at which episodes of evaluation ended by these outcomes, or would have ended, in words."""
+    cap, limit = spec["eval"].get("max_steps"), spec["env"].get("max_episode_steps")
+    own = f"after {limit} steps (env.max_episode_steps)" if limit else "at the environment's own limit"
+    where = [own] if TIME_LIMIT in outcomes or (CAPPED not in outcomes and cap is None) else []
+    if cap is not None or CAPPED in outcomes:
+        where.append(f"after {cap or EVAL_MAX_STEPS:,} steps (eval.max_steps)")
+    return ", or ".join(where)
 
 
 def store_report(

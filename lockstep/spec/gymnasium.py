@@ -31,8 +31,8 @@ FIELDS = frozenset(
 FOREIGN_SECTIONS: Mapping[str, Optimiser | Engine] = {"host": Optimiser(), "graft": Optimiser(), "engine": Engine()}
 #: Steps after which an episode of evaluation is cut where neither the spec nor the environment has a limit.
 EVAL_MAX_STEPS = 100_000
-#: Outcome of an episode of evaluation that was cut so, beside ``done`` and ``horizon`` (the environment's own limit).
-CAPPED = "capped"
+#: Outcomes of an episode of evaluation that was cut, so or at the environment's own limit, beside ``done``.
+CAPPED, TIME_LIMIT = "capped", "horizon"
 #: What holds only in part with some batched simulators, as records of runs and reports name it: pairing by equal random
 #: numbers, and that a resumed run equals one that was not interrupted.
 RANDOM_NUMBERS, RESUMED_EPISODES = "Common random numbers", "Resumed episodes"

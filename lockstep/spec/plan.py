@@ -72,7 +72,9 @@ def _evaluation(resolved: ResolvedSpec) -> str:
         return text
     if section.max_steps is not None:
         return f"{text}, cut after {section.max_steps} steps (eval.max_steps)"
-    return f"{text}, cut at the environment's own limit, where it has none after {last} steps (eval.max_steps)"
+    if resolved.spec.env.max_episode_steps is not None:
+        return f"{text}, cut after {resolved.spec.env.max_episode_steps} steps (env.max_episode_steps)"
+    return f"{text}, cut at the environment's own limit, where it has none after {last:,} steps (eval.max_steps)"
 
 
 def as_document(plan: Plan) -> dict[str, Any]:

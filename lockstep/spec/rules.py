@@ -397,12 +397,25 @@ def _budget_warning(resolved: ResolvedSpec) -> Iterator[str]:
     yield f"budget.rounds: {told}; arms that have hardly learned look alike"
 
 
+def _limit_warning(resolved: ResolvedSpec, registered: Registered) -> Iterator[str]:
+    """Say what an environment of a package may cost where nothing that is known here ends its episodes."""
+    spec = resolved.spec
+    last, facts = family_of(spec.env.kind).eval_max_steps, registered.environments.get(spec.env.id or "", {})
+    is_own = spec.env.id in registered.environments and spec.env.id not in FAMILIES and "is_batched" not in facts
+    if is_own and last is not None and spec.env.max_episode_steps is None and spec.eval.max_steps is None:
+        yield (
+            f"env.id {spec.env.id!r} comes from a package of yours and no env.max_episode_steps is set: "
+            f"unless it ends every episode itself, one of evaluation lasts {last:,} steps"
+        )
+
+
 def _warnings(resolved: ResolvedSpec, registered: Registered) -> Iterator[str]:
     spec = resolved.spec
     yield from _budget_warning(resolved)
     if registered.is_task(spec.env) and registered.tasks_of(spec.env) is None:
         why = "no worker that could is registered" if registered.is_known else "that is done when they are submitted"
         yield f"env.id {spec.env.id!r} and env.kwargs are not checked: {why}"
+    yield from _limit_warning(resolved, registered)
     for mode in sorted(_unheard_modes(resolved, registered)):
         told = nearest(mode, family_of(spec.env.kind).reward_modes, "built in:")
         yield f"reward mode {mode!r} is not known here and is checked when it is submitted ({told})"

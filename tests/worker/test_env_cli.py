@@ -59,7 +59,8 @@ class _Speaks(_Fit):
 
 
 gymnasium.register("Speaks-v0", entry_point=lambda **_: _Speaks())
-gymnasium.register("Fit-v0", entry_point=lambda **kwargs: _Fit(**kwargs))
+gymnasium.register("Fit-v0", entry_point=lambda **kwargs: _Fit(**kwargs), max_episode_steps=200)
+gymnasium.register("Endless-v0", entry_point=lambda **kwargs: _Fit(**kwargs))
 
 
 def check(capsys: pytest.CaptureFixture[str], how: str, *more: str) -> tuple[int, str]:
@@ -75,8 +76,17 @@ def test_a_fit_environment_passes_and_the_treatment_is_told(capsys: pytest.Captu
     assert "plays: 100 steps and 5 ends of episodes" in out
     assert "resumes: a block that is resumed by replay shows the same in every step, from 3 borders" in out
     assert "actions: one categorical head for each part: action of 3" in out
-    assert "evaluation: an episode is cut after 100,000 steps if it does not end before: no limit is registered" in out
+    assert "evaluation: an episode is cut after 200 steps, its own limit; eval.max_steps says otherwise" in out
     assert out.endswith("Fit-v0 can be trained in\n")
+
+
+def test_an_environment_without_a_limit_of_steps_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["check", "Endless-v0", "--steps", "100"]) == 0
+    out = capsys.readouterr().out
+    assert (
+        "warning: limit: no limit of steps is registered: an episode that a policy does not end is evaluated for" in out
+    )
+    assert "evaluation: an episode is cut after 100,000 steps if it does not end before: no limit is registered" in out
 
 
 @pytest.mark.parametrize(

@@ -10,6 +10,7 @@ import pytest
 from lockstep.spec import tasks
 from lockstep.spec.arms import discount_of
 from lockstep.spec.defaults import complete
+from lockstep.spec.plan import make_plan
 from lockstep.spec.presets import PRESETS
 from lockstep.spec.problems import InvalidSpecError, Problem
 from lockstep.spec.reading import load_text
@@ -314,6 +315,24 @@ def test_a_task_that_nobody_can_check_is_said_to_be_so() -> None:
     for registered, why in ((NOT_ASKED, "that is done when they are submitted"), (Registered({}, {}), "no worker")):
         _, warnings = check(parse(cartpole_spec(env={"id": "Zebra"})), registered)
         assert any(f"env.id 'Zebra' and env.kwargs are not checked: {why}" in warning for warning in warnings)
+
+
+@pytest.mark.parametrize(
+    ("env", "given", "is_warned"),
+    [
+        ({"id": "corridor"}, {}, True),
+        ({"id": "corridor", "max_episode_steps": 50}, {}, False),
+        ({"id": "corridor"}, {"eval": {"max_steps": 50}}, False),
+        ({"id": "CartPole-v1"}, {}, False),
+    ],
+)
+def test_an_own_environment_without_a_limit_of_steps_is_warned_of(
+    env: dict[str, Any], given: dict[str, Any], is_warned: bool
+) -> None:
+    resolved = parse(cartpole_spec(env=env, **given))
+    warnings = [text for text in check(resolved, TASKS)[1] if "env.max_episode_steps" in text]
+    assert len(warnings) == is_warned
+    assert ("50 steps (env.max_episode_steps)" in make_plan(resolved).evaluation) == ("max_episode_steps" in env)
 
 
 @pytest.mark.parametrize(

@@ -36,6 +36,10 @@ _SEED = 0
 _BATCH = 64
 #: Borders at which a resume is tried, as shares of the steps that are played.
 _RESUMES = (0.3, 0.6, 0.9)
+_UNLIMITED = (
+    f"no limit of steps is registered: an episode that a policy does not end is evaluated for {EVAL_MAX_STEPS:,} "
+    "steps, which may take hours; set env.max_episode_steps unless every episode ends by itself"
+)
 #: What Gymnasium's checker says of wrapped, unrendered and unbounded environments, which is no finding here.
 _EXPECTED = ("is different from the unwrapped version", "render", "is -infinity", "is infinity")
 
@@ -112,6 +116,8 @@ def check(name: str, kwargs: Mapping[str, Any], *, steps: int, seconds: float, w
         return checked
     spaces = " ".join(f"observation {sample.observation_space}, action {sample.action_space}".split())
     checked.findings += [Finding("builds", OK, spaces), _by_gymnasium(section)]
+    if _limit(sample) is None:
+        checked.findings.append(Finding("limit", WARNING, _UNLIMITED))
     try:
         for finding in _played(section, layout, actions, seconds):
             checked.findings.append(finding)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.spec.gymnasium import CAPPED, EVAL_MAX_STEPS, MASK_VELOCITY, VELOCITIES, WRAPPERS
+from lockstep.spec.gymnasium import CAPPED, EVAL_MAX_STEPS, MASK_VELOCITY, TIME_LIMIT, VELOCITIES, WRAPPERS
 from lockstep.spec.sections import CLIP
 from worker.envs.base import HeadSpec, Masks, Observation, StepResult
 from worker.envs.faults import RAISED, EnvironmentFault, building, is_out_of_memory, last_line, playing
@@ -252,7 +252,7 @@ class GymEnvs(Stepped):
             # an episode that does not end is an episode: it counts with the return it has at the cap
             if ends or cut or (self.resets_each_round and lanes[index].steps >= self.steps_per_round):
                 lanes[index].success = self._success(run, index, info)
-                ended[index] = _DONE if ends else "horizon" if cut else CAPPED
+                ended[index] = _DONE if ends else TIME_LIMIT if cut else CAPPED
         self._check_finite(run, 0, E)
         reward, flags = torch.from_numpy(native), self._flags(ended, active)
         if before is not None:

@@ -24,7 +24,7 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from torch import Tensor
 
 from lockstep.keys import derive
-from lockstep.spec.gymnasium import CAPPED, EVAL_MAX_STEPS, RANDOM_NUMBERS, RESUMED_EPISODES
+from lockstep.spec.gymnasium import CAPPED, EVAL_MAX_STEPS, RANDOM_NUMBERS, RESUMED_EPISODES, TIME_LIMIT
 from worker.envs.base import HeadSpec, Masks, Observation, StepResult
 from worker.envs.family import Order
 from worker.envs.faults import RAISED, EnvironmentFault, building, last_line, playing
@@ -239,7 +239,7 @@ class VectorEnvs(Stepped):
             step = Transition(before, executed, reward, after, *flags, _scalars(info, E))
             reward = ledger.score(step, valid, self._episode[run], stepping)
         ledger.add(native.astype(np.float32), reward.numpy())
-        self._end(run, finished, {"done": terminated, "horizon": truncated, CAPPED: capped}, info)
+        self._end(run, finished, {"done": terminated, TIME_LIMIT: truncated, CAPPED: capped}, info)
         self._alive()
         # the step that only resets ends what memory a policy has of the episode before
         ended = torch.from_numpy(terminated | (~valid & (not self.resets_each_round)))
