@@ -82,9 +82,9 @@ class Verdict(_Document):
         low, high, at, left, right = (
             round(180 + 170 * max(-1.0, min(1.0, value / reach)), 1) for value in (*interval, estimate, -sesoi, sesoi)
         )
-        label = (
-            f"{pair['a']} - {pair['b']}: {estimate:.4g} [{interval[0]:.4g}, {interval[1]:.4g}] {self.get('unit', '')}"
-        )
+        level = "" if pair.get("alpha_used") is None else f"{100 * (1 - pair['alpha_used']):.3g} % CI "
+        bounds = f"[{level}{interval[0]:.4g}, {interval[1]:.4g}]"
+        label = f"{pair['a']} - {pair['b']}: {estimate:.4g} {bounds} {self.get('unit', '')}"
         return (
             f'<svg viewBox="0 0 360 40" width="360" height="40" role="img" aria-label="{escape(label)}">'
             f'<rect x="{left}" y="4" width="{round(right - left, 1)}" height="20" fill="#2356b8" opacity="0.12"/>'

@@ -29,7 +29,7 @@ from app.store.rows import (
     WorkerEventRow,
     WorkerRow,
 )
-from lockstep.report.facing import treatment_of
+from lockstep.report.facing import faced
 from lockstep.report.words.glossary import FLAGS
 from lockstep.spec.metrics import find_metric, primary_of, shown_of
 from lockstep.status import REQUEUE_BUDGET, TERMINAL_BLOCK, BlockStatus, Desired, WorkerStatus
@@ -76,7 +76,8 @@ def answer_of(headline: Headline | None) -> dict[str, Any] | None:
 
     ``cautions``: what each flag means. The pair is the closest one of the winner, else the first; ``a`` is the
     treatment, ``b`` the baseline (the control, or what comes first in the specification). The difference is oriented:
-    positive, ``a`` is better.
+    positive, ``a`` is better. ``ci_superiority`` (level 1 - ``alpha_used``) decides whether there is a difference,
+    ``ci_equivalence`` (1 - 2 ``alpha_used``) whether it matters.
     """
     if headline is None:
         return None
@@ -97,12 +98,8 @@ def answer_of(headline: Headline | None) -> dict[str, Any] | None:
 
 def _facing(pair: Mapping[str, Any], control: str | None) -> dict[str, Any]:
     """Return a pair of arms with the treatment first."""
-    headline = {name: pair[name] for name in ("a", "b", "estimate", "ci_superiority", "p_adj")}
-    if treatment_of(pair["a"], pair["b"], control) == pair["a"]:
-        return headline
-    ends = pair["ci_superiority"]
-    turned = ends and [None if end is None else -end for end in reversed(ends)]
-    return {**headline, "a": pair["b"], "b": pair["a"], "estimate": -pair["estimate"], "ci_superiority": turned}
+    kept = ("a", "b", "estimate", "alpha_used", "ci_superiority", "ci_equivalence", "p_adj")
+    return {name: value for name, value in faced(pair, control).items() if name in kept}
 
 
 def _before(cursor: str | None) -> tuple[datetime, str] | None:

@@ -34,14 +34,19 @@ def treatment_first(report: Mapping[str, Any]) -> dict[str, Any]:
     """Return a report in which every comparison is treatment minus baseline, for rendering only."""
     control = report["registration"]["analysis"]["control"]
 
-    def faced(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        return [row if treatment_of(row["a"], row["b"], control) == row["a"] else _turned(row) for row in rows]
+    def turned(rows: list[dict[str, Any]]) -> list[Mapping[str, Any]]:
+        return [faced(row, control) for row in rows]
 
-    lists = {name: faced(report[name]) for name in _LISTS if report.get(name)}
+    lists = {name: turned(report[name]) for name in _LISTS if report.get(name)}
     held = {
-        name: {**report[name], inner: faced(report[name][inner])} for name, inner in _HELD.items() if report.get(name)
+        name: {**report[name], inner: turned(report[name][inner])} for name, inner in _HELD.items() if report.get(name)
     }
     return {**report, **lists, **held}
+
+
+def faced(row: Mapping[str, Any], control: str | None) -> Mapping[str, Any]:
+    """Return a comparison with the treatment first."""
+    return row if treatment_of(row["a"], row["b"], control) == row["a"] else _turned(row)
 
 
 def _turned(row: Mapping[str, Any]) -> dict[str, Any]:

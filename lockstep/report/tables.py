@@ -127,6 +127,7 @@ def differences_table(report: Report) -> TextTable:
     note = (
         f"Treatment minus baseline in {unit}, as everywhere in this report: the baseline is the control or the arm "
         "that comes first in the specification; positive when the treatment is better. "
+        f"The {superiority} decides whether an arm is better, the {equivalence} whether the difference matters. "
         f"Adjusted p: {adjustment}. {e_text}A12: share of pairs of runs that the treatment wins; g: "
         "difference in SDs of runs."
     )
@@ -402,7 +403,8 @@ def exploratory_table(report: Report) -> TextTable:
         f"EXPLORATORY: all {exploratory['blocks']} blocks together, decided on {exploratory['decided_utc']} after "
         f"results had been seen ({exploratory['reason']}). The registered verdict above stays as it was."
     )
-    return TextTable("Extended data (exploratory)", ("comparison", "difference", "CI", "p"), rows, note, muted=True)
+    named = interval_names({c["alpha_used"] for c in exploratory["comparisons"]})[0]
+    return TextTable("Extended data (exploratory)", ("comparison", "difference", named, "p"), rows, note, muted=True)
 
 
 def integrity_table(report: Report) -> TextTable:

@@ -142,6 +142,9 @@ def test_answer_difference_and_lanes_of_a_finished_experiment_fit_the_screen(
     row.locator("a").click()
     expect(page.locator("#verdict-code")).to_have_text("winner meaningful")
     expect(page.locator("#verdict-sentence code").first).to_have_text("B")
+    expect(page.locator("#verdict-numbers")).to_have_text(
+        re.compile(r"95 % CI .* \(whether there is a difference\) · 90 % CI .* \(whether it matters\)")
+    )
     expect(page.locator("#difference svg")).to_have_attribute("aria-label", re.compile("B minus A: mean .10"))
     expect(page.locator("#difference")).to_contain_text("replicate 5")
     wait_for_points(page, 12)

@@ -1,6 +1,6 @@
 // Intervals against zero and the band of the smallest effect of interest, as SVG.
 
-import { difference, mark, number, short, signed } from "./api.js";
+import { aligned, difference, mark, number, short } from "./api.js";
 
 export function scaleOf(values, width, sesoi) {
   const reach = Math.max(1e-9, ...values.filter(Number.isFinite).map(Math.abs), 1.4 * (sesoi || 0)) * 1.08;
@@ -14,14 +14,36 @@ export function ground(x, height, sesoi) {
   return parts;
 }
 
+function endsOf(bounds) {
+  return bounds.map((end, index) => end ?? (index ? Infinity : -Infinity));
+}
+
+// Both intervals of a difference, each with its level and what it decides.
+export function spans(pair) {
+  return [
+    ["ci_superiority", 1, "whether there is a difference"],
+    ["ci_equivalence", 2, "whether it matters"],
+  ]
+    .filter(([key]) => pair[key])
+    .map(([key, sides, decides]) => `${spanOf(pair[key], sides * pair.alpha_used)} (${decides})`);
+}
+
+export function levelOf(alpha) {
+  return `${Number((100 * (1 - alpha)).toPrecision(3))} % CI`;
+}
+
+function spanOf(bounds, alpha) {
+  return `${levelOf(alpha)} ${aligned(endsOf(bounds)).join(" to ")}`;
+}
+
 // One interval in one line; `answer` is what the API calls so, `among` other values that the scale must hold.
 export function interval(answer, { width = 320, height = 28, words = true, among = [] } = {}) {
   const { pair, sesoi, unit } = answer;
   if (!pair) return null;
-  const [low, high] = pair.ci_superiority || [pair.estimate, pair.estimate];
-  const ends = [low, high].map((end, index) => (end === null ? (index ? Infinity : -Infinity) : end));
+  const ends = endsOf(pair.ci_superiority || [pair.estimate, pair.estimate]);
   const x = scaleOf([...ends, pair.estimate, ...among], width, sesoi);
-  const told = `${pair.a} minus ${pair.b}: ${difference(pair.estimate, unit)}, interval ${signed(ends[0])} to ${signed(ends[1])}, band ±${number(sesoi)}`;
+  const told = `${pair.a} minus ${pair.b}: ${[difference(pair.estimate, unit), ...spans(pair)].join(", ")}, band ±${number(sesoi)}`;
+  const inner = pair.ci_equivalence && endsOf(pair.ci_equivalence);
   const middle = height / 2;
   return mark(
     "svg",
@@ -29,6 +51,7 @@ export function interval(answer, { width = 320, height = 28, words = true, among
     mark("title", {}, told),
     ...ground(x, height, sesoi),
     mark("line", { class: "mean", x1: x(ends[0]), x2: x(ends[1]), y1: middle, y2: middle }),
+    inner ? mark("line", { class: "mean inner", x1: x(inner[0]), x2: x(inner[1]), y1: middle, y2: middle }) : null,
     mark("circle", { class: "dot", cx: x(pair.estimate), cy: middle, r: 5 }),
     words ? mark("text", { class: "soft", x: 0, y: height + 13 }, `${short(pair.b)} better`) : null,
     words ? mark("text", { class: "soft", x: width, y: height + 13, "text-anchor": "end" }, `${short(pair.a)} better`) : null,

@@ -221,7 +221,21 @@ def _winner(facts: VerdictFacts) -> str:
         text += f"{_n(facts)}, smallest effect of interest {facts.sesoi}."
     if facts.code != DIFFERENT_BUT_NEGLIGIBLE and facts.result.weakest != WINNER_MEANINGFUL:
         text += f" The true advantage may be smaller than {facts.sesoi}."
+    if facts.code == DIFFERENT_BUT_NEGLIGIBLE:
+        text += _negligible(facts, label)
     return text + _harm(facts)
+
+
+def _negligible(facts: VerdictFacts, label: str) -> str:
+    """Return the interval by which a lead does not matter: the widest, of the rivals over whom it is small."""
+    small = [p for p in facts.result.claims if p.verdict.code == DIFFERENT_BUT_NEGLIGIBLE]
+    spans = [(p, inner) for p in small if (inner := _seen_from(p, label)[2]) is not None]
+    if not spans:
+        return ""
+    pair, inner = max(spans, key=lambda item: max(abs(item[1].low), abs(item[1].high)))
+    than = f" against `{pair.other(label)}`" if len(facts.result.arms) > 2 else ""
+    level = percent(1 - 2 * pair.evidence.level)
+    return f" The amount does not matter: the {level} % CI{than}, {_span(facts, inner)}, lies inside +/-{facts.sesoi}."
 
 
 def _harm(facts: VerdictFacts) -> str:
@@ -253,17 +267,30 @@ def _clause(facts: VerdictFacts, pair: PairResult, control: str | None) -> str:
     if code in SUPERIOR_VERDICTS:
         size = ", by an amount that does not matter" if code == DIFFERENT_BUT_NEGLIGIBLE else ""
         word = "better" if pair.better == first else "worse"
-        return f"{named} is {word}{size}, {_effect(facts, pair, first)}, {_test(pair)}{adjusted}"
+        inner = f", {_inside(facts, pair, first)}" if code == DIFFERENT_BUT_NEGLIGIBLE else ""
+        return f"{named} is {word}{size}, {_effect(facts, pair, first)}{inner}, {_test(pair)}{adjusted}"
     if code == EQUIVALENT:
-        _, _, interval = _seen_from(pair, first)
-        inside = "" if interval is None else f", {percent(1 - 2 * pair.evidence.level)} % CI {_span(facts, interval)}"
-        return f"{named} shows no meaningful difference{inside} inside +/-{facts.sesoi}"
+        return f"{named} shows no meaningful difference, {_inside(facts, pair, first)}"
     if code == IDENTICAL_RUNS:
         return f"{named} gave identical scores"
     if code == NO_INFERENCE:
         return f"{named} cannot be judged at this n"
-    _, interval, _ = _seen_from(pair, first)
-    return f"{named} is not settled" + ("" if interval is None else f", CI {_span(facts, interval)}")
+    return f"{named} is not settled, {_open_effect(facts, pair, first)}"
+
+
+def _inside(facts: VerdictFacts, pair: PairResult, first: str) -> str:
+    """Return that the equivalence interval lies inside the smallest effect of interest."""
+    interval = _seen_from(pair, first)[2]
+    span = "" if interval is None else f"{percent(1 - 2 * pair.evidence.level)} % CI {_span(facts, interval)} "
+    return f"{span}inside +/-{facts.sesoi}"
+
+
+def _open_effect(facts: VerdictFacts, pair: PairResult, first: str) -> str:
+    """Return the estimate of what is not settled, with its interval and the level of that."""
+    estimate, interval, _ = _seen_from(pair, first)
+    if interval is None:
+        return f"estimate {_amount(facts, estimate)}, no interval at this n"
+    return f"estimate {_amount(facts, estimate)}, {percent(1 - pair.evidence.level)} % CI {_span(facts, interval)}"
 
 
 def _equivalent(facts: VerdictFacts) -> str:
@@ -344,9 +371,7 @@ def _inconclusive(facts: VerdictFacts) -> str:
     text = "Not settled"
     if pair is not None and facts.result.leader is not None:
         first = treatment_of(pair.a.label, pair.b.label, facts.analysis.control)
-        estimate, interval, _ = _seen_from(pair, first)
-        span = f"CI {_span(facts, interval)}" if interval is not None else ""
-        text += f": {span or f'estimate {_amount(facts, estimate)}, no interval at this n'}"
+        text += f": {_open_effect(facts, pair, first)}"
         text += f" on {facts.metric} (`{first}` minus `{pair.other(first)}`, {_test(pair)}, {_n(facts)})"
     text += "."
     if facts.reason == "FLOOR_SENSITIVE":

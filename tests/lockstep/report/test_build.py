@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from dataclasses import replace
 from typing import Any
 
@@ -118,6 +119,20 @@ def test_verdict_negligible_difference_is_named() -> None:
     assert "better, by an amount that does not matter" in found["sentence"]
 
 
+def test_a_difference_that_does_not_matter_names_the_interval_that_says_so() -> None:
+    apart = [3.1, 0.9, 1.7, 1.6, 0.7, -0.5, 2.0, 0.6]  # the 95 % interval goes past 2, that of 90 % does not
+    worse = [60.0 + i for i in range(8)]
+    a: list[Cell] = [x + d for x, d in zip(worse, apart, strict=True)]
+    found = verdict({"a": a, "b": list(worse)})
+    assert found["code"] == "DIFFERENT_BUT_NEGLIGIBLE"
+    assert "[95 % CI +0.333, +2.23]" in found["sentence"]
+    assert "The amount does not matter: the 90 % CI, +0.600 to +1.93 pp, lies inside +/-2 pp." in found["sentence"]
+    family = verdict({"a": a, "b": list(worse), "c": [x - 20.0 for x in worse]}, comparisons="all_pairs", sesoi=3.0)
+    assert re.search(
+        r"`a` against `b` is better, by .*% CI .*\], [\d.]+ % CI \S+ to \S+ pp inside \+/-3 pp", family["sentence"]
+    )
+
+
 def test_verdict_equivalent_states_the_ninety_percent_interval() -> None:
     found = verdict({"a": [60.1, 61.0, 62.2, 62.9, 64.1, 64.8], "b": [60.0, 61.2, 62.0, 63.0, 64.0, 65.0]})
     assert found["code"] == "EQUIVALENT"
@@ -128,7 +143,7 @@ def test_verdict_equivalent_states_the_ninety_percent_interval() -> None:
 def test_verdict_inconclusive_says_how_many_more_with_device_hours() -> None:
     found = verdict({"a": [60.0, 66.0, 62.0, 69.0, 61.0, 65.0], "b": [61.0, 62.0, 64.0, 63.0, 60.0, 66.0]})
     assert found["code"] == "INCONCLUSIVE"
-    assert "Not settled: CI " in found["sentence"]
+    assert "Not settled: estimate -1.17 pp, 95 % CI " in found["sentence"]
     # the plan was one analysis, and it is made: nothing can be added to it
     assert "A new experiment with about" in found["sentence"]
     assert "more replicates" not in found["sentence"]

@@ -24,6 +24,8 @@ from tests.lockstep.report.factories import Cell, make_analysis, make_inputs
 _N = r"[+-]?\d[\d.]*(?:e[+-]?\d+)?(?: pp| nats)?(?: lower| higher)?(?: pp| nats)?"
 _AMOUNT = rf"(?P<est>{_N}) \[(?P<level>[\d.]+) % CI (?P<low>{_N}), (?P<high>{_N})\]"
 _ON = r"on \S+(?: \(lower is better\))?"
+_INSIDE = rf"[\d.]+ % CI {_N} to {_N} inside \+/-{_N}"
+_OPEN = rf"estimate {_N}, (?:[\d.]+ % CI {_N} to {_N}|no interval at this n)"
 _SIZES = r"n = (?P<n>[\d-]+) replicates per arm"
 _MORE = (
     rf"(?: A new experiment with about [\d-]+(?: or more)? replicates(?: \([\d.e+-]+ device-hours\))? would find {_N} with 80 % power\.| Even 300 "
@@ -128,6 +130,12 @@ def winner(m: re.Match[str], facts: Facts) -> None:
         assert m["hedge"] or (theirs[2] is not None and theirs[2][0] > facts.sesoi) or "does not matter" in m[0]
         if "does not matter" in m[0]:
             assert theirs[2] is not None
+    if "does not matter" in m[0]:
+        inner = facts.compare(label, m["close"] or m["loser"], facts.alpha)[3]
+        assert inner is not None
+        assert same(m["elow"], inner[0])
+        assert same(m["ehigh"], inner[1])
+        assert max(map(abs, inner)) < facts.sesoi
     assert m["count"] is None or int(m["count"]) == len(rivals)
     sized(m["n"], facts)
 
@@ -159,7 +167,8 @@ def open_question(m: re.Match[str], facts: Facts) -> None:
     assert baseline == facts.control or facts.labels.index(treatment) > facts.labels.index(baseline)
     best = max(map(facts.location, facts.labels))
     assert max(facts.location(treatment), facts.location(baseline)) >= best - 1e-9, "the leader is one of them"
-    interval = facts.compare(treatment, baseline, facts.alpha)[2]
+    estimate, _, interval, _ = facts.compare(treatment, baseline, facts.alpha)
+    assert same(m["est"], estimate)
     if m["low"] is None:
         assert interval is None
     else:
@@ -254,15 +263,17 @@ def unreachable(m: re.Match[str], facts: Facts) -> None:
 
 _CLAUSE = re.compile(
     rf"`(?P<first>\w+)`(?: against `(?P<second>\w+)`)?(?: is (?P<word>better|worse)(?:, by an amount that does not matter)?, "
-    rf"{_AMOUNT}, [\w -]+, p (?P<p>[=<] [\d.]+)| is (?:better|worse): {_FAILED}|(?P<inside> shows no meaningful difference"
+    rf"{_AMOUNT}(?:, {_INSIDE})?, [\w -]+, p (?P<p>[=<] [\d.]+)| is (?:better|worse): {_FAILED}|(?P<inside> shows no meaningful difference"
     rf"(?:, [\d.]+ % CI (?P<elow>{_N}) to (?P<ehigh>{_N}))? inside \+/-{_N})| gave identical scores| cannot be judged at this n|"
-    rf"(?P<open> is not settled(?:, CI {_N} to {_N})?))"
+    rf"(?P<open> is not settled, {_OPEN}))"
 )
 _TEMPLATES: tuple[tuple[str, Callable[[re.Match[str], Facts], None]], ...] = (
     (
         rf"`(?P<w>\w+)` (?:beats|is better, by an amount that does not matter, than) (?:every other arm|`(?P<loser>\w+)`) {_ON}: "
         rf"{_AMOUNT}(?: against `(?P<rival>\w+)`)?, [\w -]+ p (?P<p>[=<] [\d.]+)(?: \(largest of (?P<count>\d+) comparisons\))?, "
-        rf"{_SIZES}, smallest effect of interest {_N}\.(?P<hedge> The true advantage may be smaller than {_N}\.)?",
+        rf"{_SIZES}, smallest effect of interest {_N}\.(?P<hedge> The true advantage may be smaller than {_N}\.)?"
+        rf"(?: The amount does not matter: the [\d.]+ % CI(?: against `(?P<close>\w+)`)?, (?P<elow>{_N}) to (?P<ehigh>{_N}), lies "
+        rf"inside \+/-{_N}\.)?",
         winner,
     ),
     (
@@ -275,7 +286,7 @@ _TEMPLATES: tuple[tuple[str, Callable[[re.Match[str], Facts], None]], ...] = (
         equivalent,
     ),
     (
-        rf"Not settled: (?:CI (?P<low>{_N}) to (?P<high>{_N})|estimate {_N}, no interval at this n) {_ON} \(`(?P<a>\w+)` minus "
+        rf"Not settled: estimate (?P<est>{_N}), (?:[\d.]+ % CI (?P<low>{_N}) to (?P<high>{_N})|no interval at this n) {_ON} \(`(?P<a>\w+)` minus "
         rf"`(?P<b>\w+)`, [\w -]+, {_SIZES}\)\.(?: The answer depends on the score given to failed runs\.)?{_MORE}",
         open_question,
     ),

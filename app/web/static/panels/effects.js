@@ -1,7 +1,7 @@
 // Every reported estimate of several experiments as one forest plot; experiments without a report say why.
 
 import { aligned, difference, element, number, prose } from "../api.js";
-import { interval } from "../forest.js";
+import { interval, levelOf } from "../forest.js";
 
 function metricOf({ experiment }) {
   return experiment.shown.primary;
@@ -19,8 +19,15 @@ function pairs({ report, experiment }) {
 
 // Treatment minus baseline; a report holds the arm first that comes first in the specification.
 function turned(pair) {
-  const bounds = pair.ci_superiority && pair.ci_superiority.map((end) => (end === null ? null : -end)).reverse();
-  return { ...pair, a: pair.b, b: pair.a, estimate: -pair.estimate, ci_superiority: bounds };
+  const around = (bounds) => bounds && bounds.map((end) => (end === null ? null : -end)).reverse();
+  return {
+    ...pair,
+    a: pair.b,
+    b: pair.a,
+    estimate: -pair.estimate,
+    ci_superiority: around(pair.ci_superiority),
+    ci_equivalence: around(pair.ci_equivalence),
+  };
 }
 
 export function draw(compared, table, note) {
@@ -51,7 +58,7 @@ function row({ experiment }, item, among) {
     element("td", { "data-name": "" }, element("bdi", {}, experiment.name)),
     element("td", { "data-name": "" }, element("bdi", {}, pair.a), " − ", element("bdi", {}, pair.b)),
     element("td", { class: "number", "data-name": "Estimate" }, difference(pair.estimate, unit)),
-    element("td", { class: "number", "data-name": "Interval" }, aligned([low, high]).join(" to ")),
+    element("td", { class: "number", "data-name": "Interval" }, `${levelOf(pair.alpha_used)} ${aligned([low, high]).join(" to ")}`),
     element("td", { class: "wide", "data-name": "" }, interval(item, { among, height: 20, words: false })),
   );
 }

@@ -1,7 +1,7 @@
 // The sticky head: what is asked, how far it is, the answer once there is one, trouble above all.
 
 import { armName, badge, call, counted, difference, duration, element, number, over, prose, say, verdictWords } from "../api.js";
-import { interval } from "../forest.js";
+import { interval, spans } from "../forest.js";
 
 const node = (name) => document.getElementById(name);
 const WORDS = { succeeded: "finished", queued: "waits", waiting: "waits" };
@@ -69,7 +69,9 @@ function answer(found) {
   node("verdict-code").textContent = verdictWords(found);
   node("verdict-sentence").replaceChildren(...prose(found.sentence));
   const { pair } = found;
-  const told = pair ? `${pair.a} − ${pair.b}: ${difference(pair.estimate, found.unit)}` : "";
+  const told = pair
+    ? `${pair.a} − ${pair.b}: ${[difference(pair.estimate, found.unit), ...spans(pair)].join(" · ")}`
+    : "";
   node("verdict-numbers").textContent =
     told + (found.promotable ? "" : pair ? " · not to be promoted on this alone" : "");
   node("verdict-cautions").replaceChildren(

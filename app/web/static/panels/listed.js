@@ -1,7 +1,7 @@
 // A row of the list: arms, answer with its interval, progress, age; and how rows are put in order.
 
 import { ago, aligned, armName, badge, base, duration, element, number, over, verdictWords } from "../api.js";
-import { interval } from "../forest.js";
+import { interval, levelOf } from "../forest.js";
 
 export const KEYS = {
   name: (item) => item.name.toLowerCase(),
@@ -30,7 +30,7 @@ function answer(item) {
   const [low, high] = (pair && pair.ci_superiority) || [];
   const ends = pair ? aligned([pair.estimate, low ?? -Infinity, high ?? Infinity]) : [];
   const span = pair
-    ? `${pair.a} ${ends[0]} ${found.unit === "%" ? "pp" : found.unit} [${ends[1]}, ${ends[2]}]`
+    ? `${pair.a} ${ends[0]} ${found.unit === "%" ? "pp" : found.unit} [${levelOf(pair.alpha_used)} ${ends[1]}, ${ends[2]}]`
     : "";
   const ended = over(item.status) && item.status !== "succeeded" ? element("span", {}, " ", badge(item.status)) : null;
   return element(
