@@ -5,19 +5,27 @@ from __future__ import annotations
 import argparse
 import json
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import EntryPoint
 from typing import Any
 
+from pydantic import ValidationError
+
 from lockstep import plugins
 from lockstep.spec.families import FAMILIES
-from lockstep.spec.problems import nearest
+from lockstep.spec.faults import problems_of
+from lockstep.spec.problems import Problem, nearest, pointer
+from lockstep.spec.rewards import Reward
+from lockstep.spec.rules import other_task
+from lockstep.spec.schemas import flat_problems
 from worker import capabilities
 from worker.envs import reward_plugins
 from worker.envs.families import load
 from worker.envs.family import Trial
 from worker.envs.faults import RAISED
+from worker.envs.paid import advice
 from worker.options import json_object, within
 from worker.reward_reference import markdown
 
@@ -46,7 +54,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         checked = check(asked)
     except RAISED as error:  # code of others
-        checked = {"name": options.name, "ok": False, "refused": capabilities.reason(error)}
+        checked = {"name": options.name, "ok": False, "refused": _told(error, options.name)}
     sys.stdout.write(json.dumps(checked, indent=2) + "\n" if options.json else "\n".join(_lines(checked)) + "\n")
     return 0 if checked["ok"] else 1
 
@@ -106,15 +114,40 @@ def check(asked: Asked) -> dict[str, Any]:
     found: dict[str, Any] = {"name": asked.name, "package": "built in"}
     builtin = [family.name for family in FAMILIES.values() if asked.name in family.reward_modes]
     kinds, tasks = builtin, []
-    if not builtin:
+    if builtin:
+        _refuse(_builtin_problems(asked))
+    else:
         point = _point(asked.name)
         found["package"] = plugins.package_of(point)
         plugin = reward_plugins.read(asked.name, capabilities.loaded(point))
         kinds, tasks = [*plugin.env_kinds], [*plugin.tasks]
         capabilities.check_reward(plugin)
+        _refuse(flat_problems(plugin.schema, asked.constants, partial(pointer, "reward")))
     task = asked.env or next(iter(tasks), None)
     found |= {"env_kinds": kinds, "tasks": tasks, "ok": True, "task": task}
-    return found if task is None else found | _played(asked, kinds, task)
+    return found if task is None else found | _played(asked, kinds, tasks, task)
+
+
+def _builtin_problems(asked: Asked) -> Iterator[Problem]:
+    """Yield what a specification would be refused for: unknown constants, and values that they may not have."""
+    known = {"properties": {key: {} for key in Reward.model_fields}}
+    yield from flat_problems(known, asked.constants, partial(pointer, "reward"))
+    section = {**asked.constants, "mode": asked.name}
+    try:
+        Reward.model_validate_json(json.dumps(section))
+    except ValidationError as error:
+        yield from problems_of(Reward, section, error, root=("reward",))
+
+
+def _told(error: BaseException, mode: str) -> str:
+    """Return why a mode cannot be paid, without the advice to run this very check."""
+    return capabilities.reason(error).replace(advice(mode), "")
+
+
+def _refuse(problems: Iterable[Problem]) -> None:
+    told = "; ".join(map(str, problems))
+    if told:
+        raise capabilities.Unfit(told)
 
 
 def _point(name: str) -> EntryPoint:
@@ -125,10 +158,12 @@ def _point(name: str) -> EntryPoint:
     return points[name]
 
 
-def _played(asked: Asked, kinds: Sequence[str], task: str) -> dict[str, Any]:
+def _played(asked: Asked, kinds: Sequence[str], tasks: Sequence[str], task: str) -> dict[str, Any]:
     kind = capabilities.kind_of(task)
     if kind not in kinds:
         raise capabilities.Unfit(f"--env {task} is a task of {kind}; {asked.name!r} serves {' and '.join(kinds)}")
+    if tasks and task not in tasks:
+        raise capabilities.Unfit(f"--env {task}: {other_task(asked.name, tasks, task)}")
     family = load(kind)
     section = {"id": task, "task": task, "kwargs": asked.kwargs}
     trial = family.try_reward(family.reward(asked.name, asked.constants, _GAMMA, section), section, asked.seconds)

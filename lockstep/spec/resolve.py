@@ -118,7 +118,9 @@ def parse(raw: Mapping[str, Any]) -> ResolvedSpec:
     """
     _check_plain(raw)
     document = _with_discount(raw, _with_preset(raw))
-    spec = _fill(_validate_spec(document))
+    checked = _validate_spec(document)
+    _check_kind(document)
+    spec = _fill(checked)
     base = _config_data(spec)
     given = raw.get("reward")
     named = frozenset(given) if isinstance(given, Mapping) else frozenset()
@@ -193,6 +195,18 @@ def _with_discount(raw: Mapping[str, Any], document: dict[str, Any]) -> dict[str
     if isinstance(own, Mapping) and own.get("gamma", gamma) != gamma:
         raise _problem("/ppo/gamma", "contradiction", "env.gamma and ppo.gamma differ", "keep one of them")
     return {**document, "ppo": {**ppo, "gamma": gamma}}
+
+
+def _check_kind(document: Mapping[str, Any]) -> None:
+    """Refuse an environment without its kind here: every later rule would take it for a task of morphogenesis."""
+    env = document.get("env", {})
+    if env.get("id") is None or "kind" in env:
+        return
+    if "task" in env:
+        remedy = "remove env.id, or set env.kind to gymnasium"
+        raise _problem("/env/id", "not_applicable", "env.id belongs to env.kind gymnasium", remedy)
+    remedy = "add preset: gym_classic or env.kind: gymnasium"
+    raise _problem("/env/kind", "missing", f"env.id {env['id']!r} is set without env.kind", remedy)
 
 
 def _validate_spec(document: Mapping[str, Any]) -> Spec:

@@ -302,9 +302,14 @@ def _mode_problem(
         return Problem(at, "defective_reward", message, "correct the package and restart the worker")
     tasks, task = facts.get("tasks") or (), env.id or env.task
     if tasks and task not in tasks:
-        message = f"reward mode {mode!r} scores {' and '.join(map(repr, tasks))}, not {task!r}"
+        message = other_task(mode, tasks, task)
         return Problem(at, "reward_of_other_task", message, f"train in {tasks[0]!r}, or take another reward")
     return None
+
+
+def other_task(mode: str, tasks: Sequence[str], task: str) -> str:
+    """Return in words that a mode cannot score a task."""
+    return f"reward mode {mode!r} scores {' and '.join(map(repr, tasks))}, not {task!r}"
 
 
 def _modes_offered(mode: str, known: Set[str], kind: str, registered: Registered) -> str:

@@ -65,11 +65,14 @@ misspelt = mode(lambda s: parts(s.reward), env_kinds=("gymnasum",))
 text = mode(lambda s: parts(s.reward), env_kinds="gymnasium")
 nowhere = mode(lambda s: parts(s.reward), tasks=("CartPol-v1",))
 constant = 3
+priced = mode(
+    lambda s: parts(s.reward), schema={"properties": {"prize": {"type": "number", "minimum": 0, "default": 1.0}}}
+)
 """
 NAMES = [
     *("good", "whole", "listed", "number", "elsewhere", "column", "unmeasured", "huge", "alone", "unnamed", "reads"),
     *("apart", "mixing", "writing", "learnt", "late", "varies", "tardy", "unversioned", "kindless", "misspelt", "text"),
-    *("nowhere", "constant"),
+    *("nowhere", "constant", "priced"),
 ]
 POINTS = "[lockstep.rewards]\n" + "".join(f"{name} = kinds_code:{name}\n" for name in NAMES)
 
@@ -103,7 +106,7 @@ FAULTS = {
     "alone": "returned a Tensor; return two: the reward [E], and its components {name: [E]}",
     "unnamed": "its components are a list, not a dictionary {name: tensor [E]}; return one whose values sum to "
     "the reward",
-    "reads": "raised KeyError: 'distance'; correct it, and try it with `lockstep reward check reads`; it was "
+    "reads": "raised KeyError: 'distance'; correct it; it was "
     "checked on 6 random observations, one choice and no info: if it reads those of a task, name the task in `tasks`",
     "apart": "has components that miss the reward by ",
     "mixing": "mixes environments; correct the mode or remove it",
@@ -152,11 +155,16 @@ def test_a_reward_that_takes_longer_than_its_environments_is_named(capsys: pytes
     ("arguments", "told"),
     [
         (("good", "--env", "digits_tiny"), "--env digits_tiny is a task of morphogenesis; 'good' serves gymnasium"),
-        (("good", "--env", "CartPol-v1"), "env.id='CartPol-v1': no package that is installed here has it; did you"),
+        (("whole", "--env", "CartPol-v1"), "env.id='CartPol-v1': no package that is installed here has it; did you"),
+        (("good", "--env", "Pendulum-v1"), "reward mode 'good' scores 'CartPole-v1', not 'Pendulum-v1'"),
+        (("priced", "--constants", '{"prise": 2}'), "/reward/prise: unknown key 'prise' (did you mean 'prize'?)"),
+        (("priced", "--constants", '{"prize": -2}'), "/reward/prize: prize = -2 is not at least 0"),
+        (("shaped", "--constants", '{"rent_wait": 2}'), "unknown key 'rent_wait' (did you mean 'rent_weight'?)"),
+        (("shaped", "--constants", '{"rent_weight": -2}'), "reward.rent_weight must be at least 0, not -2"),
         (("good", "--kwargs", '{"wings": 2}'), "unexpected keyword argument 'wings'"),
     ],
 )
-def test_a_task_that_cannot_be_played_is_refused(
+def test_a_task_or_constant_that_cannot_be_is_refused(
     arguments: tuple[str, ...], told: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["check", *arguments]) == 1

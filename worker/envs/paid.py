@@ -46,9 +46,12 @@ def paying(who: str, mode: str, episodes: Episodes) -> Iterator[None]:
         with playing(f"{who}{_when(episodes)}"), torch.no_grad():
             yield
     except EnvironmentFault as error:
-        raise EnvironmentFault(
-            f"{error}; correct it, and try it with `lockstep reward check {mode}`"
-        ) from error.__cause__
+        raise EnvironmentFault(f"{error}; correct it{advice(mode)}") from error.__cause__
+
+
+def advice(mode: str) -> str:
+    """Return how a mode that raised can be tried before it is trained with again."""
+    return f", and try it with `lockstep reward check {mode}`"
 
 
 def _when(episodes: Episodes) -> str:

@@ -354,6 +354,14 @@ def test_names_of_other_libraries_lead_to_fields_that_exist() -> None:
         (tiny_spec(env={"envs": 2}), "did you mean 'n_envs'?"),
         (tiny_spec(ppo={"batch_size": 64}), "give ppo.minibatches: the transitions of a round divided by"),
         (tiny_spec(reward={"zork": 2}), " more)"),
+        (
+            {
+                **cartpole_spec(reward={"mode": "nearer"}, env={"id": "corridor", "max_episode_steps": 9}),
+                "preset": None,
+            },
+            "/env/kind: env.id 'corridor' is set without env.kind (add preset: gym_classic or env.kind: gymnasium)",
+        ),
+        (tiny_spec(env={"id": "CartPole-v1", "max_episode_steps": 9}), "(remove env.id, or set env.kind to gymnasium)"),
         ({**tiny_spec(), "budget": 9}, "give a mapping, for example {rounds: ..}"),
         (tiny_spec(preset="DIGITS_CPU"), "did you mean 'digits_cpu'?"),
         (cartpole_spec(env={"id": "gymnasium.envs:CartPole-v1"}), "Write the name behind the colon"),
