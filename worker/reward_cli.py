@@ -130,7 +130,7 @@ def check(asked: Asked) -> dict[str, Any]:
 
 def _builtin_problems(asked: Asked) -> Iterator[Problem]:
     """Yield what a specification would be refused for: unknown constants, and values that they may not have."""
-    known = {"properties": {key: {} for key in Reward.model_fields}}
+    known: dict[str, Any] = {"properties": {key: {} for key in Reward.model_fields}}
     yield from flat_problems(known, asked.constants, partial(pointer, "reward"))
     section = {**asked.constants, "mode": asked.name}
     try:
