@@ -479,6 +479,7 @@ def test_template_builds_on_the_preset_and_the_worst_return_of_its_task(
     written = load_text(text)
     assert (written["preset"], written["analysis"]["failure"]) == (preset, {"floor": floor})
     assert ("CHOOSE it: no return of this task may be lower" in text) != is_known
+    assert f"  # `lockstep env check {env_id}` prints those of random actions\n" in text
 
 
 @pytest.mark.parametrize(

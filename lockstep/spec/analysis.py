@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 from lockstep.spec.canonical import canonical_hash
-from lockstep.spec.metrics import default_primary, find_metric
+from lockstep.spec.metrics import Metric, default_primary, find_metric
 
 Direction = Literal["max", "min"]
 Estimand = Literal["mean", "shift", "learned", "p_superiority"]
@@ -222,13 +222,23 @@ def estimand_reason(analysis: AnalysisSpec) -> str:
     if estimand == "p_superiority":
         return "estimand p_superiority: how often a run of one arm beats a run of the other, not by how much."
     metric = find_metric(analysis.primary.metric)
-    if analysis.failure.floor is not None:
-        why = f"a failed run counts with its score of {analysis.failure.floor:g}"
-    elif metric is not None and metric.lower is not None and metric.upper is not None:
+    floor = analysis.failure.floor
+    told = "an arm that sometimes collapses is not called equal or better"
+    if floor is not None:
+        provided = "" if _is_worst(metric, floor) else f" if {floor:g} is worse than the scores of successful runs"
+        return f"estimand mean: a failed run counts with its score of {floor:g}, so {told}{provided}."
+    why = "every run counts with its score"
+    if metric is not None and metric.lower is not None and metric.upper is not None:
         why = f"scores are bounded ({metric.lower:g} to {metric.upper:g} {metric.unit})"
-    else:
-        why = "every run counts with its score"
-    return f"estimand mean: {why}, so an arm that sometimes collapses is not called equal or better."
+    return f"estimand mean: {why}, so {told}."
+
+
+def _is_worst(metric: Metric | None, score: float) -> bool:
+    """Return whether no score can be worse, by the bounds of the metric."""
+    worst = None if metric is None else metric.worst_bound
+    if metric is None or worst is None:
+        return False
+    return score <= worst if metric.direction == "max" else score >= worst
 
 
 def analysis_hash(analysis: AnalysisSpec) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shlex
 from typing import Any
 
 from lockstep.spec.families import FAMILIES, family_of
@@ -112,9 +113,19 @@ def _lines(preset: str | None, task: str | None, env_id: str | None) -> list[str
     lines += [_line("env.n_envs", values.get("env", {}).get("n_envs", 8))]
     lines += ["budget:", _line("budget.rounds", rounds)]
     lines += ["arms:", *_arms(kind, values.get("ppo", {}).get("lr"))]
-    lines += ["analysis:", _line("analysis.primary", metric)]
+    lines += ["analysis:", *_scale(env_id), _line("analysis.primary", metric)]
     lines += [f"  sesoi: {2.0}{' ' * 27}# choose it: the smallest difference worth acting on, in {unit}"]
     return [*lines, _floor(env_id)]
+
+
+def _scale(env_id: str | None) -> list[str]:
+    """Return the comment that leads to the scale of a task's returns, none where scores have bounds of their own."""
+    if env_id is None:
+        return []
+    return [
+        "  # set sesoi and failure.floor to the scale of this task's returns:",
+        f"  # `lockstep env check {shlex.quote(env_id)}` prints those of random actions",
+    ]
 
 
 def _floor(env_id: str | None) -> str:

@@ -74,6 +74,7 @@ def test_a_fit_environment_passes_and_the_treatment_is_told(capsys: pytest.Captu
     assert "refused" not in out
     assert "warning" not in out
     assert "plays: 100 steps and 5 ends of episodes" in out
+    assert "\nreturns: 5 episodes of random actions returned " in out
     assert "resumes: a block that is resumed by replay shows the same in every step, from 3 borders" in out
     assert "actions: one categorical head for each part: action of 3" in out
     assert "evaluation: an episode is cut after 200 steps, its own limit; eval.max_steps says otherwise" in out

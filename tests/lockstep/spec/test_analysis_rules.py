@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
+from lockstep.spec.analysis import estimand_reason
 from lockstep.spec.analysis_rules import (
     AnalysisSpec,
     analysis_hash,
@@ -352,3 +353,21 @@ def test_metrics_registry_is_consistent() -> None:
         "eval/stochastic_native_return_mean",
         "eval/stochastic_success_rate",
     )
+
+
+@pytest.mark.parametrize(
+    ("metric", "ends"),
+    [
+        ("eval/native_return_mean", "equal or better if 0 is worse than the scores of successful runs."),
+        ("eval/success_rate", "is not called equal or better."),
+    ],
+)
+def test_a_failed_score_is_called_worse_only_where_nothing_can_be(metric: str, ends: str) -> None:
+    spec = complete_analysis(
+        AnalysisSpec.model_validate({**GOOD, "primary": {"metric": metric}}),
+        kind="ab",
+        replicates=6,
+        env_kind="gymnasium",
+    )
+    assert spec.estimand == "mean"
+    assert estimand_reason(spec).endswith(ends)

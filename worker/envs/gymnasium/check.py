@@ -141,15 +141,17 @@ def _check_batched(section: Mapping[str, Any], factory: Callable[..., Any], seco
                 steps.append(_step(result))
             played.append(steps)
             spent = spent or time.perf_counter() - began
-            ends = len(envs.pop_episodes(0))
+            episodes = [row.values for row in envs.pop_episodes(0)]
             checked.treatment = _batched_treatment(envs)
     first, again = played
+    ends = len(episodes)
     told = f"{len(first)} steps of {_BATCH} environments and {ends} ends of episodes"
     rate = f"about {_BATCH * len(first) / spent:,.0f} environment steps a second"
     number = min(len(first), len(again))
     checked.findings += [
         Finding("builds", OK, f"a batched simulator of {_BATCH} environments"),
         Finding("plays", OK if ends else WARNING, f"{told}, {rate}"),
+        *_returned(episodes),
         _equal("deterministic", "a second simulator under the same seed", first[:number], again[:number]),
     ]
     return checked
@@ -184,7 +186,7 @@ def _played(
     began = time.perf_counter()
     with _opened(section, 1) as envs:
         first = _play(envs, actions, until=began + seconds)
-        succeeds = [row.values["success"] for row in envs.pop_episodes(0) if "success" in row.values]
+        episodes = [row.values for row in envs.pop_episodes(0)]
     taken = time.perf_counter() - began
     ends = sum(step.terminated or step.truncated for step in first)
     actions = actions[: len(first)]
@@ -192,7 +194,9 @@ def _played(
     yield Finding(
         "plays", OK if ends else WARNING, told + ("" if ends else "; give it a limit of steps if it has none")
     )
+    yield from _returned(episodes)
     yield _inside_bounds(layout, first)
+    succeeds = [values["success"] for values in episodes if "success" in values]
     if succeeds:
         yield Finding("success", OK, f"eval/success_rate is measured: {sum(succeeds):g} of {len(succeeds)} here")
     with _opened(section, 1) as envs:
@@ -200,6 +204,15 @@ def _played(
     with _opened(section, 2) as envs:
         yield _equal("alone", "an instance that is stepped beside another one", first, _play(envs, actions))
     yield _resumed(section, first, actions)
+
+
+def _returned(episodes: Sequence[Mapping[str, float]]) -> Iterator[Finding]:
+    """Yield the range of returns of whole episodes: what smallest effects and the score of a failed run are set to."""
+    returns = [values["native_return"] for values in episodes]
+    if returns:
+        told = f"{len(returns)} episodes of random actions returned {min(returns):g} to {max(returns):g}"
+        remedy = "set analysis.sesoi to this scale, and failure.floor to the worst that an episode can return"
+        yield Finding("returns", OK, f"{told}; {remedy}")
 
 
 def _play(envs: GymEnvs, actions: Sequence[Tensor], until: float = float("inf")) -> list[_Step]:
@@ -226,7 +239,10 @@ def _equal(name: str, what: str, first: Sequence[_Step], again: Sequence[_Step],
     for number, (one, two) in enumerate(zip(first, again, strict=True), start=start + 1):
         difference = one.difference(two)
         if difference is not None:
-            remedy = "draw all randomness from the seed of reset and keep no state outside of an episode"
+            remedy = (
+                "draw all randomness from the seed of reset (super().reset(seed=seed), then self.np_random) and keep "
+                "no state outside of an episode"
+            )
             return Finding(name, REFUSED, f"{what} differs in step {number} of play: {difference}; {remedy}")
     return Finding(name, OK, f"{what} shows the same in every step")
 
