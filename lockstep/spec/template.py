@@ -123,7 +123,7 @@ def _scale(env_id: str | None) -> list[str]:
     if env_id is None:
         return []
     return [
-        "  # set sesoi and failure.floor to the scale of this task's returns:",
+        "  # set analysis.sesoi and analysis.failure.floor to the scale of this task's returns:",
         f"  # `lockstep env check {shlex.quote(env_id)}` prints those of random actions",
     ]
 

@@ -211,7 +211,7 @@ def _returned(episodes: Sequence[Mapping[str, float]]) -> Iterator[Finding]:
     returns = [values["native_return"] for values in episodes]
     if returns:
         told = f"{len(returns)} episodes of random actions returned {min(returns):g} to {max(returns):g}"
-        remedy = "set analysis.sesoi to this scale, and failure.floor to the worst that an episode can return"
+        remedy = "set analysis.sesoi to this scale, and analysis.failure.floor to the worst that an episode can return"
         yield Finding("returns", OK, f"{told}; {remedy}")
 
 
