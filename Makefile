@@ -29,8 +29,8 @@ demo: setup  ## server, two CPU workers, the example experiment, its verdict; le
 serve: setup  ## API, live streams and pages on http://127.0.0.1:7480 (PORT=7480)
 	$(BIN)/lockstep serve $(if $(PORT),--port $(PORT))
 
-worker: setup  ## one worker: the first free GPU, else the first free CPU slot
-	$(BIN)/lockstep worker
+worker: setup  ## one worker for a server of this machine: the first free GPU, else the first free CPU slot (PORT=7480)
+	$(BIN)/lockstep worker $(if $(PORT),--api http://127.0.0.1:$(PORT))
 
 test: setup  ## everything but gpu and slow
 	tests/prepare.sh $(BIN)

@@ -165,6 +165,12 @@ def test_what_is_submitted_can_be_listed_shown_steered_copied_and_extended(locks
     assert lockstep.json("ab", "shaped-vs-sparse", "--rounds", "1", "--envs", "4", "--sesoi", "1")["status"]
 
 
+def test_a_folder_in_the_place_of_a_specification_is_told_with_the_file_to_name(tmp_path: Path) -> None:
+    (tmp_path / "spec.yaml").write_text("")
+    told = CliRunner().invoke(people.app, ["submit", str(tmp_path)], env={"COLUMNS": "400"}).stderr
+    assert f"{tmp_path} is a folder; name a file, for example {tmp_path / 'spec.yaml'}" in told
+
+
 @pytest.mark.server
 def test_what_has_ended_can_be_followed_read_and_saved(
     lockstep: Command, finished: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -181,6 +187,12 @@ def test_what_has_ended_can_be_followed_read_and_saved(
     assert (tmp_path / "all.db").read_bytes().startswith(b"SQLite format 3")
     lockstep("report", finished, "--format", "json", "--output", "report.json")
     lockstep("report", finished, "--format", "csv", "--output", "scores.csv")
+    lockstep("report", finished, "--output", "report.HTML")
+    assert (tmp_path / "report.HTML").read_text().startswith("<!doctype html>")
+    lockstep("export", finished, "--output", "all.sqlite")
+    assert (tmp_path / "all.sqlite").read_bytes().startswith(b"SQLite format 3")
+    for command in ("report", "export"):  # what the two say differs
+        lockstep(command, finished, "--format", "json", "--output", "scores.csv", code=2)
     assert "# " in lockstep("report", finished)
     run = lockstep.json("show", finished)["id"]
     assert run == finished

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -35,6 +36,17 @@ def test_commands_of_the_pages_are_make_targets() -> None:
     named = set(re.findall(r"(?:`|^)make ([a-z-]+)", pages, re.MULTILINE))
     assert named
     assert named <= targets
+
+
+@pytest.mark.parametrize(
+    ("target", "called"),
+    [("serve", "serve --port 7591"), ("demo", "demo --port 7591"), ("worker", "worker --api http://127.0.0.1:7591")],
+)
+def test_targets_that_reach_a_server_take_its_port(target: str, called: str) -> None:
+    told = subprocess.run(
+        ["make", "-n", "-C", str(ROOT), target, "PORT=7591"], capture_output=True, text=True, check=True
+    )
+    assert f"lockstep {called}\n" in told.stdout
 
 
 def test_readme_is_short_and_shows_one_picture_of_the_page() -> None:

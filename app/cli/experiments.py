@@ -16,7 +16,7 @@ import typer
 from app.cli import text
 from app.cli.called import NAME, called
 from app.cli.ends import an_id, fail, reach, within
-from app.cli.files import SpecFile, load
+from app.cli.files import SpecFile, form_of, load
 from lockstep.address import hidden
 
 if TYPE_CHECKING:
@@ -27,6 +27,8 @@ Id = Annotated[str, typer.Argument(parser=an_id("exp"), help="Experiment id, as 
 AsJson = Annotated[bool, typer.Option("--json", help="What the API answers, as JSON")]
 #: How long a command that follows something waits for a server that is away.
 FOLLOWED_SECONDS = 600.0
+_REPORTS = {f".{form}": form for form in ("md", "html", "json", "csv", "py")}
+_EXPORTS = {".json": "json", ".csv": "csv", ".sqlite": "sqlite", ".db": "sqlite"}
 Reason = Annotated[str, typer.Option(help="A sentence for the timeline")]
 
 
@@ -211,7 +213,13 @@ def logs(
 @app.command()
 def export(
     experiment_id: Id,
-    form: Annotated[str, typer.Option("--format", help="json, csv (training episodes) or sqlite")] = "json",
+    given: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="json, csv (training episodes) or sqlite; by default what the suffix of the file says, else json",
+        ),
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="File or folder; default: EXPERIMENT.FORMAT, or TRACKER")] = None,
     to: Annotated[
         str | None, typer.Option("--to", help="For a tracker instead: tensorboard, mlflow or wandb-offline")
@@ -221,6 +229,7 @@ def export(
     if to is not None:
         _export_to(experiment_id, to, output or Path({"mlflow": "mlruns"}.get(to, to)))
         return
+    form = form_of(given, output, _EXPORTS, "json")
     target = output or Path(f"{experiment_id}.{form}")
     with reach() as client:
         size = client.download(f"experiments/{experiment_id}/export", target, format=form)
@@ -301,7 +310,9 @@ def retry(experiment_id: Id, as_json: AsJson = False) -> None:
 def extend(
     experiment_id: Id,
     replicates: Annotated[int, typer.Argument(parser=within(1, 1000), help="How many more")],
-    exploratory: bool = False,
+    exploratory: Annotated[
+        bool, typer.Option("--exploratory", help="Outside of the registered analysis, where that allows no more")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Append replicates where the registered analysis allows it."""
@@ -328,12 +339,19 @@ def clone(
 @app.command()
 def report(
     experiment_id: Annotated[str | None, typer.Argument(parser=an_id("exp"), help="Experiment id")] = None,
-    form: Annotated[str, typer.Option("--format", help="md, html, json, csv or py (recompute script)")] = "md",
+    given: Annotated[
+        str | None,
+        typer.Option(
+            "--format",
+            help="md, html, json, csv or py (recompute script); by default what the suffix of the file says, else md",
+        ),
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="File; default: standard output")] = None,
     scores: Annotated[Path | None, typer.Option("--from", exists=True, help="Recompute from scores.csv")] = None,
     registered: Annotated[Path | None, typer.Option("--report", exists=True, help="Its report.json")] = None,
 ) -> None:
     """Print or save a report: of an experiment, or computed again from scores.csv and report.json."""
+    form = form_of(given, output, _REPORTS, "md")
     if scores is not None and registered is not None:
         files = [str(scores), str(registered), form, str(output or "-")]
         os.execv(sys.executable, [sys.executable, "-m", "app.cli.specs", "recompute", *files])  # noqa: S606 - own program

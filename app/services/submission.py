@@ -355,8 +355,8 @@ def extend(ctx: Context, experiment_id: str, replicates: int, actor: Actor, *, e
         reason = _extension_refused(experiment, len(rows), replicates, is_reported=is_reported)
         if reason and not exploratory:
             raise ConflictError(
-                f"{reason}; ask with exploratory: true to add blocks outside of the registered analysis, "
-                "or submit a new linked experiment with fresh seeds",
+                f"{reason}; ask with exploratory: true (lockstep extend --exploratory) to add blocks outside of the "
+                "registered analysis, or submit a new linked experiment with fresh seeds",
                 code="extension_breaks_guarantee",
             )
         first = rows[-1].replicate + 1 if rows else 0

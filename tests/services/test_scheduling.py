@@ -599,6 +599,7 @@ def test_extension_after_the_result_was_seen_is_refused_unless_exploratory(ctx: 
     with pytest.raises(ConflictError) as refused:
         submission.extend(ctx, experiment_id, 2, LOCAL, exploratory=False)
     assert refused.value.code == "extension_breaks_guarantee"
+    assert "ask with exploratory: true (lockstep extend --exploratory) to add blocks" in str(refused.value)
     submission.extend(ctx, experiment_id, 2, LOCAL, exploratory=True)
     assert reading.show_experiment(ctx, experiment_id)["exploratory_from"] == 6
 
