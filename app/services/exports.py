@@ -26,6 +26,7 @@ from app.services.steering import existing
 from app.store import experiments, exports
 from app.store.rows import ArmRow, ExperimentRow
 from lockstep.nonfinite import jsonable
+from lockstep.report.inputs import codes_by_name
 
 MAX_COMPARED = 8
 
@@ -128,7 +129,7 @@ def _facts(session: Session, experiment_id: str) -> dict[str, Any]:
 
 
 def compare(ctx: Context, experiment_ids: Sequence[str]) -> dict[str, Any]:
-    """Return only the keys in which the arms of some experiments differ; one column for each arm.
+    """Return only the keys in which the arms of some experiments differ, and plug-in code; one column for each arm.
 
     Raises:
         InvalidError: none, too many, or one that is named twice.
@@ -137,16 +138,27 @@ def compare(ctx: Context, experiment_ids: Sequence[str]) -> dict[str, Any]:
         raise InvalidError(f"name 1 to {MAX_COMPARED} different experiments", code="experiments")
     columns: list[dict[str, Any]] = []
     flat: list[dict[str, Any]] = []
+    codes: list[str | None] = []
     with ctx.store.read() as session:
         for experiment_id in experiment_ids:
             row = existing(session, experiment_id)
+            code = _plugin_code(session, experiment_id)
             for arm in experiments.arms(session, experiment_id):
                 columns.append({"experiment_id": experiment_id, "name": row.name, "arm": arm.label})
                 flat.append(_flat_arm(row, arm))
+                codes.append(code)
     keys = sorted({key for values in flat for key in values})
     rows = [{"key": key, "values": [values.get(key) for values in flat]} for key in keys]
     differing = [row for row in rows if any(value != row["values"][0] for value in row["values"])]
+    if len({code for code in codes if code is not None}) > 1:  # of what has not run yet nobody knows the code
+        differing.append({"key": "plug-in code", "values": codes})
     return {"columns": columns, "rows": differing, "equal_keys": len(rows) - len(differing)}
+
+
+def _plugin_code(session: Session, experiment_id: str) -> str | None:
+    """Return the plug-ins that runs were computed with and their codes, None where none was or nothing ran."""
+    codes = codes_by_name(run.record for run in experiments.runs(session, experiment_id))
+    return ", ".join(f"{name} of {' and '.join(used)}" for name, used in codes.items()) or None
 
 
 def _flat_arm(row: ExperimentRow, arm: ArmRow) -> dict[str, Any]:

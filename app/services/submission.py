@@ -21,6 +21,7 @@ from app.store.engine import utc
 from app.store.events import NewEvent, add_events
 from app.store.experiments import NewBlock
 from app.store.rows import ExperimentRow
+from lockstep.report.inputs import codes_by_name
 from lockstep.spec import rules
 from lockstep.spec.analysis import estimand_reason
 from lockstep.spec.analysis_rules import analysis_hash, seed_problems
@@ -263,7 +264,7 @@ def submit(ctx: Context, raw: Mapping[str, Any], actor: Actor, *, parent_id: str
         quotas.check(ctx, session, actor.principal, actor.name)
         now = ctx.store.now(session)
         equal = experiments.equal_to(session, actor.principal, resolved.hash)
-        told = [f"an equal experiment, {equal}, exists: the same runs again"] if equal else []
+        told = [_of_equal(session, equal)] if equal else []
         values = {
             **_experiment_values(checked, planned, raw),
             "warnings": [*checked.warnings, *told],
@@ -282,6 +283,17 @@ def submit(ctx: Context, raw: Mapping[str, Any], actor: Actor, *, parent_id: str
         record(ctx, session, actor, "experiment.submit", experiment_id, None, {"spec_hash": resolved.hash})
     ctx.bell.ring()
     return experiment_id
+
+
+def _of_equal(session: Session, equal: str) -> str:
+    """Return that an equal experiment exists, and whether its runs are these again: code of plug-ins may change."""
+    codes = codes_by_name(run.record for run in experiments.runs(session, equal))
+    told = f"an equal experiment, {equal}, exists"
+    changed = [name for name, used in codes.items() if len(used) > 1]
+    if changed:
+        return f"{told}; the code of plug-in {changed[0]!r} changed between its runs, so these are other ones"
+    same = [f"{name!r} is still {used[0]}" for name, used in codes.items()]
+    return f"{told}: the same runs again" + (f", if plug-in {' and '.join(same)}" if same else "")
 
 
 def _experiment_values(checked: Checked, planned: Plan, raw: Mapping[str, Any]) -> dict[str, Any]:

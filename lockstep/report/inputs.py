@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import inf
+from typing import Any
 
 from lockstep.spec.analysis import AnalysisSpec
 from lockstep.spec.gymnasium import RANDOM_NUMBERS, RESUMED_EPISODES
@@ -40,6 +41,15 @@ def one_after_another(former: Mapping[str, str], present: Mapping[str, str]) -> 
         is_same = codes_of(former[name])[-1] == present[name]
         found[name] = former[name] if is_same else f"{former[name]}{_THEN}{present[name]}"
     return found
+
+
+def codes_by_name(records: Iterable[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """Return the codes of each plug-in that runs were computed with, by the runs' records; each code once."""
+    found: dict[str, dict[str, None]] = {}
+    for record in records:
+        for name, identity in (record.get("plugins") or {}).items():
+            found.setdefault(name, {}).update(dict.fromkeys(codes_of(identity)))
+    return {name: [*codes] for name, codes in sorted(found.items())}
 
 
 def codes_of(identity: str) -> list[str]:

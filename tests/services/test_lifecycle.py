@@ -6,7 +6,7 @@ import pytest
 
 from app.cli.text import show_text
 from app.errors import ConflictError, LeaseLostError
-from app.services import reading, reports, steering, sweeping
+from app.services import exports, reading, reports, steering, sweeping
 from app.services.context import Context
 from app.services.finishing import finish_due
 from app.store import events
@@ -81,6 +81,22 @@ def test_report_tells_what_holds_only_in_part_with_a_simulator(ctx: Context) -> 
     assert not any("other" in told for told in facts)
 
 
+def _tell_other_code(ctx: Context, worker: SimulatedWorker, former: str) -> None:
+    """Look at what is told of code where an equal experiment is submitted, and where both are compared."""
+    spec = tiny_spec(budget={"rounds": 1}, experiment={"replicates": 4})
+    again = submit(ctx, spec)
+    told = f"an equal experiment, {former}, exists; the code of plug-in 'mine' changed between its runs, so"
+    assert any(told in text for text in reading.show_experiment(ctx, again)["warnings"])
+    assert exports.compare(ctx, [former, again])["rows"][-1]["key"] != "plug-in code"  # nothing of it ran
+    worker.claim()
+    worker.ready(record={"plugins": {"mine": "mine 1.0 (cccc)"}})
+    row = exports.compare(ctx, [former, again])["rows"][-1]
+    first, second = "mine of mine 1.0 (aaaa) and mine 1.0 (bbbb)", "mine of mine 1.0 (cccc)"
+    assert (row["key"], row["values"]) == ("plug-in code", [first, first, second, second])
+    told = f"an equal experiment, {again}, exists: the same runs again, if plug-in 'mine' is still mine 1.0 (cccc)"
+    assert told in reading.show_experiment(ctx, submit(ctx, spec))["warnings"]
+
+
 def test_code_of_a_plug_in_that_changes_between_blocks_is_told_once_when_a_block_starts(ctx: Context) -> None:
     experiment_id = submit(ctx, tiny_spec(budget={"rounds": 1}, experiment={"replicates": 4}))
     worker = SimulatedWorker(ctx).register()
@@ -97,6 +113,7 @@ def test_code_of_a_plug_in_that_changes_between_blocks_is_told_once_when_a_block
         "clone the experiment to train all with one"
     )
     assert [(event.severity, event.replicate, event.text) for event in told] == [("warning", 2, text)]
+    _tell_other_code(ctx, worker, experiment_id)
     shown = reading.show_experiment(ctx, experiment_id)
     assert f"warning: {text}" in show_text(shown, []).splitlines()
     finish_due(ctx)
