@@ -7,6 +7,7 @@ import is told as a defect of that plug-in and costs whoever asks nothing. Nothi
 from __future__ import annotations
 
 import hashlib
+import json
 import signal
 import subprocess
 import sys
@@ -33,6 +34,8 @@ except BaseException as error:
     os._exit({_RAISED})
 os._exit(0)
 """
+#: Prints the names of a registry in one line, after whatever packages print at their import.
+_REGISTRY = "import gymnasium, json; print(); print(json.dumps([*gymnasium.registry]))"
 
 
 class NameTaken(Exception):  # noqa: N818 - says what is wrong
@@ -68,10 +71,32 @@ def installed(group: str) -> list[EntryPoint]:
     return sorted(entry_points(group=group), key=lambda point: point.name)
 
 
+def tasks_here() -> set[str]:
+    """Return the environments of plug-ins and of Gymnasium's registry, which is read in a process of its own.
+
+    Empty where Gymnasium is not installed or cannot be imported.
+    """
+    if find_spec("gymnasium") is None:
+        return set()
+    command = [sys.executable, "-c", _REGISTRY]
+    try:
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=_IMPORT_SECONDS, check=False)  # noqa: S603 - our own
+    except subprocess.TimeoutExpired:
+        return set()
+    if ended.returncode != 0:
+        return set()
+    return {*json.loads(ended.stdout.splitlines()[-1]), *(point.name for point in installed(ENVIRONMENTS))}
+
+
 def identities(used: Container[str]) -> dict[str, str]:
     """Return {name: package, version, start of the SHA-256 of its Python files} of the plug-ins among ``used``."""
     points = [point for group in (REWARDS, ENVIRONMENTS) for point in installed(group) if point.name in used]
     return {point.name: _identity(point) for point in points}
+
+
+def version_key(name: str) -> str:
+    """Return the name under which a worker announces the code of a plug-in among its versions."""
+    return f"plug-in {name}"
 
 
 def package_of(point: EntryPoint) -> str:

@@ -524,6 +524,14 @@ def test_template_refuses_what_it_does_not_know_and_never_overwrites(tmp_path: P
     assert target.read_text() == before
 
 
+def test_init_warns_of_an_environment_that_nothing_here_has() -> None:
+    result = CliRunner().invoke(specs.app, ["init", "--env", "CartPol-v1"])
+    told = "warning: --env CartPol-v1: no package that is installed here has it, did you mean 'CartPole-v1'?\n"
+    assert (result.exit_code, result.stderr) == (0, told)
+    assert "id: CartPol-v1" in result.stdout
+    assert CliRunner().invoke(specs.app, ["init", "--env", "CartPole"]).stderr == ""
+
+
 def test_spec_commands_explain_fields_presets_and_metrics() -> None:
     assert "number > 0; default 0.0003" in spec_command("explain", "ppo.lr")
     assert "analysis.sesoi" in spec_command("explain", "sesoi")

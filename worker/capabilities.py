@@ -226,7 +226,7 @@ def devices() -> list[dict[str, Any]]:
 
 
 def versions() -> dict[str, str]:
-    """Return the versions of what computes."""
+    """Return the versions of what computes, and of plug-ins the code too."""
     found = {"python": platform.python_version()}
     for name in _PACKAGES:
         try:
@@ -234,7 +234,8 @@ def versions() -> dict[str, str]:
         except PackageNotFoundError:
             continue
     found["cuda"] = str(torch.version.cuda or "none")
-    return found
+    names = {point.name for group in (plugins.REWARDS, plugins.ENVIRONMENTS) for point in plugins.installed(group)}
+    return found | {plugins.version_key(name): code for name, code in plugins.identities(names).items()}
 
 
 def capabilities(data_dir: Path | None) -> dict[str, Any]:

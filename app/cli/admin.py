@@ -231,7 +231,7 @@ def doctor() -> None:
     """Check settings, database, libraries and plug-ins, and say what to mend."""
     settings = load_settings()
     module = sqlite_module()
-    typer.echo(f"settings: ok (bind {settings.bind}:{settings.port}, auth {settings.auth})")
+    typer.echo(f"settings: ok (a server started with them binds {settings.bind}:{settings.port}, auth {settings.auth})")
     with opened() as (_, store), store.read() as session:
         typer.echo(f"pools: {_pools(settings, opening.connections_offered(store))}")
         typer.echo(f"sqlite {module.sqlite_version}: {sqlite_warning(module.sqlite_version_info) or 'ok'}")
@@ -279,6 +279,11 @@ def _plugins_of(row: WorkerRow) -> Iterator[str]:
         yield f"{where}: {'; '.join(told)}"
     for item in defects_of(row):
         yield _told(where, **item)
+    for name, code in plugins.identities({name for names in usable.values() for name in names}).items():
+        there = row.versions.get(plugins.version_key(name), code)
+        if there != code:
+            remedy = "restart the worker after an install, for it goes by what it registered"
+            yield f"{where}: it registered {name!r} of {there}, here is {code}; {remedy}"
 
 
 def _told(where: str, kind: str, name: str, reason: str) -> str:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated
 
@@ -15,6 +16,7 @@ import yaml
 
 from app.cli.ends import fail, run
 from app.cli.files import OtherFile, SpecFile, load
+from lockstep import plugins
 from lockstep.report import render_markdown, report_from_scores_csv, report_json
 from lockstep.spec import reference
 from lockstep.spec.families import FAMILIES
@@ -22,7 +24,7 @@ from lockstep.spec.metrics import registered
 from lockstep.spec.presets import PRESETS
 from lockstep.spec.problems import InvalidSpecError, nearest
 from lockstep.spec.resolve import diff_paths, parse
-from lockstep.spec.rules import all_problems, check
+from lockstep.spec.rules import NOT_ASKED, Registered, all_problems, check, not_here
 from lockstep.spec.template import template
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Work on specifications without a server.")
@@ -40,7 +42,7 @@ def check_spec(file: SpecFile) -> None:
     raw = load(file)
     try:
         resolved = parse(raw)
-        problems, warnings = check(resolved)
+        problems, warnings = check(resolved, _beside(resolved.spec.env.id))
     except InvalidSpecError as error:
         problems, warnings = all_problems(raw, error.problems), []
     for problem in problems:
@@ -50,6 +52,14 @@ def check_spec(file: SpecFile) -> None:
     if problems:
         raise typer.Exit(1)
     typer.echo(f"valid, hash {resolved.hash}")
+
+
+def _beside(env_id: str | None) -> Registered:
+    """Return what is installed beside this command: no server is asked, but one of its names may have been meant."""
+    own = {point.name for point in plugins.installed(plugins.ENVIRONMENTS)}
+    rewards = [point.name for point in plugins.installed(plugins.REWARDS)]
+    tasks = own if env_id is None or env_id in own else plugins.tasks_here()
+    return replace(NOT_ASKED, rewards_here=rewards, tasks_here=tasks)
 
 
 @app.command("diff")
@@ -79,6 +89,9 @@ def init(
 ) -> None:
     """Write a commented first specification."""
     text = template(preset=preset, task=task, env_id=env)
+    told = "" if env is None else not_here(env, _beside(env).tasks_here)
+    if told:
+        typer.echo(f"warning: --env {env}: {told}", err=True)
     if output is None:
         typer.echo(text, nl=False)
         return

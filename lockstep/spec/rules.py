@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lockstep.spec.algorithms import ALGORITHMS
@@ -42,12 +42,16 @@ class Registered:
         tasks: environment family -> tasks in the registries of its package: "arguments" (None or absent: any) or
             "defect". A family that nobody announced is absent.
         is_known: whether a server told them; without one a name that is not built in may be registered.
+        rewards_here, tasks_here: where no server was asked, registered rewards and environments, with tasks of
+            Gymnasium, that are installed beside whoever asks; empty where nobody looked.
     """
 
     rewards: Mapping[str, Mapping[str, Any]]
     environments: Mapping[str, Mapping[str, Any]]
     tasks: Mapping[str, Mapping[str, Mapping[str, Any]]] = field(default_factory=dict)
     is_known: bool = True
+    rewards_here: Collection[str] = ()
+    tasks_here: Collection[str] = ()
 
     def is_task(self, env: Env) -> bool:
         """Return whether ``env.id`` names a task in the registry of its family's package, and no plug-in."""
@@ -213,7 +217,18 @@ def _environment_rules(resolved: ResolvedSpec, registered: Registered) -> Iterat
         message = f"environment {env.id!r} cannot be loaded by its worker: {schema['defect']}"
         yield Problem("/env/id", "defective_environment", message, "correct the package and restart the worker")
     if schema:
-        yield from flat_problems(schema, env.kwargs, lambda name: pointer("env", "kwargs", name))
+        for problem in flat_problems(schema, env.kwargs, lambda name: pointer("env", "kwargs", name)):
+            yield _as_registered(problem, "its worker")
+
+
+def _as_registered(problem: Problem, worker: str) -> Problem:
+    """Say of an unknown key that what a worker registered decides, which a later install does not change."""
+    if problem.code != "unknown_key":
+        return problem
+    joined = " " if problem.remedy.endswith("?") else "; "
+    told = f"{worker} registered no such key: restart it after an install"
+    told = told[0].upper() + told[1:] if joined == " " else told
+    return replace(problem, remedy=f"{problem.remedy}{joined}{told}")
 
 
 def _batched_rules(env: Env) -> Iterator[Problem]:
@@ -355,9 +370,11 @@ def _at_mode(index: int, arm: ResolvedArm, written: Arm) -> str:
 def _reward_keys(index: int, arm: ResolvedArm, registered: Registered) -> Iterator[Problem]:
     """Keys beyond the built-in constants must be in the schema of the registered mode, and fit it."""
     builtin: dict[str, Any] = {"schema": {"properties": {key: {} for key in Reward.model_fields}}}
-    schema = registered.rewards.get(arm.reward_mode, builtin).get("schema", {})
+    facts = registered.rewards.get(arm.reward_mode, builtin)
     constants = {k: v for k, v in arm.config["reward"].items() if k != "mode"}
-    yield from flat_problems(schema, constants, lambda key: arm.at(index, "reward", key))
+    worker = next((f"worker {name}" for name in facts.get("workers", ())), "its worker")
+    for problem in flat_problems(facts.get("schema", {}), constants, lambda key: arm.at(index, "reward", key)):
+        yield problem if facts is builtin else _as_registered(problem, worker)
 
 
 def _serves(schema: Mapping[str, Any], kind: str) -> bool:
@@ -414,15 +431,30 @@ def _limit_warning(resolved: ResolvedSpec, registered: Registered) -> Iterator[s
         )
 
 
+def not_here(name: str, here: Collection[str]) -> str:
+    """Return that no package here has an environment, and which may have been meant; empty where one has it."""
+    if not here or name in here or _with_version(name, here) in here:
+        return ""
+    close = meant(name, here)
+    return "no package that is installed here has it" + ("" if close is None else f", did you mean {close!r}?")
+
+
+def _reward_here(mode: str, builtin: Collection[str], here: Collection[str]) -> str:
+    if mode in here:
+        return "a package that is installed here has it"
+    return nearest(mode, {*builtin, *here}, "built in or installed here:" if here else "built in:")
+
+
 def _warnings(resolved: ResolvedSpec, registered: Registered) -> Iterator[str]:
     spec = resolved.spec
     yield from _budget_warning(resolved)
     if registered.is_task(spec.env) and registered.tasks_of(spec.env) is None:
         why = "no worker that could is registered" if registered.is_known else "that is done when they are submitted"
-        yield f"env.id {spec.env.id!r} and env.kwargs are not checked: {why}"
+        told = not_here(str(spec.env.id), registered.tasks_here)
+        yield f"env.id {spec.env.id!r} and env.kwargs are not checked: {why}{told and '; '}{told}"
     yield from _limit_warning(resolved, registered)
     for mode in sorted(_unheard_modes(resolved, registered)):
-        told = nearest(mode, family_of(spec.env.kind).reward_modes, "built in:")
+        told = _reward_here(mode, family_of(spec.env.kind).reward_modes, registered.rewards_here)
         yield f"reward mode {mode!r} is not known here and is checked when it is submitted ({told})"
     if spec.experiment.replicates == 1:
         yield "experiment.replicates is 1: no inference is possible"

@@ -308,6 +308,22 @@ def test_l52_plug_in_that_hangs_when_it_is_imported_is_told_as_its_defect(
     assert all(f"environment 'stuck' cannot be used: {reason}; correct or remove" in line for line in lines)
 
 
+def test_doctor_names_a_worker_that_registered_other_code(
+    sqlite_server: LiveServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_package(tmp_path / "site", "steady", "", "[lockstep.rewards]\nsteady = steady_code:steady\n")
+    monkeypatch.syspath_prepend(str(tmp_path / "site"))
+    here = capabilities.versions()["plug-in steady"]
+    for name, code in (("old", "steady 1.0 (abc)"), ("new", here)):
+        rewards = {"steady": {"env_kinds": ["gymnasium"], "schema": {}}}
+        SimulatedWorker(sqlite_server.ctx, name, rewards=rewards, versions={"plug-in steady": code}).register()
+    told = CliRunner().invoke(admin, ["doctor"], env={"LOCKSTEP_DATABASE_URL": sqlite_server.settings.database_url})
+    assert [line for line in told.stdout.splitlines() if "registered" in line] == [
+        f"worker old: it registered 'steady' of steady 1.0 (abc), here is {here}; restart the worker after an install, "
+        "for it goes by what it registered"
+    ]
+
+
 def test_l54_an_evaluation_of_three_times_the_stall_limit_is_no_hang(
     make_server: Callable[..., LiveServer],
     sqlite_template: Path,

@@ -26,7 +26,11 @@ from tests.factories import cartpole_spec, tiny_spec
 ROOT = Path(__file__).parents[3]
 REGISTERED = Registered(
     {
-        "thrifty": {"env_kinds": ["morphogenesis"], "schema": {"properties": {"price": {"type": "number"}}}},
+        "thrifty": {
+            "env_kinds": ["morphogenesis"],
+            "schema": {"properties": {"price": {"type": "number"}}},
+            "workers": ["w0", "w1"],
+        },
         "broken": {"schema": {}, "defect": "it raised", "workers": ["w0", "w1", "w2"]},
         "nearer": {"env_kinds": ["gymnasium"], "tasks": ["corridor"], "schema": {}, "workers": ["w0", "w1"]},
     },
@@ -371,6 +375,14 @@ def test_names_of_other_libraries_lead_to_fields_that_exist() -> None:
             "raised; install the package that has it where a worker runs and restart that worker)",
         ),
         (arm(reward="nearer"), "reward mode 'nearer' serves env.kind gymnasium, not morphogenesis"),
+        (
+            override(reward__mode="thrifty", reward__late=2),
+            "unknown key 'late' (known: price; worker w0 registered no such key: restart it after an install)",
+        ),
+        (
+            cartpole_spec(env={"id": "corridor", "kwargs": {"lenght": 3}}),
+            "(did you mean 'length'? Its worker registered no such key: restart it after an install)",
+        ),
         (arm(reward="broken"), "reward mode 'broken' failed its check on w0, w1 and 1 more: it raised"),
         (cartpole_spec(reward={"mode": "nearer"}), "reward mode 'nearer' scores 'corridor', not 'CartPole-v1'"),
     ],

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -345,6 +346,16 @@ def test_a_reward_that_may_be_registered_is_left_to_the_server(changes: dict[str
     [told] = [warning for warning in warnings if "thrifty" in warning]
     assert told == "reward mode 'thrifty' is not known here and is checked when it is submitted (built in: native)"
     assert [problem.code for problem in check(resolved, Registered({}, {}))[0]] == ["unknown_reward"]
+
+
+def test_names_that_are_installed_here_lead_to_those_that_were_meant() -> None:
+    here = replace(NOT_ASKED, rewards_here=["progress"], tasks_here=["pointgoal", "Zebra-v1"])
+    warnings = check(parse(cartpole_spec(env={"id": "pointgaol"}, reward={"mode": "progres"})), here)[1]
+    assert any("; no package that is installed here has it, did you mean 'pointgoal'?" in told for told in warnings)
+    assert any("checked when it is submitted (did you mean 'progress'?)" in told for told in warnings)
+    told = " ".join(check(parse(cartpole_spec(env={"id": "Zebra"}, reward={"mode": "progress"})), here)[1])
+    assert "no package" not in told
+    assert "(a package that is installed here has it)" in told
 
 
 def test_a_built_in_reward_of_another_family_is_refused_without_a_server() -> None:
