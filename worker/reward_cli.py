@@ -24,7 +24,7 @@ from worker import capabilities
 from worker.envs import reward_plugins
 from worker.envs.families import load
 from worker.envs.family import Trial
-from worker.envs.faults import RAISED
+from worker.envs.faults import RAISED, raised_in
 from worker.envs.paid import advice
 from worker.options import json_object, within
 from worker.reward_reference import markdown
@@ -140,8 +140,8 @@ def _builtin_problems(asked: Asked) -> Iterator[Problem]:
 
 
 def _told(error: BaseException, mode: str) -> str:
-    """Return why a mode cannot be paid, without the advice to run this very check."""
-    return capabilities.reason(error).replace(advice(mode), "")
+    """Return why a mode cannot be paid and where its code raised, without the advice to run this very check."""
+    return capabilities.reason(error).replace(advice(mode), "") + raised_in(error)
 
 
 def _refuse(problems: Iterable[Problem]) -> None:

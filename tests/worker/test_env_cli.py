@@ -63,6 +63,9 @@ gymnasium.register("Fit-v0", entry_point=lambda **kwargs: _Fit(**kwargs), max_ep
 gymnasium.register("Endless-v0", entry_point=lambda **kwargs: _Fit(**kwargs))
 
 
+_LINE = 1 + next(n for n, line in enumerate(Path(__file__).read_text().splitlines()) if '["velocity"]' in line)
+
+
 def check(capsys: pytest.CaptureFixture[str], how: str, *more: str) -> tuple[int, str]:
     code = main(["check", "Fit-v0", "--kwargs", json.dumps({"how": how}), "--steps", "100", *more])
     return code, capsys.readouterr().out
@@ -94,13 +97,13 @@ def test_an_environment_without_a_limit_of_steps_is_a_warning(capsys: pytest.Cap
     ("how", "name", "words"),
     [
         ("unlicensed", "builds", "cannot be built: RuntimeError: no licence"),
-        ("raises", "plays", "in step 7 raised KeyError: 'velocity'"),
+        ("raises", "plays", f"in step 7 raised KeyError: 'velocity'; raised in {__file__}, line {_LINE}"),
         (
             "unseeded",
             "deterministic",
             "a second instance under the same seeds differs in step 1 of play: the observation",
         ),
-        ("shared", "deterministic", "draw all randomness from the seed of reset"),
+        ("shared", "deterministic", "seed of reset (super().reset(seed=seed), then self.np_random) and keep"),
         ("remembers", "resumes", "in the replay after a resume the reward is "),
     ],
 )

@@ -69,6 +69,7 @@ priced = mode(
     lambda s: parts(s.reward), schema={"properties": {"prize": {"type": "number", "minimum": 0, "default": 1.0}}}
 )
 """
+FAILS = '    return parts(step.reward if not step.truncated.any() else step.info["goal"])'
 NAMES = [
     *("good", "whole", "listed", "number", "elsewhere", "column", "unmeasured", "huge", "alone", "unnamed", "reads"),
     *("apart", "mixing", "writing", "learnt", "late", "varies", "tardy", "unversioned", "kindless", "misspelt", "text"),
@@ -207,7 +208,9 @@ def test_what_was_found_is_told_to_scripts(capsys: pytest.CaptureFixture[str]) -
 @pytest.mark.usefixtures("quickly")
 def test_a_mode_is_paid_over_whole_episodes(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "late", "--seconds", "60"]) == 1
-    assert "reward mode 'late' in episode 0 raised KeyError: 'goal'; correct it" in capsys.readouterr().out
+    told = capsys.readouterr().out
+    assert "reward mode 'late' in episode 0 raised KeyError: 'goal'; correct it; raised in " in told
+    assert f"kinds_code.py, line {1 + CODE.splitlines().index(FAILS)}\n" in told
     assert main(["check", "varies"]) == 0
     assert "  end  " in capsys.readouterr().out
 

@@ -8,6 +8,7 @@ No torch: processes that only step environments import this.
 
 from __future__ import annotations
 
+import sys
 import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -17,6 +18,8 @@ from worker.envs.inside import INSIDE
 #: What the user's code may raise; a script's ``sys.exit`` must not end the training process without a word.
 RAISED = (Exception, SystemExit)
 _OUT_OF_MEMORY = ("torch.OutOfMemoryError", "torch.cuda.OutOfMemoryError")
+#: Packages whose frames in a traceback are no code of the user's.
+_NOT_THEIRS = {*sys.stdlib_module_names, "__main__", "app", "gymnasium", "lockstep", "numpy", "torch", "worker"}
 
 
 class EnvironmentFault(RuntimeError):  # noqa: N818 - says what is at fault
@@ -38,6 +41,19 @@ def last_line(error: BaseException) -> str:
         return str(error)
     lines = "".join(traceback.format_exception_only(error)).strip().splitlines()
     return lines[-1].strip() if lines else type(error).__name__
+
+
+def raised_in(error: BaseException) -> str:
+    """Return file and line of the user's code that an error comes from, as the end of a sentence; empty without one."""
+    first = error
+    while first.__cause__ is not None:
+        first = first.__cause__
+    places = [
+        f"{frame.f_code.co_filename}, line {line}"
+        for frame, line in traceback.walk_tb(first.__traceback__)
+        if str(frame.f_globals.get("__name__")).partition(".")[0] not in _NOT_THEIRS
+    ]
+    return f"; raised in {places[-1]}" if places else ""
 
 
 @contextmanager

@@ -23,7 +23,7 @@ from torch import Tensor
 from lockstep.spec.gymnasium import EVAL_MAX_STEPS
 from worker.envs.base import StepResult
 from worker.envs.family import Order, RunEnv, UniformControl
-from worker.envs.faults import RAISED, EnvironmentFault, last_line
+from worker.envs.faults import RAISED, EnvironmentFault, last_line, raised_in
 from worker.envs.gymnasium.build import build_one
 from worker.envs.gymnasium.env import GymEnvs, batched_factory, make_envs
 from worker.envs.gymnasium.observations import ObservationDoor
@@ -109,10 +109,10 @@ def check(name: str, kwargs: Mapping[str, Any], *, steps: int, seconds: float, w
             checked.treatment = _treatment(sample, envs)
             layout = envs.entry
     except ValueError as error:
-        checked.findings.append(Finding("builds", REFUSED, str(error)))
+        checked.findings.append(Finding("builds", REFUSED, f"{error}{raised_in(error)}"))
         return checked
     except EnvironmentFault as error:
-        checked.findings.append(Finding("plays", REFUSED, str(error)))
+        checked.findings.append(Finding("plays", REFUSED, f"{error}{raised_in(error)}"))
         return checked
     spaces = " ".join(f"observation {sample.observation_space}, action {sample.action_space}".split())
     checked.findings += [Finding("builds", OK, spaces), _by_gymnasium(section)]
@@ -122,7 +122,7 @@ def check(name: str, kwargs: Mapping[str, Any], *, steps: int, seconds: float, w
         for finding in _played(section, layout, actions, seconds):
             checked.findings.append(finding)
     except EnvironmentFault as error:
-        checked.findings.append(Finding("plays", REFUSED, str(error)))
+        checked.findings.append(Finding("plays", REFUSED, f"{error}{raised_in(error)}"))
     checked.findings.append(_closes(sample))
     return checked
 
@@ -261,7 +261,7 @@ def _resumed(section: Mapping[str, Any], first: Sequence[_Step], actions: Sequen
             try:
                 envs.load_state_dict(0, state)
             except EnvironmentFault as error:
-                return Finding("resumes", REFUSED, str(error))
+                return Finding("resumes", REFUSED, f"{error}{raised_in(error)}")
             found = _equal("resumes", what, first[border:], _play(envs, actions[border:]), border)
         if found.state != OK:
             return found
