@@ -6,7 +6,7 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-from app.services import assignments, ingest, steering
+from app.services import assignments, ingest, steering, submission
 from app.services.finishing import finish_due
 from app.services.workers import heartbeat
 from lockstep import protocol as p
@@ -51,6 +51,25 @@ def finished(server: LiveServer, *, trained: int | None = None, **changes: Any) 
     for _ in range(replicates if trained is None else trained):
         claim(worker)
         worker.train(rounds=rounds)
+    worker.beat("leaving")
+    finish_due(server.ctx)
+    return experiment_id
+
+
+def retried(server: LiveServer) -> str:
+    """Return the id of an experiment whose replicates failed, and were trained again with different codes."""
+    experiment_id = submit(server.ctx, tiny_spec(experiment={"name": "again", "replicates": 2}, budget={"rounds": 1}))
+    worker = worker_of(server)
+    for _ in range(2):
+        claim(worker)
+        worker.release("error", "environment", "reward mode 'simplified' raised KeyError: 'speed'")
+    submission.retry(server.ctx, experiment_id, LOCAL)
+    for replicate in range(2):
+        wait_until(lambda: worker.beat("idle") and worker.claim(), what="an assignment")
+        assert worker.ready(record={"plugins": {"mine": "mine 1.0 (aaaa)" if replicate else "mine 1.0 (bbbb)"}})
+        worker.hand_in(0)
+        worker.checkpoint(1)
+        worker.release()
     worker.beat("leaving")
     finish_due(server.ctx)
     return experiment_id

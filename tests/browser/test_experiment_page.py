@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from lockstep.client import Client
-from tests.browser.states import finished
+from tests.browser.states import finished, retried
 from tests.conftest import LiveServer, WorkerProcess
 from tests.factories import cartpole_spec, submit, tiny_spec
 
@@ -188,3 +188,14 @@ def test_record_of_acts_and_the_calls_of_the_api_have_pages(sqlite_server: LiveS
     page.locator("nav >> text=API").click()
     page.locator("summary", has_text="POST /api/v1/plans").click()
     expect(page.locator("details[open] pre")).to_contain_text("arms:")
+
+
+def test_a_replicate_that_was_tried_again_counts_once_and_no_green_stands_beside_an_invalid_report(
+    sqlite_server: LiveServer, page: Page
+) -> None:
+    experiment_id = retried(sqlite_server)
+    page.goto(f"{sqlite_server.url}/experiments/{experiment_id}")
+    expect(page.locator("#facts")).to_contain_text("2 of 2 replicates ended")
+    expect(page.locator("#verdict-code")).to_have_text("invalid")
+    expect(page.locator("#status")).to_have_class("badge void")
+    expect(page.locator(".lane")).to_have_count(4)

@@ -73,6 +73,13 @@ export function badge(status) {
   return element("span", { class: `badge ${status}` }, status);
 }
 
+// The state of an experiment, without the colour of success beside an invalid report.
+export function stateBadge({ status, answer }) {
+  const found = badge(status);
+  if (answer && answer.code === "INVALID") found.classList.replace("succeeded", "void");
+  return found;
+}
+
 // The code of a verdict as words, with what takes its meaning away.
 export function verdictWords(answer) {
   const words = answer.code.replaceAll("_", " ").toLowerCase();

@@ -1,6 +1,6 @@
 // Several experiments side by side; the address holds their ids, so that a comparison can be sent to somebody.
 
-import { ago, all, badge, base, call, element, over, prose, say, verdictWords } from "./api.js";
+import { ago, all, base, call, element, over, prose, say, stateBadge, verdictWords } from "./api.js";
 import * as differs from "./panels/differs.js";
 import * as effects from "./panels/effects.js";
 import * as overlay from "./panels/overlay.js";
@@ -68,7 +68,7 @@ function answer({ id, experiment }) {
       element("br"),
       element("small", {}, ago(experiment.created_at), " · ", element("bdi", {}, experiment.owner)),
     ),
-    element("td", { "data-name": "State" }, badge(experiment.status), element("br"), element("small", {}, ended)),
+    element("td", { "data-name": "State" }, stateBadge(experiment), element("br"), element("small", {}, ended)),
     element(
       "td",
       { "data-name": "" },

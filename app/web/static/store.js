@@ -97,6 +97,14 @@ export class Store {
     if (missing.length) this.live.subscribe([...this.wanted]);
   }
 
+  // The newest block of each replicate: a replicate that was tried again counts once.
+  get current() {
+    const newest = new Map();
+    for (const block of this.blocks.values())
+      if (!(newest.get(block.replicate)?.generation > block.generation)) newest.set(block.replicate, block);
+    return [...newest.values()].sort((a, b) => a.replicate - b.replicate);
+  }
+
   line(metric, runId) {
     if (!this.points.has(metric)) this.points.set(metric, new Map());
     const lines = this.points.get(metric);
@@ -106,8 +114,9 @@ export class Store {
 
   // Lines of one metric: {run, arm, points: [{round, value, t}]}, by replicate.
   lines(metric) {
+    const counted = new Set(this.current.map((block) => block.id));
     return [...(this.points.get(metric) || new Map())]
-      .filter(([id]) => this.runs.has(id))
+      .filter(([id]) => this.runs.has(id) && counted.has(this.runs.get(id).block_id))
       .map(([id, line]) => {
         const run = this.runs.get(id);
         const points = [...line].map(([round, point]) => ({ round, ...point })).sort((a, b) => a.round - b.round);

@@ -1,6 +1,6 @@
 // The sticky head: what is asked, how far it is, the answer once there is one, trouble above all.
 
-import { armName, badge, call, counted, difference, duration, element, number, over, prose, say, verdictWords } from "../api.js";
+import { armName, call, counted, difference, duration, element, number, over, prose, say, stateBadge, verdictWords } from "../api.js";
 import { interval, spans } from "../forest.js";
 
 const node = (name) => document.getElementById(name);
@@ -28,7 +28,7 @@ function draw(store) {
   node("name").textContent = experiment.name;
   document.title = `${experiment.name} - Lockstep`;
   node("status").replaceWith(
-    Object.assign(badge(experiment.status), { id: "status", title: WORDS[experiment.status] || "" }),
+    Object.assign(stateBadge(experiment), { id: "status", title: titleOf(experiment) }),
   );
   node("facts").replaceChildren(...facts(store).map((text) => element("span", {}, text)));
   node("waiting").textContent =
@@ -42,10 +42,14 @@ function draw(store) {
   trouble(store, experiment.causes);
 }
 
+function titleOf({ status, answer }) {
+  const isVoid = answer && answer.code === "INVALID";
+  return isVoid && status === "succeeded" ? "trained to the end, but the report is invalid" : WORDS[status] || "";
+}
+
 function facts(store) {
   const { experiment } = store;
-  const blocks = [...store.blocks.values()];
-  const done = blocks.filter((block) => block.is_finished || over(block.status)).length;
+  const done = store.current.filter((block) => block.is_finished || over(block.status)).length;
   const spent = [...store.runs.values()].reduce((sum, run) => sum + run.device_seconds, 0);
   const told = [`${done} of ${experiment.progress.blocks} replicates ended`];
   const left = secondsLeft(store);
@@ -57,7 +61,7 @@ function facts(store) {
 // At the rate since the first block began; null while that says nothing.
 export function secondsLeft(store) {
   const { experiment } = store;
-  const done = [...store.blocks.values()].reduce((sum, block) => sum + (block.complete_rounds || 0), 0);
+  const done = store.current.reduce((sum, block) => sum + (block.complete_rounds || 0), 0);
   const total = experiment.rounds * experiment.progress.blocks;
   if (over(experiment.status) || experiment.status === "paused" || !experiment.started_at || !done) return null;
   return ((Date.now() - new Date(experiment.started_at)) / 1000 / done) * (total - done);

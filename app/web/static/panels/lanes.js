@@ -8,7 +8,7 @@ export function mount(store) {
   let drawn = false;
   store.on(["experiment", "rounds"], () => {
     const { rounds, why_waiting } = store.experiment;
-    const blocks = [...store.blocks.values()].sort((a, b) => a.replicate - b.replicate);
+    const blocks = store.current;
     const waiting = blocks.filter((block) => block.status === "queued" && !block.complete_rounds);
     const shown = blocks.filter((block) => !waiting.includes(block));
     const lanes = shown.flatMap((block) =>
