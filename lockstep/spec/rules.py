@@ -311,6 +311,11 @@ def _mode_problem(
         why = f"unknown reward mode {mode!r} for env.kind {env.kind}"
         if facts:
             why = f"reward mode {mode!r} serves env.kind {' and '.join(facts['env_kinds'])}, not {env.kind}"
+        serving = [family.name for family in FAMILIES.values() if mode in family.reward_modes]
+        if serving:
+            why = f"reward mode {mode!r} is built in for env.kind {' and '.join(serving)}, not {env.kind}"
+            remedy = f"set env.kind to {serving[0]}, or use one of {', '.join(sorted(known))}"
+            return Problem(at, "unknown_reward", why, remedy)
         return Problem(at, "unknown_reward", why, _modes_offered(mode, known, env.kind, registered))
     if "defect" in facts:
         message = f"reward mode {mode!r} failed its check{_on(facts)}: {facts['defect']}"

@@ -148,6 +148,18 @@ def test_what_cannot_be_built_is_one_sentence(
     assert verdict == f"{name} cannot be trained in as it is"
 
 
+def test_arguments_are_judged_by_the_schema_of_their_package(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "class Hall:\n    schema = {'properties': {'length': {'type': 'integer', 'minimum': 2}}}\n"
+    write_package(tmp_path, "rooms", code, "[lockstep.environments]\nhall = rooms_code:Hall\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["check", "hall", "--kwargs", '{"length": 1, "lenght": 3}']) == 1
+    refusal = capsys.readouterr().out.splitlines()[0]
+    assert "/env/kwargs/length: length = 1 is not at least 2" in refusal
+    assert "/env/kwargs/lenght: unknown key 'lenght' (did you mean 'length'?)" in refusal
+
+
 def test_every_kind_of_space_is_told_and_success_is_found(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["check", "Kit-v0", "--steps", "40"]) == 0
     out = capsys.readouterr().out

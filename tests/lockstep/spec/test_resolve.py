@@ -359,7 +359,10 @@ def test_names_that_are_installed_here_lead_to_those_that_were_meant() -> None:
 
 
 def test_a_built_in_reward_of_another_family_is_refused_without_a_server() -> None:
-    assert [problem.code for problem in problems_of(cartpole_spec(reward={"mode": "shaped"}))] == ["unknown_reward"]
+    [problem] = problems_of(cartpole_spec(reward={"mode": "shaped"}))
+    told = "reward mode 'shaped' is built in for env.kind morphogenesis, not gymnasium"
+    assert (problem.code, problem.message) == ("unknown_reward", told)
+    assert problem.remedy == "set env.kind to morphogenesis, or use one of native"
 
 
 def test_minibatches_beyond_the_transitions_of_a_round_are_refused_for_every_network() -> None:

@@ -12,6 +12,7 @@ import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -21,10 +22,12 @@ from gymnasium.vector import AutoresetMode
 from torch import Tensor
 
 from lockstep.spec.gymnasium import EVAL_MAX_STEPS
+from lockstep.spec.problems import pointer
+from lockstep.spec.schemas import flat_problems
 from worker.envs.base import StepResult
 from worker.envs.family import Order, RunEnv, UniformControl
-from worker.envs.faults import RAISED, EnvironmentFault, last_line, raised_in
-from worker.envs.gymnasium.build import build_one
+from worker.envs.faults import RAISED, EnvironmentFault, building, last_line, raised_in
+from worker.envs.gymnasium.build import build_one, registered
 from worker.envs.gymnasium.env import GymEnvs, batched_factory, make_envs
 from worker.envs.gymnasium.observations import ObservationDoor
 from worker.envs.gymnasium.rewards import make_gym_reward
@@ -99,6 +102,7 @@ def check(name: str, kwargs: Mapping[str, Any], *, steps: int, seconds: float, w
     section = {"id": name, "kwargs": dict(kwargs), "rollout_steps": steps, "wrappers": list(wrappers)}
     checked = Checked()
     try:
+        _judge_arguments(name, kwargs)
         factory = batched_factory(name)
         if factory is not None:
             return _check_batched(section, factory, seconds)
@@ -125,6 +129,15 @@ def check(name: str, kwargs: Mapping[str, Any], *, steps: int, seconds: float, w
         checked.findings.append(Finding("plays", REFUSED, f"{error}{raised_in(error)}"))
     checked.findings.append(_closes(sample))
     return checked
+
+
+def _judge_arguments(name: str, kwargs: Mapping[str, Any]) -> None:
+    """Raise a ``ValueError`` for what a specification would be refused for by the schema that a package declares."""
+    with building(f"env.id={name!r}"):
+        schema = getattr(registered(name), "schema", None)
+    found = [] if schema is None else [*flat_problems(schema, kwargs, partial(pointer, "env", "kwargs"))]
+    if found:
+        raise ValueError("; ".join(map(str, found)))
 
 
 def _check_batched(section: Mapping[str, Any], factory: Callable[..., Any], seconds: float) -> Checked:
