@@ -172,6 +172,17 @@ def test_a_folder_in_the_place_of_a_specification_is_told_with_the_file_to_name(
 
 
 @pytest.mark.server
+def test_events_leave_out_what_every_round_brings_and_say_how_many(lockstep: Command, finished: str) -> None:
+    *shown, last = lockstep("events", finished).splitlines()
+    every = lockstep("events", finished, "--all").splitlines()
+    routine = [line for line in every if line not in shown]
+    assert all(re.search(r"round \d of replicate \d: |checkpoint before round", line) for line in routine)
+    assert len(routine) == 8
+    assert last == f"8 routine events are not shown: lockstep events {finished} --all"
+    assert len(lockstep.json("events", finished)) == len(every)
+
+
+@pytest.mark.server
 def test_what_has_ended_can_be_followed_read_and_saved(
     lockstep: Command, finished: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -180,21 +180,29 @@ def watch(
 def events(
     experiment_id: Id,
     severity: Annotated[str, typer.Option(help="info, warning or error, and what is worse")] = "info",
+    everything: Annotated[bool, typer.Option("--all", help="What every round brings, too; always with --json")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the timeline, oldest first: what happened, when, and by whom."""
     known = ("debug", "info", "warning", "error")
     if severity not in known:
         raise typer.BadParameter(f"use one of {', '.join(known)}", param_hint="--severity")
-    shown = []
+    found, hidden_events = [], 0
     with reach() as client:
         for item in client.events(experiment_id):
-            if known.index(item["severity"]) >= known.index(severity):
-                shown.append(item)
-                if not as_json:
-                    typer.echo(text.event_line(item))
+            if known.index(item["severity"]) < known.index(severity):
+                continue
+            if as_json:
+                found.append(item)
+            elif everything or not text.is_routine(item):
+                typer.echo(text.event_line(item))
+            else:
+                hidden_events += 1
     if as_json:
-        _json(shown)
+        _json(found)
+    elif hidden_events:
+        told = "1 routine event is" if hidden_events == 1 else f"{hidden_events} routine events are"
+        typer.echo(f"{told} not shown: {called()} events {experiment_id} --all")
 
 
 @app.command()

@@ -185,6 +185,16 @@ def list_line(item: Mapping[str, Any]) -> str:
     return f"{item['id']}  {item['status']:10} {done:>5}  {isolated(item['name'])}"
 
 
+def is_routine(item: Mapping[str, Any]) -> bool:
+    """Return whether an event tells what every round brings, or what befell one environment, and is no warning."""
+    if item["severity"] in ("warning", "error"):
+        return False
+    return item["env_id"] is not None or item["type"].endswith(_ROUTINE)
+
+
+_ROUTINE = ("round_completed", "checkpoint_saved", "update_completed", "evaluation_completed")
+
+
 def event_line(item: Mapping[str, Any]) -> str:
     """Return one line of a timeline."""
     place = [f"replicate {item['replicate']}"] if item["replicate"] is not None else []

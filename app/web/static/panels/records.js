@@ -3,9 +3,9 @@
 import { ago, all, armName, badge, base, bytes, call, element, number, prose, say } from "../api.js";
 
 const node = (name) => document.getElementById(name);
-const NOISE = ["round_completed", "checkpoint_saved", "ppo_update_completed", "evaluation_completed"];
+const NOISE = /(round|update|evaluation)_completed$|^checkpoint_saved$/; // what every round brings
 const KINDS = {
-  states: (event) => event.env_id === null && !NOISE.includes(event.type),
+  states: (event) => event.env_id === null && !NOISE.test(event.type),
   trouble: (event) => ["warning", "error"].includes(event.severity),
   everything: () => true,
 };
