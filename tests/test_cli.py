@@ -118,11 +118,22 @@ def test_replicates_that_failed_run_again_on_request(lockstep: Command, sqlite_s
     fail_two_replicates(SimulatedWorker(sqlite_server.ctx).register())
     shown = lockstep("show", experiment_id)
     assert "failed: replicates 0, 1, cause environment in the code of arm B: reward mode 'simplified' raised" in shown
-    assert f"once it is mended: lockstep retry {experiment_id}" in shown
+    again = "once it is mended, and installed again unless it is editable (pip install -e)"
+    assert f"{again}: lockstep retry {experiment_id}" in shown
     assert lockstep("retry", experiment_id) == (
         f"2 replicates are in the queue again; lockstep watch {experiment_id} follows\n"
     )
     assert lockstep.json("show", experiment_id)["causes"] == []
+
+
+def test_a_specification_at_fault_is_cloned_with_a_correction_for_a_retry_trains_the_same() -> None:
+    cause = {"status": "failed", "cause": "config", "replicates": [0], "arms": [], "run_id": None, "text": "env: no"}
+    experiment = {"id": "exp_1", "causes": [cause], "progress": {"blocks_by_status": {"failed": 1}}}
+    _, field, code = text.cause_lines(experiment)
+    assert field.endswith("lockstep clone exp_1 --overrides FILE, or submit a corrected one")
+    assert code.startswith("once code is mended, and installed again unless it is editable")
+    experiment["causes"] = [{**cause, "cause": "oom"}]
+    assert [*text.cause_lines(experiment)][1:] == ["once it is mended: lockstep retry exp_1"]
 
 
 @pytest.mark.server

@@ -91,10 +91,22 @@ def cause_lines(experiment: Mapping[str, Any], most: int = 5) -> Iterator[str]:
         yield f"{item['status']}: {replicates_text(item['replicates'])}, cause {item['cause']}{code}: {item['text']}"
         if item["run_id"]:
             yield f"  its log has the rest: {called()} logs {item['run_id']}"
-    if any(item["status"] == "failed" for item in causes):
-        yield f"once it is mended: {called()} {_mended(experiment)}"
+    failed = {item["cause"] for item in causes if item["status"] == "failed"}
+    if "config" in failed:
+        yield (
+            "a retry trains the same specification; where a field of it is wrong: "
+            f"{called()} clone {experiment['id']} --overrides FILE, or submit a corrected one"
+        )
+    if failed:
+        again = ", and installed again unless it is editable (pip install -e)" if failed & _OF_CODE else ""
+        mended = "once code is mended" if "config" in failed else "once it is mended"
+        yield f"{mended}{again}: {called()} {_mended(experiment)}"
     if len(causes) > most:
         yield f"and {len(causes) - most} more reasons: {called()} show {experiment['id']} --json"
+
+
+#: Causes that may lie in a plug-in, whose installed copy is what trains.
+_OF_CODE = {"config", "environment"}
 
 
 def _mended(experiment: Mapping[str, Any]) -> str:

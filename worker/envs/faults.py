@@ -48,6 +48,8 @@ def raised_in(error: BaseException) -> str:
     first = error
     while first.__cause__ is not None:
         first = first.__cause__
+    if isinstance(first, SyntaxError) and first.filename:  # of a file that was never run: it has no frame
+        return f"; raised in {first.filename}, line {first.lineno}"
     places = [
         f"{frame.f_code.co_filename}, line {line}"
         for frame, line in traceback.walk_tb(first.__traceback__)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,7 @@ from lockstep.spec.sections import CLIP
 from worker.envs import families
 from worker.envs.base import LockstepEnvs, ObsSpec
 from worker.envs.family import Control, EnvironmentFamily, Order, Reward, RunEnv
+from worker.envs.faults import raised_in
 from worker.rl.learner import ObsLayout
 from worker.rl.nets import InputLayout
 from worker.train.plan import BlockPlan, ConfigRefused, RunPlan
@@ -136,7 +138,7 @@ def make_environments(
             return family.train(order, overlaps)
         return family.evaluate(order, xeval or {})
     except ValueError as error:
-        raise ConfigRefused("env", str(error), "correct the named field") from error
+        raise _refused("env", error) from error
 
 
 def _action_bounds(run: RunPlan) -> str:
@@ -164,5 +166,19 @@ def _reward(plan: BlockPlan, mode: str, section: Mapping[str, Any], gamma: float
     try:
         function: Reward = family_of(plan).reward(mode, section, gamma, env)
     except ValueError as error:
-        raise ConfigRefused("reward", str(error), "correct the named field") from error
+        raise _refused("reward", error) from error
     return function
+
+
+def _refused(field: str, error: ValueError) -> ConfigRefused:
+    """Return the refusal of what cannot be built: whether the field is wrong or the code, and where that raised."""
+    place = raised_in(error)
+    if not place:
+        return ConfigRefused(field, str(error), "correct the named field")
+    again = " and install it again: this is an installed copy" if _INSTALLED.search(place) else ""
+    is_code = isinstance(error.__cause__, SyntaxError | ImportError)
+    remedy = "mend this code" if is_code else "correct the named field, or mend this code"
+    return ConfigRefused(field, f"{error}{place}", f"{remedy}{again}")
+
+
+_INSTALLED = re.compile(r"[/\\](?:site|dist)-packages[/\\]")

@@ -81,6 +81,29 @@ def test_a_package_that_takes_a_name_under_a_running_worker_is_refused(
     assert refused.value.remedy == "give its entry point another name, or remove the package"
 
 
+@pytest.mark.parametrize(
+    ("code", "line", "remedy"),
+    [
+        ("\ndef make(:\n", 2, "mend this code"),
+        ("import no_such_package\n", 1, "mend this code"),
+        ("def make():\n    raise KeyError('speed')\n", 2, "correct the named field, or mend this code"),
+    ],
+)
+def test_code_of_a_plug_in_that_cannot_be_built_is_named_by_file_and_line(
+    code: str, line: int, remedy: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = tmp_path / "site-packages"
+    folder.mkdir()
+    name = f"faulty{line}{len(code)}"
+    write_package(folder, name, code, f"[lockstep.environments]\n{name} = {name}_code:make\n")
+    monkeypatch.syspath_prepend(str(folder))
+    with pytest.raises(ConfigRefused) as refused:
+        trainer(block(GYM, GYM_ARMS, env={"id": name}))
+    (file,) = folder.glob("*.py")
+    assert refused.value.message.endswith(f"; raised in {file}, line {line}")
+    assert refused.value.remedy == f"{remedy} and install it again: this is an installed copy"
+
+
 def test_a_new_family_and_a_new_algorithm_learn_in_the_loop_beside_ppo() -> None:
     records = train(block(CORRIDOR, ARMS))
     last = {run.run_id: run.metrics for run in records[-1].runs}
