@@ -136,7 +136,7 @@ def test_a_mode_that_cannot_be_paid_is_refused_in_a_sentence(name: str, capsys: 
 @pytest.mark.usefixtures("quickly")
 @pytest.mark.parametrize("name", ["whole", "learnt"])
 def test_whole_numbers_and_what_a_network_computes_are_paid(name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", name, "--env", "Pendulum-v1"]) == 0
+    assert main(["check", name, "--env", "Pendulum-v1", "--seconds", "60"]) == 0
     told = "plays: 1000 steps of 8 environments of Pendulum-v1 under random actions, 40 whole episodes\n"
     out = capsys.readouterr().out
     assert told in out
@@ -222,7 +222,7 @@ def test_an_episode_that_takes_longer_than_its_time_is_told(capsys: pytest.Captu
 
 
 def test_built_in_modes_are_played_in_a_task(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "sparse", "--env", "digits_tiny", "--json"]) == 0
+    assert main(["check", "sparse", "--env", "digits_tiny", "--json", "--seconds", "60"]) == 0
     document = json.loads(capsys.readouterr().out)
     assert (document["package"], document["environments"]) == ("built in", 2)
     assert (document["steps"], document["episodes"]) == (30, 2)
