@@ -392,7 +392,10 @@ def _at_level(result: PairResult, p_adjusted: float | None, level: float, design
         ci_superiority=intervals[0],
         ci_equivalence=intervals[1],
     )
-    return replace(result, evidence=evidence, p_adjusted=p_adjusted, verdict=pair_verdict(evidence))
+    # under max-T a steady small difference has a small p of its own and a large adjusted one, which decides
+    decides = evidence.p if p_adjusted is None or within(p_adjusted, design.level) else p_adjusted
+    verdict = pair_verdict(replace(evidence, p=decides))
+    return replace(result, evidence=evidence, p_adjusted=p_adjusted, verdict=verdict)
 
 
 def _max_t(family: list[PairResult], arms: Sequence[FlooredArm], design: Design) -> tuple[float, ...]:

@@ -73,7 +73,8 @@ FLAGS = {
     "SKEWED": "with scores as skewed as these the test calls equal means different more often than its level says; the "
     "method below says how often",
     "STOPPED_EARLY": "the experiment was ended before its planned blocks, which no plan foresaw: do not promote",
-    "TEST_INTERVAL_DISAGREE": "test and interval of some comparison disagree because of ties; it claims nothing",
+    "TEST_INTERVAL_DISAGREE": "test and interval of some comparison disagree, because of ties or because its p "
+    "adjusted for all comparisons does not reject; it claims nothing",
     "TRAINING_DISAGREES": "training and evaluation name different arms: policies may act otherwise when they are "
     "judged (eval.mode), and on other episodes (eval.max_steps, held-out data); the verdict is on the evaluation",
     "ZERO_VARIANCE": "differences or scores have no spread; t statistics are undefined",

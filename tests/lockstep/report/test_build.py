@@ -127,7 +127,12 @@ def test_a_difference_that_does_not_matter_names_the_interval_that_says_so() -> 
     assert found["code"] == "DIFFERENT_BUT_NEGLIGIBLE"
     assert "[95 % CI +0.333, +2.23]" in found["sentence"]
     assert "The amount does not matter: the 90 % CI, +0.600 to +1.93 pp, lies inside +/-2 pp." in found["sentence"]
-    family = verdict({"a": a, "b": list(worse), "c": [x - 20.0 for x in worse]}, comparisons="all_pairs", sesoi=3.0)
+    family = verdict(
+        {"a": a, "b": list(worse), "c": [x - 20.0 for x in worse]},
+        comparisons="all_pairs",
+        sesoi=3.0,
+        pairwise_adjust="holm",
+    )
     assert re.search(
         r"`a` against `b` is better, by .*% CI .*\], [\d.]+ % CI \S+ to \S+ pp inside \+/-3 pp", family["sentence"]
     )

@@ -326,3 +326,21 @@ def test_successful_run_without_score_is_an_error_naming_arm_and_replicate() -> 
 
 def test_non_finite_score_counts_as_failed() -> None:
     assert arm("a", 1.0, float("nan"), float("inf")).num_failures == 2
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_max_t_claims_nothing_that_its_adjusted_p_does_not(seed: int) -> None:
+    # a small difference in every block beside an arm of large spread: its own p is tiny, its max-T p near one
+    rng = np.random.default_rng(seed)
+    scores = rng.normal(size=10)
+    arms = [arm("a", *scores), arm("b", *(scores + 0.05 + 0.001 * rng.random(10))), arm("c", *rng.normal(size=10))]
+    pairs = analyse(arms, replace(DESIGN, comparisons="all_pairs", adjust="max_t")).pairs
+    close = next(pair for pair in pairs if {pair.a.label, pair.b.label} == {"a", "b"})
+    assert close.evidence.p == 2 / 2**10
+    for pair in pairs:
+        assert pair.p_adjusted is not None
+        interval = pair.evidence.ci_superiority
+        assert interval is not None
+        rejects, excludes = pair.p_adjusted <= 0.05, interval.low > 0 or interval.high < 0
+        assert (pair.superior != 0) == rejects
+        assert ("TEST_INTERVAL_DISAGREE" in pair.verdict.flags) == (rejects != excludes)
