@@ -60,7 +60,7 @@ class _Speaks(_Fit):
 
 gymnasium.register("Speaks-v0", entry_point=lambda **_: _Speaks())
 gymnasium.register("Fit-v0", entry_point=lambda **kwargs: _Fit(**kwargs), max_episode_steps=200)
-gymnasium.register("Endless-v0", entry_point=lambda **kwargs: _Fit(**kwargs))
+gymnasium.register("Boundless-v0", entry_point=lambda **kwargs: _Fit(**kwargs))
 
 
 _LINE = 1 + next(n for n, line in enumerate(Path(__file__).read_text().splitlines()) if '["velocity"]' in line)
@@ -85,7 +85,7 @@ def test_a_fit_environment_passes_and_the_treatment_is_told(capsys: pytest.Captu
 
 
 def test_an_environment_without_a_limit_of_steps_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["check", "Endless-v0", "--steps", "100"]) == 0
+    assert main(["check", "Boundless-v0", "--steps", "100"]) == 0
     out = capsys.readouterr().out
     assert (
         "warning: limit: no limit of steps is registered: an episode that a policy does not end is evaluated for" in out
