@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
@@ -28,6 +29,9 @@ from worker.rl.learner import Learner, Streams, noise_of
 from worker.train.environments import cross_rewards, family_of, make_control, make_environments
 from worker.train.plan import BlockPlan, RunPlan, owned
 from worker.train.runs import Run, TrainedRun
+
+#: How often the log is told how far an evaluation is.
+_TELL_SECONDS = 20.0
 
 
 class FrozenPolicy:
@@ -240,13 +244,16 @@ def play(
         num_runs: runs in ``envs``.
         alive: called after every step.
 
+    How far a long evaluation is goes to the log.
+
     Returns:
         The episodes per run, in order of the environment: one of each that was played.
     """
     views: list[tuple[Observation, Masks]] = envs.begin_round(0)
     actors = [make_actor(i) for i in range(num_runs)]
     over = [torch.zeros(envs.num_envs, dtype=torch.bool) for _ in range(num_runs)]
-    for _ in range(envs.steps_per_round):
+    told = time.monotonic()
+    for step in range(envs.steps_per_round):
         playing = [actor is not None and not bool(over[i].all()) for i, actor in enumerate(actors)]
         if not any(playing):
             break
@@ -256,6 +263,12 @@ def play(
                 views[i] = (result.observation, result.masks)
                 over[i] |= (result.terminated | result.truncated).cpu()
         alive()
+        if time.monotonic() - told >= _TELL_SECONDS:
+            told = time.monotonic()
+            held = [ends for ends, actor in zip(over, actors, strict=True) if actor is not None]
+            ended = f"{sum(int(ends.sum()) for ends in held)} of {len(held) * envs.num_envs} episodes are over"
+            limit = f"{step + 1:,} of at most {envs.steps_per_round:,} steps"
+            print(f"evaluation: {ended} after {limit}", flush=True)  # noqa: T201 - standard output is the log
     episodes = [sorted(envs.pop_episodes(i), key=lambda e: e.env) for i in range(num_runs)]
     for i in range(num_runs):
         envs.pop_events(i)

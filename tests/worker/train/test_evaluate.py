@@ -10,6 +10,7 @@ import torch
 from lockstep.protocol import AssignedRun, Assignment, RewardRef
 from tests.worker.train.cases import GYM, GYM_ARMS, MORPH, MORPH_ARMS, Arms, block, policy_bits, train, trainer
 from worker.child import plan_of
+from worker.train import evaluate
 from worker.train.block import BlockPlan
 from worker.train.environments import cross_rewards
 from worker.train.evaluate import mean
@@ -43,6 +44,19 @@ def test_evaluation_happens_when_due_and_after_the_last_round() -> None:
     evaluated = [r.round for r in records if "eval/native_return_mean" in r.runs[0].metrics]
     assert evaluated == [1, 3, 4]
     assert [len(r.runs[0].eval_episodes) for r in records] == [0, 2, 0, 2, 2]
+
+
+def test_a_long_evaluation_says_in_the_log_how_far_it_is(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    held = trainer(block(GYM, GYM_ARMS, eval={"max_steps": 3}))
+    held.evaluator.evaluate(held.runs, 0)
+    assert capsys.readouterr().out == ""
+    monkeypatch.setattr(evaluate, "_TELL_SECONDS", 0.0)
+    held.evaluator.evaluate(held.runs, 0)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "evaluation: 0 of 4 episodes are over after 1 of at most 3 steps"
+    assert lines[-1] == "evaluation: 4 of 4 episodes are over after 3 of at most 3 steps"
 
 
 def test_both_modes_report_greedy_as_primary_and_sampling_beside_it() -> None:
