@@ -96,6 +96,8 @@ class Lanes:
         pools = ctx.settings.pools
         self.workers = Way(ctx.on("workers"), Gate("workers", pools.workers))
         self.people = Way(ctx.on("people"), Gate("people", pools.people))
+        #: Claims take turns at one lock: with all places of the lane they would wait there, and heartbeats for them.
+        self.claims = Gate("workers", max(1, pools.workers // 3))
         threads = to_thread.current_default_thread_limiter()
         threads.total_tokens = max(threads.total_tokens, pools.workers + pools.people + _SPARE_THREADS)
 

@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse
 
 from app.claiming import Desk
 from app.errors import InvalidError
-from app.lanes import in_lane
+from app.lanes import Lanes, in_lane
 from app.routes import documents as d
 from app.routes.deps import (
     PAGE,
@@ -59,8 +59,10 @@ async def claim_block(
     """Wait for an assignment; repeating the call returns the same offer."""
     deadline = time.monotonic() + wait
     while True:
-        with METRICS.claim_seconds.time():
-            claimed = await in_lane(request, scheduling.claim, ctx, worker_id)
+        lanes: Lanes = request.app.state.lanes
+        async with lanes.claims.passing():
+            with METRICS.claim_seconds.time():
+                claimed = await in_lane(request, scheduling.claim, ctx, worker_id)
         if claimed.assignment is not None:
             return Response(claimed.assignment.model_dump_json(), media_type="application/json")
         left = deadline - time.monotonic()
