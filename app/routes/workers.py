@@ -58,8 +58,8 @@ async def claim_block(
 ) -> Response:
     """Wait for an assignment; repeating the call returns the same offer."""
     deadline = time.monotonic() + wait
+    lanes: Lanes = request.app.state.lanes
     while True:
-        lanes: Lanes = request.app.state.lanes
         async with lanes.claims.passing():
             with METRICS.claim_seconds.time():
                 claimed = await in_lane(request, scheduling.claim, ctx, worker_id)

@@ -38,7 +38,7 @@ def reset_values(returned: Any) -> tuple[Any, Any]:
 
 
 def _values(returned: Any, number: int, names: str) -> Any:
-    if (type(returned) is tuple or isinstance(returned, (tuple, list))) and len(returned) == number:
+    if isinstance(returned, tuple | list) and len(returned) == number:
         return returned
     counted = f"{len(returned)} values" if isinstance(returned, tuple | list) else f"one {type(returned).__name__}"
     raise BadValue(f"{counted}, not the {number} of Gymnasium's interface {names}")

@@ -337,8 +337,7 @@ class GymEnvs(Stepped):
 
     def _check_finite(self, run: int, first: int, end: int) -> None:
         """Refuse what is not finite in the observations of environments ``first:end`` before any statistic sees it."""
-        seen = self._obs[run][first:end]
-        finite = np.isfinite(seen)
+        finite = np.isfinite(self._obs[run][first:end])
         if not finite.all():
             index = first + int((~finite.all(axis=1)).argmax())
             values = self._obs[run][index][~finite[index - first]].tolist()
