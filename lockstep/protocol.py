@@ -15,8 +15,9 @@ from lockstep.text import Line, Name
 
 #: 2: an assignment tells each arm's differences. 3: and the discount of each reward of cross-evaluation.
 #: 4: progress tells which code of the user's a training process is in. 5: a registration brings registries of tasks.
-#: 6: a worker tells how many blocks it can hold at once, and may be given several.
-PROTOCOL_VERSION = 6
+#: 6: a worker tells how many blocks it can hold at once, and may be given several. 7: progress tells how far an
+#: evaluation is.
+PROTOCOL_VERSION = 7
 LEASE_HEADER = "Lockstep-Lease"
 #: Of a file that goes in pieces; nginx takes 1 MiB where nobody has said otherwise.
 PIECE_BYTES = 512 * 1024
@@ -205,11 +206,28 @@ class ReadyReply(Wire):
     start: bool
 
 
+class EvaluationProgress(Wire):
+    """How far an evaluation is.
+
+    Attributes:
+        over: episodes that have ended.
+        episodes: all that are played.
+        steps: env steps taken of each episode that goes on.
+        max_steps: after which an episode is cut.
+    """
+
+    over: Integer
+    episodes: Integer
+    steps: Integer
+    max_steps: Integer
+
+
 class Progress(Wire):
     """How far an assignment is; reported with each heartbeat.
 
     Attributes:
         inside: the code of the user's that the training process is in, in words; empty when it is in none.
+        evaluation: how far an evaluation is that has taken a while; None in no such evaluation.
     """
 
     assignment_id: str
@@ -218,6 +236,7 @@ class Progress(Wire):
     step: int = 0
     frame_age_seconds: float = 0.0
     inside: Annotated[str, Field(max_length=600)] = ""
+    evaluation: EvaluationProgress | None = None
 
 
 class Health(Wire):

@@ -402,6 +402,12 @@ def test_board_tells_the_time_left_from_the_rate_and_why_it_waits() -> None:
     assert board.waiting(experiment()) == "[###.................]  15 %  running, about 8 min left"
     waits = experiment(status="queued", why_waiting={"text": "no worker is registered"})
     assert board.waiting(waits).endswith("queued; waits: no worker is registered")
+    far = {"text": "evaluating replicate 0: 37 of 200 episodes are over after 400 of at most 1,000 steps"}
+    assert board.waiting(experiment(evaluating=far)).endswith(f"running; {far['text']}")
+    assert far["text"] in str(board.table().caption)
+    now[0] = 61.0
+    list(board.lines(round_of("x", 2)))
+    assert str(board.table().caption) == "running", "a round has come since"
     diverged = {
         "type": "run_status",
         "status": "failed",

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -54,8 +55,8 @@ class Trainer(Protocol):
         """Send a command."""
         ...
 
-    def ask_to_stop(self, seconds: float) -> None:
-        """Ask for a stop at the next round border."""
+    def ask_to_stop(self, seconds: float, *, for_good: bool = False) -> None:
+        """Ask for a stop at the next round border; for good, an evaluation is not waited for either."""
         ...
 
     def ask_where(self) -> None:
@@ -141,11 +142,13 @@ class AssignmentRunner:
         self._child: Trainer | None = None
         self._exit = "not started"
         self._round, self._step = assignment.resume_round, 0
+        self._evaluation: dict[str, int] | None = None  # how far it is, where one takes long
         self._last_frame = self._began = time.monotonic()
         self._lost = threading.Event()
         self._all_sent = threading.Event()  # the assignment's last record has been acknowledged
         self._complete = False  # the checkpoint after the last round is with the server, which needs no more
         self._stop_cause: str | None = None
+        self._for_good = False  # it was cancelled: nothing goes on from where it stops
         self._kill_at: float | None = None
         self._fence_after = float("inf")
         self._acknowledged = self._began
@@ -186,6 +189,7 @@ class AssignmentRunner:
             "step": self._step,
             "frame_age_seconds": 0.0 if self._is_elsewhere() else round(time.monotonic() - self._last_frame, 2),
             "inside": self.inside(),
+            "evaluation": self._evaluation,
         }
 
     def inside(self) -> str:
@@ -222,7 +226,7 @@ class AssignmentRunner:
             self._thaw()
             if state.desired != "run":
                 within = state.stop_within_seconds if state.stop_within_seconds is not None else 60.0
-                self.ask_to_stop(_STOP_CAUSES[state.desired], within)
+                self.ask_to_stop(_STOP_CAUSES[state.desired], within, for_good=state.desired == "cancel")
 
     def unheard(self) -> None:
         """No heartbeat got through: freeze the child before the lease can pass to another worker."""
@@ -245,16 +249,16 @@ class AssignmentRunner:
         if self._child is not None:
             self._child.kill()  # halted as it is, if it is: another may train the block by now
 
-    def ask_to_stop(self, cause: str, within: float = 60.0) -> None:
-        """Ask for a stop at the next round border; the first cause stays."""
-        if self._stop_cause is not None:
+    def ask_to_stop(self, cause: str, within: float = 60.0, *, for_good: bool = False) -> None:
+        """Ask for a stop at the next round border, or for good within an evaluation; the first cause stays."""
+        if self._stop_cause is not None and (self._for_good or not for_good):
             return
-        self._stop_cause = cause
+        self._stop_cause, self._for_good = self._stop_cause or cause, for_good
         self._log.info("stopping", cause=cause)
         grace = max(0.5, min(self._lease.grace_seconds, within - 2.0))
-        self._kill_at = time.monotonic() + grace
+        self._kill_at = min(self._kill_at or math.inf, time.monotonic() + grace)
         if self._child is not None:
-            self._child.ask_to_stop(grace)
+            self._child.ask_to_stop(grace, for_good=for_good)
 
     def run(self) -> None:
         """Start the child, relay until it ends, release the lease."""
@@ -355,8 +359,9 @@ class AssignmentRunner:
         kind = frame.pop("type")
         if kind == "progress":
             self._round, self._step = int(frame["round"]), int(frame["step"])
+            self._evaluation = frame.get("evaluation")
         elif kind == "round":
-            self._round, self._step = int(frame["round"]) + 1, 0
+            self._round, self._step, self._evaluation = int(frame["round"]) + 1, 0, None
             self._spool.append(kind, {"frame": frame})
         elif kind in ("ready", "refused", "checkpoint", "points"):
             self._spool.append(kind, {"frame": frame})
@@ -540,7 +545,8 @@ class AssignmentRunner:
         if self._finished and not self._stopped and self._failure is None:
             return p.ReleaseRequest(outcome="completed", seconds=seconds)
         if self._stop_cause is not None and self._failure is None:
-            detail = "stopped at a round border" if self._stopped else f"stopped: {self._exit}"
+            border = "stopped at once" if self._for_good else "stopped at a round border"
+            detail = border if self._stopped else f"stopped: {self._exit}"
             cause: Any = self._stop_cause
             return p.ReleaseRequest(outcome="stopped", cause=cause, detail=detail, seconds=seconds)
         if self._failure is not None:

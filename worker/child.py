@@ -2,12 +2,12 @@
 
 First command: the assignment, with what is to be trained beside it. Of each it reports ``ready`` (or ``refused``), and
 for each ``go`` trains one round and reports ``round`` and, where due, ``checkpoint``. ``stop`` or SIGTERM ends it at
-the next round border with a checkpoint. Where there are several, a frame and a command name theirs, ``drop`` gives one
-up, ``left`` is the last word of one, and their rounds are trained step by step together (``worker.train.rounds``).
-An assignment that had the process to itself and ended well may bring ``free``: then another of its experiment may
-follow, for which everything is loaded and compiled. Standard output and error are the log; ``END_OF_LOG`` is its last
-line before ``free``. The process is forked from the fork server, which has imported all that training needs, or where
-there is none started as a program.
+the next round border with a checkpoint, a ``stop`` that is ``for_good`` within an evaluation too. Where there are
+several, a frame and a command name theirs, ``drop`` gives one up, ``left`` is the last word of one, and their rounds
+are trained step by step together (``worker.train.rounds``). An assignment that had the process to itself and ended well
+may bring ``free``: then another of its experiment may follow, for which everything is loaded and compiled.
+Standard output and error are the log; ``END_OF_LOG`` is its last line before ``free``. The process is forked from the
+fork server, which has imported all that training needs, or where there is none started as a program.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 from typing import IO, Any
@@ -47,7 +48,7 @@ from worker.envs.inside import INSIDE, shared
 from worker.starter import TRAINING_NAME
 from worker.supervisor import END_OF_LOG
 from worker.train.block import ArmOutOfMemory, BlockTrainer
-from worker.train.plan import BlockPlan, ConfigRefused, RoundRecord, RunPlan, RunRound
+from worker.train.plan import BlockPlan, ConfigRefused, Evaluated, GivenUp, RoundRecord, RunPlan, RunRound
 from worker.train.rounds import Rounds
 
 _PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
@@ -94,7 +95,7 @@ class Pipes:
             named = command.get("assignment")
             with self.changed:
                 for seat in [self.seats[named]] if named in self.seats else self.seats.values():
-                    seat.told(command["type"])
+                    seat.told(command["type"], for_good=command.get("for_good", False))
                 self.changed.notify_all()
         self.stop_all()
 
@@ -132,6 +133,7 @@ class Seat:
         self.options: dict[str, Any] = given["options"]
         self._pipes, self._name = pipes, {"assignment": self.assignment.assignment_id} if named else {}
         self.gos, self.stops, self.dropped = 0, False, False
+        self.unwanted = False  # nobody wants what it would still give
         self.opened = contextlib.ExitStack()
         self.saved = self.done = self.start = self.assignment.resume_round
         self.seqs: dict[str, int] = {}
@@ -145,11 +147,12 @@ class Seat:
         """Whether something was asked that is not done."""
         return self.gos > 0 or self.stops or self.dropped
 
-    def told(self, kind: str) -> None:
+    def told(self, kind: str, *, for_good: bool = False) -> None:
         """Take note of a command."""
         self.gos += kind == "go"
         self.stops |= kind == "stop"
         self.dropped |= kind == "drop"
+        self.unwanted |= for_good or kind == "drop"
 
     def send(self, kind: str, **values: Any) -> None:
         """Send one frame of this assignment."""
@@ -261,18 +264,19 @@ def _run_of(run: RunRound, seqs: dict[str, int]) -> dict[str, Any]:
 
 
 class Progress:
-    """Reports (round, step) at most twice a second."""
+    """Reports (round, step), and how far a long evaluation is, at most twice a second."""
 
     def __init__(self, send: Callable[..., None]) -> None:
         self._send = send
         self._last = 0.0
 
-    def __call__(self, round_index: int, step: int) -> None:
+    def __call__(self, round_index: int, step: int, evaluated: Evaluated | None = None) -> None:
         """Report, unless the last report is fresh."""
         now = time.monotonic()
         if now - self._last >= _PROGRESS_SECONDS:
             self._last = now
-            self._send("progress", round=round_index, step=step)
+            more = {} if evaluated is None else {"evaluation": asdict(evaluated)}
+            self._send("progress", round=round_index, step=step, **more)
 
 
 def train(pipes: Pipes, seats: Sequence[Seat]) -> None:
@@ -296,7 +300,14 @@ def _prepare(seat: Seat, seats: Sequence[Seat], index: int) -> bool:
     enter = partial(INSIDE.enter, shared(Path(options["inside"])))
     enter()
     try:
-        seat.trainer = BlockTrainer(plan, device, data_dir=data_dir, progress=Progress(seat.send), entered=enter)
+        seat.trainer = BlockTrainer(
+            plan,
+            device,
+            data_dir=data_dir,
+            progress=Progress(seat.send),
+            unwanted=lambda: seat.unwanted,
+            entered=enter,
+        )
         seat.opened.callback(seat.trainer.close)
         seat.opened.callback(enter)  # called before it: another assignment may have been at work last
         warm_up = seat.trainer.warm_up(rehearse=bool(options["rehearse"]) and index == 0)
@@ -326,6 +337,9 @@ def _guarded(seat: Seat, work: Callable[[], bool]) -> bool:
     """Do the work of one assignment; when it fails, that one leaves. Return what the work does, False if it failed."""
     try:
         return work()
+    except GivenUp:
+        _give_up(seat)
+        return False
     except Exception as error:
         _fail(seat, error)
         return False
@@ -338,6 +352,17 @@ def _fail(seat: Seat, error: Exception) -> None:
     with contextlib.suppress(Exception):
         seat.opened.close()
     seat.leave()
+
+
+def _give_up(seat: Seat) -> bool:
+    """End within an evaluation, whose round nobody wants: no checkpoint, for nothing goes on from it."""
+    if seat.dropped:
+        with contextlib.suppress(Exception):
+            seat.opened.close()
+        seat.leave()
+    else:
+        _end(seat, stopped=True)
+    return False
 
 
 def _refusal(error: Exception) -> dict[str, str]:
@@ -358,7 +383,9 @@ def _rounds(pipes: Pipes, seats: Sequence[Seat]) -> None:
         for seat, outcome in zip(due, outcomes, strict=True):
             with pipes.changed:
                 seat.gos -= 1
-            if isinstance(outcome, Exception):
+            if isinstance(outcome, GivenUp):
+                _guarded(seat, lambda: _give_up(seat))  # noqa: B023 - called at once
+            elif isinstance(outcome, Exception):
                 _fail(seat, outcome)
             elif _guarded(seat, lambda: _hand_in(seat, outcome)):  # noqa: B023 - called at once
                 continue

@@ -232,10 +232,10 @@ class Seat:
             with self._pack.lock:
                 self._pack.child.send({**frame, "assignment": self.name})
 
-    def ask_to_stop(self, seconds: float) -> None:
+    def ask_to_stop(self, seconds: float, *, for_good: bool = False) -> None:
         """Ask for a stop at the next round border; the others go on."""
         self.asked = time.monotonic()
-        self.send({"type": "stop", "deadline": seconds})
+        self.send({"type": "stop", "deadline": seconds, "for_good": for_good})
 
     def ask_where(self) -> None:
         """Ask the process where it stands, if it hangs."""

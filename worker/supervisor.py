@@ -180,9 +180,9 @@ class Child:
         with contextlib.suppress(BrokenPipeError, ValueError):
             self._commands.write(json.dumps(frame).encode() + b"\n")
 
-    def ask_to_stop(self, seconds: float) -> None:
+    def ask_to_stop(self, seconds: float, *, for_good: bool = False) -> None:
         """First rung of the ladder: stop frame and SIGTERM, for round border and checkpoint."""
-        self.send({"type": "stop", "deadline": seconds})
+        self.send({"type": "stop", "deadline": seconds, "for_good": for_good})
         self._signal(signal.SIGTERM)
 
     def ask_where(self) -> None:

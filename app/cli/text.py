@@ -72,6 +72,8 @@ def show_text(experiment: Mapping[str, Any], runs: Sequence[Mapping[str, Any]]) 
     lines += [f"warning: {warning}" for warning in experiment["warnings"]]
     if experiment["why_waiting"]:
         lines.append(f"waits: {experiment['why_waiting']['text']}")
+    if experiment.get("evaluating"):
+        lines.append(experiment["evaluating"]["text"])
     return "\n".join([*lines, *repeat_lines(experiment), *cause_lines(experiment), *answer_lines(experiment)])
 
 

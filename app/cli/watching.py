@@ -108,6 +108,7 @@ class Board:
         self._blocks: dict[int, dict[str, Any]] = {}
         self._status = str(experiment["status"])
         self._why = ""
+        self._evaluating = ""  # until the next round tells more
         self._clock = clock
         self._first: tuple[float, int] | None = None  # when how many rounds were done, at the first one seen
         self._told: float | None = None  # when rounds were last told
@@ -131,7 +132,7 @@ class Board:
         elif kind == "event" and (frame["event"]["severity"] == "error" or frame["event"]["type"] == "plugin_changed"):
             yield f"{_where(frame['event'])}{frame['event']['text']}"
         elif kind == "end":
-            self._status, self._why = frame["status"], ""
+            self._status, self._why, self._evaluating = frame["status"], "", ""
             if self._untold:
                 yield self._standing()
             yield f"the experiment {ended_text(frame['status'])}"
@@ -140,18 +141,22 @@ class Board:
         """Return what to say when nothing has happened for a while, from a fresh document."""
         self._status = experiment["status"]
         why = experiment["why_waiting"]
+        evaluation = experiment.get("evaluating")
+        self._evaluating = evaluation["text"] if evaluation else ""
         self._why = f"waits: {why['text']}" if why else ""
-        return f"{self._progress()}  {self._status}" + (f"; {self._why}" if self._why else f"{self._left()}")
+        more = "; ".join(part for part in (self._evaluating, self._why) if part)
+        return f"{self._progress()}  {self._status}" + (f"; {more}" if more else f"{self._left()}")
 
     def away(self) -> str:
         """Return what to say while the server does not answer."""
+        self._evaluating = ""
         self._why = "the server does not answer; watching goes on when it does"
         return f"{self._progress()}  {self._why}"
 
     def table(self) -> Table:
         """Return everything as a table for a terminal."""
         title = f"{self._name}  {self._progress()}{self._left()}"
-        caption = "; ".join(part for part in (self._status, self._why) if part)
+        caption = "; ".join(part for part in (self._status, self._evaluating, self._why) if part)
         table = Table(title=title, caption=caption, title_justify="left", caption_justify="left")
         for name in ("replicate", "state", "round", *self._labels, *self._difference_names()):
             table.add_column(name, justify="left" if name == "state" else "right")
@@ -197,6 +202,7 @@ class Board:
             yield event["text"]
 
     def _round(self, item: Mapping[str, Any]) -> None:
+        self._evaluating = ""
         self._block(item).update(done=item["round"] + 1, comparison=item["comparison"])
         self._first = self._first or (self._clock(), self._done())
 

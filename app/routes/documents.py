@@ -101,6 +101,17 @@ class RepeatItem(Document):
     replicates: list[int]
 
 
+class EvaluatingItem(Document):
+    """How far the long evaluations of an experiment are, of all arms."""
+
+    text: str
+    replicates: list[int]
+    over: int
+    episodes: int
+    steps: int
+    max_steps: int
+
+
 class ExperimentDocument(Document):
     """An experiment."""
 
@@ -112,6 +123,7 @@ class ExperimentDocument(Document):
     shown: dict[str, str]
     progress: dict[str, Any]
     why_waiting: dict[str, Any] | None
+    evaluating: EvaluatingItem | None
     causes: list[CauseItem]
     repeats: list[RepeatItem]
     version: int

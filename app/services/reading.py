@@ -13,6 +13,7 @@ from app.services import causes, forecast
 from app.services import waiting as explaining
 from app.services.context import Context
 from app.services.cursors import decode_cursor, encode_cursor, encode_numbers
+from app.services.evaluating import evaluating
 from app.services.steering import existing
 from app.store import events, experiments, logs, points, reports, results, workers
 from app.store.experiments import Listing
@@ -32,7 +33,7 @@ from app.store.rows import (
 from lockstep.report.facing import faced
 from lockstep.report.words.glossary import FLAGS
 from lockstep.spec.metrics import find_metric, primary_of, shown_of
-from lockstep.status import REQUEUE_BUDGET, TERMINAL_BLOCK, BlockStatus, Desired, WorkerStatus
+from lockstep.status import ACTIVE_BLOCK, REQUEUE_BUDGET, TERMINAL_BLOCK, BlockStatus, Desired, WorkerStatus
 
 #: Events of each worker in the list of workers.
 _SHOWN_EVENTS = 3
@@ -157,6 +158,8 @@ def show_experiment(ctx: Context, experiment_id: str) -> dict[str, Any]:
         states = experiments.blocks(session, experiment_id)
         arms = experiments.arms(session, experiment_id)
         waiting = explaining.why_waiting(ctx, session, row, states)
+        is_active = any(state.status in ACTIVE_BLOCK for state in states)
+        evaluation = evaluating(session, experiment_id) if is_active else None
         concluded = reports.headlines(session, [experiment_id])
         now = ctx.store.now(session)
         told = causes.told(experiments.newest_blocks(states), ())
@@ -180,6 +183,7 @@ def show_experiment(ctx: Context, experiment_id: str) -> dict[str, Any]:
         "arms": [arm_document(arm) for arm in arms],
         "shown": asdict(shown_of(primary_of(row.spec))),
         "why_waiting": waiting,
+        "evaluating": evaluation,
         "causes": told,
         "repeats": causes.repeated(experiments.newest_blocks(states), stops),
         "answer": answer_of(concluded[0] if concluded else None),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Set
-from typing import Literal
+from typing import Any, Literal
 
 from sqlalchemy.exc import IntegrityError
 from sqlalchemy.orm import Session
@@ -228,7 +228,7 @@ def _renew(ctx: Context, session: Session, now: float, worker: WorkerRow, item: 
         item.assignment_id,
         item.lease,
         now + ctx.settings.lease_ttl_seconds,
-        {"round": item.round, "step": item.step, **({"inside": storable(item.inside)} if item.inside else {})},
+        _told(item),
         item.frame_age_seconds,
     )
     block = blocks.get(session, renewed.block_id) if renewed is not None else None
@@ -242,6 +242,16 @@ def _renew(ctx: Context, session: Session, now: float, worker: WorkerRow, item: 
     return LeaseState(
         assignment_id=item.assignment_id, valid=True, desired=desired_of(block), stop_within_seconds=within
     )
+
+
+def _told(item: Progress) -> dict[str, Any]:
+    """Return what is stored of an assignment's progress."""
+    told: dict[str, Any] = {"round": item.round, "step": item.step}
+    if item.inside:
+        told["inside"] = storable(item.inside)
+    if item.evaluation is not None:
+        told["evaluation"] = item.evaluation.model_dump()
+    return told
 
 
 def _follow(

@@ -23,6 +23,7 @@ from app.store.rows import (
     BlockRow,
     LiveAssignment,
     Renewed,
+    Told,
     WorkerRow,
     columns,
     every,
@@ -162,6 +163,17 @@ _RENEW = (
     .values(expires_epoch=bindparam("until"), progress=bindparam("told"), frame_age_seconds=bindparam("frame_age"))
     .returning(t.assignment.c.block_id, t.assignment.c.attempt)
 )
+
+
+def evaluations(session: Session, experiment_id: str) -> list[Told]:
+    """Return what live assignments of an experiment that evaluate told last, by replicate."""
+    query = (
+        select(t.block.c.replicate, t.assignment.c.progress)
+        .join(t.assignment, t.assignment.c.block_id == t.block.c.id)
+        .where(t.block.c.experiment_id == experiment_id, t.IS_LIVE)
+        .order_by(t.block.c.replicate, t.assignment.c.slot)
+    )
+    return [row for row in every(Told, session.execute(query)) if row.progress.get("evaluation")]
 
 
 def keep_uncollected(session: Session, worker: WorkerRow, until: float) -> None:

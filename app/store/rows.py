@@ -244,6 +244,14 @@ class HoldingWorker(WorkerRow):
 
 
 @dataclass(frozen=True, slots=True)
+class Told:
+    """What the heartbeat of a live assignment told last."""
+
+    replicate: int
+    progress: Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
 class FailureOnWorker:
     """The last failure of what a worker trained."""
 

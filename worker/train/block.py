@@ -50,7 +50,17 @@ from worker.train.metrics import (
     std_metrics,
     train_metrics,
 )
-from worker.train.plan import ArmOutOfMemory, BlockPlan, ConfigRefused, RoundRecord, RunPlan, RunRound, owned
+from worker.train.plan import (
+    ArmOutOfMemory,
+    BlockPlan,
+    ConfigRefused,
+    Evaluated,
+    GivenUp,
+    RoundRecord,
+    RunPlan,
+    RunRound,
+    owned,
+)
 from worker.train.policies import restore, save_policy, snapshot
 from worker.train.rounds import Done, Rounds
 from worker.train.runs import ControlledRun, Run, TrainedRun
@@ -61,6 +71,7 @@ __all__ = [
     "BlockTrainer",
     "CheckpointInfo",
     "ConfigRefused",
+    "GivenUp",
     "RoundRecord",
     "RunPlan",
     "RunRound",
@@ -82,7 +93,8 @@ class BlockTrainer:
         plan: what to train.
         device: where policies live and environments compute.
         data_dir: where data sets lie.
-        progress: called with (round, step) after every env step.
+        progress: called with (round, step, how far an evaluation is if one takes long) after every env step.
+        unwanted: asked after every step of an evaluation whether nobody wants its result any more.
         entered: called when work of this block begins; other blocks may be trained in between.
         stacked: whether runs are acted for and updated together where they can be; no number depends on it.
 
@@ -96,13 +108,15 @@ class BlockTrainer:
         device: torch.device,
         *,
         data_dir: Path | None = None,
-        progress: Callable[[int, int], None] | None = None,
+        progress: Callable[[int, int, Evaluated | None], None] | None = None,
+        unwanted: Callable[[], bool] = lambda: False,
         entered: Callable[[], None] = lambda: None,
         stacked: bool = True,
     ) -> None:
         self._rounds = Rounds(stacked=stacked)
         self.plan, self.device, self.data_dir = plan, device, data_dir
-        self._progress = progress or (lambda _round, _step: None)
+        self._progress = progress or (lambda _round, _step, _evaluated: None)
+        self._unwanted = unwanted
         self.enter = entered
         self._at = 0, 0
         config = plan.runs[0].config
@@ -118,7 +132,7 @@ class BlockTrainer:
             alike: dict[Hashable, Learner] = {}
             self.runs: list[Run] = [self._build_run(run, i, alike) for i, run in enumerate(self._issued)]
             unfinished.pop_all()
-        self.evaluator = Evaluator(plan, device, data_dir, self.alive)
+        self.evaluator = Evaluator(plan, device, data_dir, self._evaluating)
         #: Replaceable, to show that the order of updates changes nothing.
         self.update_order: Callable[[int], Sequence[int]] = lambda r: update_order(
             plan.replicate_seed, r, plan.num_arms
@@ -131,12 +145,22 @@ class BlockTrainer:
 
     def alive(self) -> None:
         """Say that the work goes on where it was."""
-        self._progress(*self._at)
+        self._progress(*self._at, None)
+
+    def _evaluating(self, how_far: Evaluated | None = None) -> None:
+        """Say that an evaluation goes on, and how far it is.
+
+        Raises:
+            GivenUp: nobody wants its result.
+        """
+        if self._unwanted():
+            raise GivenUp
+        self._progress(*self._at, how_far)
 
     def reached(self, round_index: int, step: int) -> None:
         """Say that a step of a round has been taken."""
         self._at = round_index, step
-        self._progress(round_index, step)
+        self._progress(round_index, step, None)
 
     def warm_up(self, *, rehearse: bool = True) -> dict[str, Any]:
         """Touch every shape once and return the record of it, with the arms that are acted for together.
@@ -281,7 +305,7 @@ class BlockTrainer:
         if frozen:
             episodes = frozen[0].cfg.obs_norm.calibration_episodes
             normalisers = [x.obs_norm for x in frozen if x.obs_norm is not None]
-            calibrate(self.plan, normalisers, episodes, self.device, self.data_dir, self.alive)
+            calibrate(self.plan, normalisers, episodes, self.device, self.data_dir, self._evaluating)
 
     def begin_round(self, round_index: int) -> None:
         """Begin a round in every live run."""

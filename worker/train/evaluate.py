@@ -27,11 +27,13 @@ from worker.rl.cuda import autocast
 from worker.rl.heads import choose
 from worker.rl.learner import Learner, Streams, noise_of
 from worker.train.environments import cross_rewards, family_of, make_control, make_environments
-from worker.train.plan import BlockPlan, RunPlan, owned
+from worker.train.plan import BlockPlan, Evaluated, RunPlan, owned
 from worker.train.runs import Run, TrainedRun
 
 #: How often the log is told how far an evaluation is.
 _TELL_SECONDS = 20.0
+#: Whoever follows the run is told of an evaluation that takes longer than this.
+_LONG_SECONDS = 2.0
 
 
 class FrozenPolicy:
@@ -108,7 +110,8 @@ class Evaluator:
         plan: block.
         device: where policies live.
         data_dir: where data sets lie.
-        alive: called after every step and everything else that may take long.
+        alive: called after every step and everything else that may take long; with how far an evaluation is, where
+            that takes long.
     """
 
     def __init__(
@@ -116,9 +119,10 @@ class Evaluator:
         plan: BlockPlan,
         device: torch.device,
         data_dir: Path | None,
-        alive: Callable[[], None] = lambda: None,
+        alive: Callable[[Evaluated | None], None] = lambda _: None,
     ) -> None:
-        self.plan, self.device, self.data_dir, self._alive = plan, device, data_dir, alive
+        self.plan, self.device, self.data_dir = plan, device, data_dir
+        self._tell, self._alive = alive, partial(alive, None)
         self.config = plan.runs[0].config["eval"]
         self.family = family_of(plan)
         self.columns = {
@@ -140,9 +144,15 @@ class Evaluator:
         modes = ("greedy", "sample") if self.config["mode"] == "both" else (self.config["mode"],)
         is_last = round_index + 1 == self.plan.rounds
         results: dict[str, Evaluation] = {run.plan.run_id: Evaluation() for run in runs if run.diverged is None}
+        began = time.monotonic()
+
+        def reached(done: int, here: Evaluated) -> None:
+            of_all = replace(here, over=here.over + done * here.episodes, episodes=here.episodes * len(modes))
+            self._tell(of_all if time.monotonic() - began >= _LONG_SECONDS else None)
+
         for position, mode in enumerate(modes):
             prefix = "eval/" if position == 0 else "eval/stochastic_"
-            episodes = self._play(runs, mode)
+            episodes = self._play(runs, mode, partial(reached, position))
             for run in runs:
                 if run.diverged is None:
                     self._add(
@@ -184,7 +194,9 @@ class Evaluator:
             kept = dict(row) if scored else {k: v for k, v in row.items() if k != "xeval"}
             result.rows.append({**kept, "round": round_index, "mode": mode, "split": self.family.split})
 
-    def _play(self, runs: Sequence[Run], mode: str) -> dict[str, list[EpisodeRecord]]:
+    def _play(
+        self, runs: Sequence[Run], mode: str, reached: Callable[[Evaluated], None]
+    ) -> dict[str, list[EpisodeRecord]]:
         if self._envs is None:
             self._envs = make_environments(
                 self.plan,
@@ -206,7 +218,7 @@ class Evaluator:
                 return _OwnedActor(run.plan, policy)
             return _ControlActor(make_control(self.plan, run.plan, envs, position, 0))
 
-        episodes = play(envs, actor, len(runs), self._alive)
+        episodes = play(envs, actor, len(runs), reached)
         for run, found in zip(runs, episodes, strict=True):
             if run.diverged is None and len(found) != self.num_envs:
                 raise RuntimeError(f"evaluation of {run.plan.arm} gave {len(found)} episodes, not {self.num_envs}")
@@ -227,13 +239,16 @@ class Evaluator:
             )
             with contextlib.closing(envs):
                 make = partial(make_control, self.plan, run, envs, 0, 0)
-                [episodes] = play(envs, lambda _: _ControlActor(make()), 1, self._alive)
+                [episodes] = play(envs, lambda _: _ControlActor(make()), 1, lambda _: self._alive())
             self._twin = [float(e.values["test_accuracy"]) for e in episodes]
         return self._twin
 
 
 def play(
-    envs: LockstepEnvs, make_actor: Callable[[int], Any], num_runs: int, alive: Callable[[], None] = lambda: None
+    envs: LockstepEnvs,
+    make_actor: Callable[[int], Any],
+    num_runs: int,
+    reached: Callable[[Evaluated], None] = lambda _: None,
 ) -> list[list[EpisodeRecord]]:
     """Play one episode in every environment of every run, all runs step by step.
 
@@ -242,7 +257,7 @@ def play(
         make_actor: run position to an object with ``act(observation, masks)``, or None to leave it out;
             called once the episodes have begun.
         num_runs: runs in ``envs``.
-        alive: called after every step.
+        reached: called after every step with how far it is.
 
     How far a long evaluation is goes to the log.
 
@@ -262,13 +277,15 @@ def play(
             if result is not None:
                 views[i] = (result.observation, result.masks)
                 over[i] |= (result.terminated | result.truncated).cpu()
-        alive()
+        held = [ends for ends, actor in zip(over, actors, strict=True) if actor is not None]
+        ended = sum(int(ends.sum()) for ends in held)
+        here = Evaluated(ended, len(held) * envs.num_envs, step + 1, envs.steps_per_round)
+        reached(here)
         if time.monotonic() - told >= _TELL_SECONDS:
             told = time.monotonic()
-            held = [ends for ends, actor in zip(over, actors, strict=True) if actor is not None]
-            ended = f"{sum(int(ends.sum()) for ends in held)} of {len(held) * envs.num_envs} episodes are over"
-            limit = f"{step + 1:,} of at most {envs.steps_per_round:,} steps"
-            print(f"evaluation: {ended} after {limit}", flush=True)  # noqa: T201 - standard output is the log
+            count = f"{here.over} of {here.episodes} episodes are over"
+            limit = f"{here.steps:,} of at most {here.max_steps:,} steps"
+            print(f"evaluation: {count} after {limit}", flush=True)  # noqa: T201 - standard output is the log
     episodes = [sorted(envs.pop_episodes(i), key=lambda e: e.env) for i in range(num_runs)]
     for i in range(num_runs):
         envs.pop_events(i)

@@ -76,6 +76,27 @@ class BlockPlan:
     reward_modes: tuple[tuple[str, Mapping[str, Any], float], ...] = ()
 
 
+class GivenUp(Exception):  # noqa: N818 - a state of affairs, not an error of ours
+    """Nobody wants what an evaluation would give any more: the experiment was cancelled."""
+
+
+@dataclass(frozen=True)
+class Evaluated:
+    """How far an evaluation is.
+
+    Attributes:
+        over: episodes that have ended.
+        episodes: all that are played.
+        steps: env steps taken of each episode that goes on.
+        max_steps: after which an episode is cut.
+    """
+
+    over: int
+    episodes: int
+    steps: int
+    max_steps: int
+
+
 class ArmOutOfMemory(RuntimeError):  # noqa: N818 - says what happened
     """The device ran out of memory in the work of one run alone.
 

@@ -4,6 +4,7 @@ import { ApiError, base, element, say } from "./api.js";
 import { Store } from "./store.js";
 import * as curves from "./panels/curves.js";
 import * as difference from "./panels/difference.js";
+import * as evaluating from "./panels/evaluating.js";
 import * as grafts from "./panels/grafts.js";
 import * as head from "./panels/head.js";
 import * as lanes from "./panels/lanes.js";
@@ -15,6 +16,7 @@ const store = new Store(root.dataset.id);
 const TABS = ["overview", "curves", "runs", "events", "log", "specification", "report"];
 
 head.mount(store);
+evaluating.mount(store);
 head.differs(store);
 difference.mount(store);
 curves.mount(store);

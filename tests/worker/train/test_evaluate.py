@@ -8,12 +8,13 @@ import pytest
 import torch
 
 from lockstep.protocol import AssignedRun, Assignment, RewardRef
-from tests.worker.train.cases import GYM, GYM_ARMS, MORPH, MORPH_ARMS, Arms, block, policy_bits, train, trainer
+from tests.worker.train.cases import CPU, GYM, GYM_ARMS, MORPH, MORPH_ARMS, Arms, block, policy_bits, train, trainer
 from worker.child import plan_of
 from worker.train import evaluate
-from worker.train.block import BlockPlan
+from worker.train.block import BlockPlan, BlockTrainer, GivenUp
 from worker.train.environments import cross_rewards
 from worker.train.evaluate import mean
+from worker.train.plan import Evaluated
 from worker.train.runs import TrainedRun
 
 
@@ -57,6 +58,39 @@ def test_a_long_evaluation_says_in_the_log_how_far_it_is(
     lines = capsys.readouterr().out.splitlines()
     assert lines[0] == "evaluation: 0 of 4 episodes are over after 1 of at most 3 steps"
     assert lines[-1] == "evaluation: 4 of 4 episodes are over after 3 of at most 3 steps"
+
+
+def test_a_long_evaluation_tells_its_progress_over_all_modes(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Evaluated | None] = []
+    plan = block(GYM, GYM_ARMS, eval={"max_steps": 3, "mode": "both"})
+    held = BlockTrainer(plan, CPU, progress=lambda *at: told.append(at[2]))
+    held.evaluator.evaluate(held.runs, 0)
+    assert set(told) == {None}, "it was short"
+    monkeypatch.setattr(evaluate, "_LONG_SECONDS", 0.0)
+    held.evaluator.evaluate(held.runs, 0)
+    shown = [one for one in told if one is not None]
+    assert shown[0] == Evaluated(over=0, episodes=8, steps=1, max_steps=3)
+    assert shown[3] == Evaluated(over=4, episodes=8, steps=1, max_steps=3)
+    assert shown[-1] == Evaluated(over=8, episodes=8, steps=3, max_steps=3)
+
+
+def test_an_evaluation_that_nobody_wants_ends_at_its_next_step() -> None:
+    steps: list[int] = []
+    unwanted = False
+
+    def progress(*_: object) -> None:
+        nonlocal unwanted
+        steps.append(1)
+        unwanted = len(steps) == 5
+
+    plan = block(GYM, GYM_ARMS, eval={"max_steps": 50})
+    held = BlockTrainer(plan, CPU, progress=progress, unwanted=lambda: unwanted)
+    steps.clear()
+    unwanted = False
+    with pytest.raises(GivenUp):
+        held.evaluator.evaluate(held.runs, 0)
+    assert len(steps) == 5
+    held.close()
 
 
 def test_both_modes_report_greedy_as_primary_and_sampling_beside_it() -> None:

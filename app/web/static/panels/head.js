@@ -53,6 +53,7 @@ function facts(store) {
   const spent = [...store.runs.values()].reduce((sum, run) => sum + run.device_seconds, 0);
   const told = [`${done} of ${experiment.progress.blocks} replicates ended`];
   const left = secondsLeft(store);
+  if (experiment.evaluating) told.push(experiment.evaluating.text);
   if (left !== null) told.push(`about ${duration(left)} left`);
   if (spent >= 1) told.push(spent > 360 ? `${number(spent / 3600)} device-hours` : `${duration(spent)} on devices`);
   return told;
