@@ -22,18 +22,22 @@ import gymnasium
 def register():
     gymnasium.register("Faraway/Cart-v0", entry_point="gymnasium.envs.classic_control:CartPoleEnv", max_episode_steps=9)
 """
+#: Of the packages that tests here install.
+_NAMESPACES = {"Faraway", "Unlicensed", "Bad"}
 _RAISES = "def register():\n    raise RuntimeError('no licence')\n"
 
 
 @pytest.fixture
 def packages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Yield a folder whose distributions are installed; what they register is forgotten."""
+    """Yield a folder whose distributions are installed; what they register is forgotten, and nothing else.
+
+    A package that registers when it is imported does so once in a process: its tasks would be lost to later tests.
+    """
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    known = dict(gymnasium.registry)
     yield tmp_path
-    gymnasium.registry.clear()
-    gymnasium.registry.update(known)
+    for name in [name for name, spec in gymnasium.registry.items() if spec.namespace in _NAMESPACES]:
+        del gymnasium.registry[name]
 
 
 def _install(folder: Path, namespace: str, text: str) -> None:
