@@ -10,7 +10,8 @@ they were given; nothing here may reduce over runs.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from abc import ABC, abstractmethod
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -210,6 +211,19 @@ class LockstepEnvs(Protocol):
     def load_state_dict(self, run: int, state: Mapping[str, Any]) -> None:
         """Restore ``state_dict``; a mismatch raises."""
         ...
+
+
+class Companion(ABC):
+    """Environments of a block that can take a step in one call with those of other blocks."""
+
+    @property
+    @abstractmethod
+    def kind(self) -> Hashable:
+        """Return what blocks have in common that take their steps together."""
+
+    @abstractmethod
+    def take_with(self, others: Sequence[Companion]) -> None:
+        """Take the step that was issued to these and to others of their kind; each hands it out when it is asked."""
 
 
 @dataclass(frozen=True)

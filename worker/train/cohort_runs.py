@@ -5,13 +5,13 @@ What one block alone does is done under its guard, so that a failure of it reach
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
 from torch import Tensor
 
-from worker.envs.base import LockstepEnvs, Seen
+from worker.envs.base import Companion, LockstepEnvs, Seen
 from worker.train.plan import owned
 from worker.train.runs import Run
 from worker.train.stacking import ActingStack
@@ -93,10 +93,11 @@ class CohortRuns:
 
 @dataclass(frozen=True)
 class Wave:
-    """Cohorts that take each step together, some of their runs acted for in stacks."""
+    """Cohorts that take each step together, some of their runs acted for in stacks, some stepped in one call."""
 
     cohorts: Sequence[CohortRuns]
     stacks: Sequence[ActingStack] = ()
+    companions: Sequence[Sequence[tuple[Companion, Guard]]] = ()
 
     def issue(self, t: int) -> None:
         """Act for every run and start step ``t``."""
@@ -108,6 +109,10 @@ class Wave:
 
     def collect(self, t: int) -> None:
         """Wait for step ``t`` and store what it led to."""
+        for group in self.companions:
+            live = [envs for envs, guard in group if guard.fault is None]
+            if len(live) > 1:
+                live[0].take_with(live[1:])
         found: dict[int, Seen | None] = {}
         for cohort in self.cohorts:
             found |= cohort.collect()
@@ -125,3 +130,12 @@ class Wave:
             stack.pay(t, [found.pop(id(run), None) for run in stack.runs])
         for cohort in self.cohorts:
             cohort.pay(t, found)
+
+
+def companions_of(cohorts: Sequence[CohortRuns]) -> list[list[tuple[Companion, Guard]]]:
+    """Return the environments that can take their steps in one call, each with the guard of its block."""
+    groups: dict[Hashable, list[tuple[Companion, Guard]]] = {}
+    for cohort in cohorts:
+        if isinstance(cohort.envs, Companion):
+            groups.setdefault(cohort.envs.kind, []).append((cohort.envs, cohort.guard))
+    return [group for group in groups.values() if len(group) > 1]

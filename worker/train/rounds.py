@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from worker.envs.base import LockstepEnvs
-from worker.train.cohort_runs import CohortRuns, Guard, Wave
+from worker.train.cohort_runs import CohortRuns, Guard, Wave, companions_of
 from worker.train.evaluate import Evaluation
 from worker.train.plan import RoundRecord, owned
 from worker.train.runs import Run, TrainedRun
@@ -195,7 +195,7 @@ class _Part:
 def _waves(parts: Sequence[_Part], stacks: Sequence[ActingStack]) -> list[Wave]:
     cohorts = [cohort for part in parts for cohort in part.cohorts()]
     if all(len(part.block.envs.cohorts) == 1 for part in parts):
-        return [Wave(cohorts, stacks)]
+        return [Wave(cohorts, stacks, companions_of(cohorts))]
     return [Wave([cohort]) for cohort in cohorts]
 
 

@@ -21,24 +21,23 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.spec.gymnasium import CAPPED, EVAL_MAX_STEPS, MASK_VELOCITY, TIME_LIMIT, VELOCITIES, WRAPPERS
+from lockstep.spec.gymnasium import CAPPED, TIME_LIMIT, WRAPPERS
 from lockstep.spec.sections import CLIP
-from worker.envs.base import HeadSpec, Masks, Observation, StepResult
+from worker.envs.base import Masks, Observation, StepResult
+from worker.envs.family import Order
 from worker.envs.faults import RAISED, EnvironmentFault, building, is_out_of_memory, last_line, playing
-from worker.envs.gymnasium.actions import ActionDoor
 from worker.envs.gymnasium.build import build_one, builder, registered
 from worker.envs.gymnasium.door import BadValue, is_true, reset_values, reward_of, step_values
+from worker.envs.gymnasium.hosted import DONE, Hosted
 from worker.envs.gymnasium.ledger import Ledger
-from worker.envs.gymnasium.observations import ObservationDoor
 from worker.envs.gymnasium.remote import Building, Pool, RemoteEnv
 from worker.envs.gymnasium.rewards import GymReward, Transition, make_gym_reward
-from worker.envs.gymnasium.stepped import Stepped
+from worker.envs.gymnasium.simulated import SimulatedEnvs, simulated
 from worker.envs.gymnasium.vector import is_batched
 from worker.envs.inside import INSIDE, OUTSIDE, RESET, STEP
 
 #: Environments that step between two signs of life: all of a run may be thousands, and each may be slow.
 _STEPS_BETWEEN_SIGNS = 16
-_DONE = "done"
 
 
 @dataclass
@@ -57,7 +56,7 @@ class _Lane:
     success: bool | None = None  # what the last info of the episode said; None where it says nothing
 
 
-class GymEnvs(Stepped):
+class GymEnvs(Hosted):
     """E environments of each of K runs.
 
     Args:
@@ -100,30 +99,14 @@ class GymEnvs(Stepped):
             raise
 
     def _build(self, section: Mapping[str, Any], cap: int | None) -> None:
-        num_runs, num_envs = len(self._lanes), self.num_envs
         sample = self._lay(section)
-        with building(f"env.id={self._name!r}"):
-            seen, acted = sample.observation_space, sample.action_space
-        self.entry = ObservationDoor(seen)
-        self._write, self.obs_spec = self.entry.write, self.entry.spec
-        self._door = ActionDoor(acted)
-        for mode in dict.fromkeys(self._bounds):
-            self._door.check(mode)
-        self.heads: Sequence[HeadSpec] = self._door.heads
-        size = self.obs_spec.num_features
-        num_pixels = sum(int(np.prod(image)) for image in self.obs_spec.images)
         own = sample.spec.max_episode_steps if sample.spec is not None else None
-        limit = section.get("max_episode_steps") or own
-        self.resets_each_round = self._phase == "eval"
-        self.steps_per_round = int(section["rollout_steps"])
-        if self.resets_each_round:
-            self.steps_per_round = cap or limit or EVAL_MAX_STEPS
-        self._keep = _velocity_mask(section, size)
-        self._obs = [np.zeros((num_envs, size), dtype=np.float32) for _ in range(num_runs)]
+        self._read(sample, section, cap, section.get("max_episode_steps") or own)
+        self._write = self.entry.write
+        num_runs, num_envs = len(self._lanes), self.num_envs
+        self._obs = [np.zeros((num_envs, self.obs_spec.num_features), dtype=np.float32) for _ in range(num_runs)]
+        num_pixels = sum(int(np.prod(image)) for image in self.obs_spec.images)
         self._pixels = [np.zeros((num_envs, num_pixels), dtype=np.uint8) for _ in range(num_runs)]
-        self._masks: Masks = {head.name: torch.ones(num_envs, head.outputs, dtype=torch.bool) for head in self.heads}
-        none_ended = torch.zeros(num_envs, dtype=torch.bool)
-        self._plain_flags = none_ended, none_ended.clone(), ~none_ended
         no_ids = torch.zeros(num_envs, 0, dtype=torch.int64)
         self._views = [
             Observation(torch.from_numpy(seen), no_ids, torch.from_numpy(bytes_of) if self.obs_spec.images else None)
@@ -201,10 +184,6 @@ class GymEnvs(Stepped):
                 raise self._not_reproducible(run, index, "the episode ends, and went on before")
             self._alive()
 
-    def _not_reproducible(self, run: int, index: int, difference: str) -> EnvironmentFault:
-        told = f"{self._where(run, index)}: in the replay after a resume {difference}"
-        return EnvironmentFault(f"{told}; it is not reproducible: an episode must depend on its reset seed alone")
-
     def close(self) -> None:
         """Close every environment; one that fails to close is named in the log and keeps none of the others open."""
         if self._pool is not None:
@@ -251,7 +230,7 @@ class GymEnvs(Stepped):
             # an episode that does not end is an episode: it counts with the return it has at the cap
             if ends or cut or (self.resets_each_round and lanes[index].steps >= self.steps_per_round):
                 lanes[index].success = self._success(run, index, info)
-                ended[index] = _DONE if ends else TIME_LIMIT if cut else CAPPED
+                ended[index] = DONE if ends else TIME_LIMIT if cut else CAPPED
         self._check_finite(run, 0, E)
         reward, flags = torch.from_numpy(native), self._flags(ended, active)
         if before is not None:
@@ -274,15 +253,6 @@ class GymEnvs(Stepped):
             valid=valid,
             final_observation=final,
         )
-
-    def _flags(self, ended: Mapping[int, str], active: Sequence[bool]) -> tuple[Tensor, Tensor, Tensor]:
-        """Return terminated, truncated and valid [E]; in most steps those are the same, and made once."""
-        if not ended and all(active):
-            return self._plain_flags
-        terminated, truncated = torch.zeros(2, self.num_envs, dtype=torch.bool)
-        for index, outcome in ended.items():
-            (terminated if outcome == _DONE else truncated)[index] = True
-        return terminated, truncated, torch.tensor(active)
 
     def _end(self, run: int, ended: Mapping[int, str]) -> Observation | None:
         """Record finished episodes by how they ended and, in training, reset them; return the true observations."""
@@ -330,11 +300,6 @@ class GymEnvs(Stepped):
         what = f"returned {error}" if isinstance(error, BadValue) else f"raised {last_line(error)}"
         return EnvironmentFault(f"{self._where(run, index)} {what}")
 
-    def _where(self, run: int, index: int) -> str:
-        lane = self._lanes[run][index]
-        place = f"in step {lane.steps}" if lane.steps else "in reset"
-        return f"environment {self._name!r} (number {index}, episode {lane.episode}) {place}"
-
     def _check_finite(self, run: int, first: int, end: int) -> None:
         """Refuse what is not finite in the observations of environments ``first:end`` before any statistic sees it."""
         finite = np.isfinite(self._obs[run][first:end])
@@ -343,6 +308,10 @@ class GymEnvs(Stepped):
             values = self._obs[run][index][~finite[index - first]].tolist()
             told = f"returned an observation that holds {values[0]}, which is not finite"
             raise EnvironmentFault(f"{self._where(run, index)} {told}")
+
+    def _at(self, run: int, index: int) -> tuple[int, int]:
+        lane = self._lanes[run][index]
+        return lane.episode, lane.steps
 
     def _reset(self, run: int, index: int) -> None:
         lane = self._lanes[run][index]
@@ -405,11 +374,29 @@ def make_envs(
     (default: native), ``bounds`` its ``action.bounds`` (default: clip); ``xeval`` further functions under which
     evaluation episodes are scored; ``alive`` is called after everything that may take long.
     """
-    own = rewards or [make_gym_reward("native", {}, gamma=1.0, task=str(config["env"]["id"]))] * len(runs)
-    arms = ["" if run is None else run.label for run in runs]
-    ledgers = [Ledger(reward, xeval or {}, num_envs, arm) for reward, arm in zip(own, arms, strict=True)]
+    ledgers = _ledgers(config, runs, num_envs, rewards, xeval)
     modes = bounds or [CLIP] * len(runs)
     return GymEnvs(config, ledgers, modes, replicate_seed=replicate_seed, num_envs=num_envs, phase=phase, alive=alive)
+
+
+def simulated_envs(order: Order, xeval: Mapping[str, GymReward], phase: str) -> SimulatedEnvs | None:
+    """Return environments with the numbers of ``make_envs`` that a simulator steps; None where there is no such."""
+    ledgers = _ledgers(order.config, order.runs, order.num_envs, order.rewards, xeval)
+    modes = [run.action_bounds for run in order.runs]
+    given = {"replicate_seed": order.replicate_seed, "num_envs": order.num_envs}
+    return simulated(order.config, ledgers, modes, phase=phase, alive=order.alive, **given)
+
+
+def _ledgers(
+    config: Mapping[str, Any],
+    runs: Sequence[Any],
+    num_envs: int,
+    rewards: Sequence[GymReward] | None,
+    xeval: Mapping[str, GymReward] | None,
+) -> list[Ledger]:
+    own = rewards or [make_gym_reward("native", {}, gamma=1.0, task=str(config["env"]["id"]))] * len(runs)
+    arms = ["" if run is None else run.label for run in runs]
+    return [Ledger(reward, xeval or {}, num_envs, arm) for reward, arm in zip(own, arms, strict=True)]
 
 
 def batched_factory(name: str) -> Callable[..., Any] | None:
@@ -421,16 +408,6 @@ def batched_factory(name: str) -> Callable[..., Any] | None:
 
 def _copied(view: Observation) -> Observation:
     return Observation(view.features.clone(), view.ids, None if view.pixels is None else view.pixels.clone())
-
-
-def _velocity_mask(section: Mapping[str, Any], size: int) -> np.ndarray | None:
-    if MASK_VELOCITY not in (section.get("wrappers") or ()):
-        return None
-    if section["id"] not in VELOCITIES:
-        raise ValueError(f"env.wrappers: mask_velocity knows {sorted(VELOCITIES)}, not {section['id']!r}")
-    keep = np.ones(size, dtype=np.float32)
-    keep[list(VELOCITIES[section["id"]])] = 0.0
-    return keep
 
 
 def _scalars(infos: Sequence[Mapping[str, Any]]) -> dict[str, Tensor]:

@@ -8,7 +8,7 @@ from typing import Any
 from worker.envs.base import LockstepEnvs
 from worker.envs.family import Control, EnvironmentFamily, Order, UniformControl
 from worker.envs.gymnasium.catalog import OWN_TASKS, tasks
-from worker.envs.gymnasium.env import batched_factory, make_envs
+from worker.envs.gymnasium.env import batched_factory, make_envs, simulated_envs
 from worker.envs.gymnasium.reward_check import check_gym_mode, try_gym_mode
 from worker.envs.gymnasium.rewards import GymReward, make_gym_reward
 from worker.envs.gymnasium.vector import VectorEnvs, is_batched
@@ -20,7 +20,7 @@ def _envs(order: Order, phase: str, xeval: Mapping[str, GymReward]) -> LockstepE
     if factory is not None:
         batched = VectorEnvs(order, xeval, factory=factory, phase=phase)
         return batched if batched.device == order.device else Placed(batched, order.device)
-    host = make_envs(
+    host = simulated_envs(order, xeval, phase) or make_envs(
         order.config,
         order.runs,
         replicate_seed=order.replicate_seed,

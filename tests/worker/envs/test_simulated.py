@@ -1,0 +1,256 @@
+"""What a simulator steps is what Gymnasium's own environment steps, bit for bit, whoever steps beside it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from gymnasium.envs.classic_control.cartpole import CartPoleEnv
+from gymnasium.wrappers import TimeLimit
+from torch import Tensor
+
+from lockstep.spec.sections import CLIP
+from worker.envs.base import Observation
+from worker.envs.family import Order, RunEnv
+from worker.envs.gymnasium import simulators
+from worker.envs.gymnasium.env import GymEnvs, make_envs, simulated_envs
+from worker.envs.gymnasium.rewards import GymReward, Transition, make_gym_reward
+from worker.envs.gymnasium.simulated import SimulatedEnvs
+
+TASKS = ["CartPole-v1", "MountainCar-v0", "Pendulum-v1"]
+
+
+def _moved(step: Transition) -> tuple[Tensor, dict[str, Tensor]]:
+    moved = (step.next_observation - step.observation).abs().sum(1) + step.action[:, 0].float() + step.truncated
+    return moved + step.reward, {"moved": moved, "own": step.reward}
+
+
+#: A reward that looks at both observations, the action and the ends.
+_MOVES = GymReward("moves", "1", "", 0.99, _moved)
+
+
+def order(
+    name: str,
+    runs: int = 2,
+    num_envs: int = 3,
+    seed: int = 5,
+    reward: GymReward | None = None,
+    bounds: str = CLIP,
+    **env: Any,
+) -> Order:
+    config = {
+        "env": {"id": name, "rollout_steps": 40, "wrappers": [], "kwargs": {}, **env},
+        "eval": {"max_steps": None},
+    }
+    paid = reward or make_gym_reward("native", {}, gamma=0.99, task=name)
+    return Order(
+        config=config,
+        runs=[RunEnv(f"r{i}", f"r{i}", "ppo", None, 0.99, bounds) for i in range(runs)],
+        rewards=[paid] * runs,
+        replicate_seed=seed,
+        device=torch.device("cpu"),
+        num_envs=num_envs,
+        data_dir=None,
+        alive=lambda: None,
+    )
+
+
+def both(
+    asked: Order, phase: str = "train", xeval: Mapping[str, GymReward] | None = None
+) -> tuple[GymEnvs, SimulatedEnvs]:
+    plain = make_envs(
+        asked.config,
+        asked.runs,
+        replicate_seed=asked.replicate_seed,
+        num_envs=asked.num_envs,
+        phase=phase,
+        rewards=asked.rewards,
+        bounds=[run.action_bounds for run in asked.runs],
+        xeval=xeval,
+    )
+    fast = simulated_envs(asked, xeval or {}, phase)
+    assert fast is not None
+    return plain, fast
+
+
+def drawn(envs: Any, steps: int, seed: int = 0) -> list[list[Tensor]]:
+    draw, head = torch.Generator().manual_seed(seed), envs.heads[0]
+
+    def one() -> Tensor:
+        if head.is_gaussian:
+            return torch.randn(envs.num_envs, 1, generator=draw) * 2.0
+        return torch.randint(head.size, (envs.num_envs, 1), generator=draw)
+
+    return [[one() for _ in range(len(envs._ledgers))] for _ in range(steps)]
+
+
+def _told(view: Observation | None) -> Any:
+    return None if view is None else view.features.numpy().tobytes()
+
+
+def play(envs: Any, actions: list[list[Tensor]]) -> list[Any]:
+    told = []
+    for step in actions:
+        for result in envs.step(step):
+            numbers = (result.reward, result.terminated, result.truncated, result.valid)
+            seen = _told(result.observation), _told(result.final_observation)
+            told.append((*seen, *(part.numpy().tobytes() for part in numbers)))
+    return told
+
+
+def episodes(envs: Any) -> list[Any]:
+    rows = [episode.values for run in range(len(envs._ledgers)) for episode in envs.pop_episodes(run)]
+    return [{name: value for name, value in row.items() if name != "started_at"} for row in rows]
+
+
+def state_of(envs: Any) -> list[Any]:
+    states = [envs.state_dict(run) for run in range(len(envs._ledgers))]
+    return [{name: (part.dtype, part.tolist()) for name, part in state.items()} for state in states]
+
+
+def sums(envs: Any) -> list[Any]:
+    return [{n: t.tolist() for n, t in envs.reward_sums(run).items()} for run in range(len(envs._ledgers))]
+
+
+@pytest.mark.parametrize(
+    ("name", "env"),
+    [
+        *((name, {}) for name in TASKS),
+        ("CartPole-v1", {"max_episode_steps": 17, "wrappers": ["mask_velocity"]}),
+        ("Pendulum-v1", {"max_episode_steps": 3}),
+    ],
+    ids=lambda part: str(part) or "plain",
+)
+def test_training_of_a_simulator_equals_that_of_the_task_over_thousands_of_steps(
+    name: str, env: dict[str, Any]
+) -> None:
+    plain, fast = both(order(name, **env))
+    actions = drawn(plain, 700)
+    for round_index, part in enumerate((actions[:40], actions[40:])):
+        begun = [[_told(view) for view, _ in envs.begin_round(round_index)] for envs in (plain, fast)]
+        assert begun[0] == begun[1]
+        assert play(plain, part) == play(fast, part)
+        assert sums(plain) == sums(fast)
+        assert episodes(plain) == episodes(fast)
+        assert state_of(plain) == state_of(fast)
+
+
+@pytest.mark.parametrize("name", TASKS)
+def test_evaluation_of_a_simulator_equals_that_of_the_task(name: str) -> None:
+    other = {"other": make_gym_reward("native", {}, gamma=0.9, task=name)}
+    plain, fast = both(order(name, num_envs=7), "eval", other)
+    assert plain.steps_per_round == fast.steps_per_round
+    for round_index in range(2):
+        for envs in (plain, fast):
+            envs.begin_round(round_index)
+        actions = drawn(plain, plain.steps_per_round, seed=round_index)
+        assert play(plain, actions) == play(fast, actions)
+        assert (told := episodes(plain)) == episodes(fast)
+        assert len(told) == 14
+
+
+@pytest.mark.parametrize("bounds", ["clip", "tanh", "rescale"])
+def test_actions_between_bounds_and_another_reward_are_those_of_the_task(bounds: str) -> None:
+    plain, fast = both(order("Pendulum-v1", reward=_MOVES, bounds=bounds))
+    actions = drawn(plain, 60)
+    for envs in (plain, fast):
+        envs.begin_round(0)
+    assert play(plain, actions) == play(fast, actions)
+    assert sums(plain) == sums(fast)
+
+
+def test_each_resumes_what_the_other_has_left() -> None:
+    asked = order("CartPole-v1")
+    plain, fast = both(asked)
+    actions = drawn(plain, 90)
+    for envs in (plain, fast):
+        envs.begin_round(0)
+        play(envs, actions[:50])
+    again: list[Any] = [*both(asked)]
+    for envs, source in zip(again, (fast, plain), strict=True):
+        for run in range(2):
+            envs.load_state_dict(run, source.state_dict(run))
+        envs.begin_round(1)
+    plain.begin_round(1)
+    expected = play(plain, actions[50:])
+    assert [play(envs, actions[50:]) for envs in again] == [expected, expected]
+
+
+def test_a_replay_that_comes_to_another_observation_is_refused() -> None:
+    _, fast = both(order("CartPole-v1"))
+    fast.begin_round(0)
+    play(fast, drawn(fast, 5))
+    state = fast.state_dict(0)
+    state["observation"] = state["observation"] + 1.0
+    _, fresh = both(order("CartPole-v1"))
+    with pytest.raises(RuntimeError, match="the observation is another; it is not reproducible"):
+        fresh.load_state_dict(0, state)
+
+
+def test_blocks_that_step_together_come_and_go_and_equal_themselves_alone() -> None:
+    asked = [order("CartPole-v1", seed=seed) for seed in range(3)]
+    alone, packed = ([both(one)[1] for one in asked] for _ in range(2))
+    actions = [drawn(envs, 150, seed) for seed, envs in enumerate(alone)]
+    for held in (*alone, *packed):
+        held.begin_round(0)
+    for t in range(150):
+        # the second is away for some of the steps, the third for others
+        here = [i for i in range(3) if not (i == 1 and 20 <= t < 40) and not (i == 2 and t < 30)]
+        for i in here:
+            packed[i].issue(actions[i][t])
+        packed[here[0]].take_with([packed[i] for i in here[1:]])
+        for i in here:
+            found = packed[i].collect()
+            expected = alone[i].step(actions[i][t])
+            for one, two in zip(found, expected, strict=True):
+                assert one is not None
+                assert two is not None
+                assert _told(one.observation) == _told(two.observation)
+                assert torch.equal(one.terminated, two.terminated)
+    for own, other in zip(alone, packed, strict=True):
+        assert state_of(own) == state_of(other)
+        assert sums(own) == sums(other)
+        assert episodes(own) == episodes(other)
+
+
+def test_a_run_that_has_failed_is_not_stepped_and_the_others_are() -> None:
+    plain, fast = both(order("Pendulum-v1"))
+    actions = drawn(plain, 20)
+    for envs in (plain, fast):
+        envs.begin_round(0)
+        play(envs, actions[:10])
+    for t in range(10, 20):
+        [_, one], [none, two] = (envs.step([None, actions[t][1]]) for envs in (plain, fast))
+        assert none is None
+        assert one is not None
+        assert two is not None
+        assert _told(one.observation) == _told(two.observation)
+    assert state_of(plain) == state_of(fast)
+
+
+def test_code_that_is_not_the_known_one_is_stepped_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert simulated_envs(order("CartPole-v1", kwargs={"sutton_barto_reward": False}), {}, "train") is None
+    assert simulated_envs(order("CartPole-v1", processes=2), {}, "train") is None
+    assert simulated_envs(order("Acrobot-v1"), {}, "train") is None
+
+    class Other(CartPoleEnv):
+        """The same with a name of its own."""
+
+    assert simulators.simulator_of(TimeLimit(CartPoleEnv(), 9), {}) is not None
+    assert simulators.simulator_of(TimeLimit(Other(), 9), {}) is None
+    own: Any = CartPoleEnv.step
+
+    def step(self: CartPoleEnv, action: Any) -> Any:
+        return own(self, action)
+
+    monkeypatch.setattr(CartPoleEnv, "step", step)
+    assert simulated_envs(order("CartPole-v1"), {}, "train") is None
+
+
+def test_a_choice_that_is_none_is_refused() -> None:
+    _, fast = both(order("CartPole-v1"))
+    fast.begin_round(0)
+    with pytest.raises(ValueError, match="outside its mask"):
+        fast.step([torch.full((3, 1), -1)] * 2)

@@ -1,0 +1,374 @@
+"""Gymnasium's own small tasks behind the lockstep protocol, all environments of all runs stepped in one call.
+
+Numbers, episodes and checkpoints are those of ``GymEnvs`` bit for bit, so a block may be resumed by either: the
+physics are a simulator's that was tried out against the task (``simulators``). Blocks that one process trains side by
+side take their steps together (``take_with``). Axes: K run, E environment, N row = K E, O observation.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from datetime import UTC, datetime
+from typing import Any
+
+import gymnasium
+import numpy as np
+import torch
+from gymnasium.utils import seeding
+from torch import Tensor
+
+from lockstep.spec.gymnasium import CAPPED, MASK_VELOCITY, TIME_LIMIT
+from worker.envs.base import Companion, Masks, Observation, StepResult
+from worker.envs.faults import EnvironmentFault
+from worker.envs.gymnasium.build import build_one
+from worker.envs.gymnasium.herd import Herd, Rows
+from worker.envs.gymnasium.hosted import DONE, Hosted
+from worker.envs.gymnasium.ledger import Ledger
+from worker.envs.gymnasium.rewards import Transition
+from worker.envs.gymnasium.simulators import Simulator, simulator_of
+
+
+class SimulatedEnvs(Hosted, Companion):
+    """E environments of each of K runs.
+
+    Args:
+        sample: an environment of the task.
+        stepped: its simulator and its limit of steps.
+        config: resolved spec of the arms (they share ``env``).
+        ledgers: what each run is paid, and under what else its episodes are scored.
+        bounds: ``action.bounds`` of each run.
+        replicate_seed: seed of the replicate.
+        num_envs: E; in evaluation the number of episodes.
+        phase: ``train`` or ``eval``, as in ``GymEnvs``.
+        alive: called after every step.
+    """
+
+    def __init__(
+        self,
+        sample: gymnasium.Env[Any, Any],
+        stepped: tuple[Simulator, int | None],
+        config: Mapping[str, Any],
+        ledgers: Sequence[Ledger],
+        bounds: Sequence[str],
+        *,
+        replicate_seed: int,
+        num_envs: int,
+        phase: str,
+        alive: Callable[[], None],
+    ) -> None:
+        super().__init__(ledgers, num_envs, replicate_seed, phase)
+        section = config["env"]
+        self._alive, self._name, self._bounds = alive, str(section["id"]), list(bounds)
+        self._simulator, self._limit = stepped
+        self._read(sample, section, config.get("eval", {}).get("max_steps"), self._limit)
+        if self.resets_each_round:
+            # an episode that does not end is an episode: it counts with the return it has at the cap
+            self._stop: int | None = min(self.steps_per_round, self._limit or self.steps_per_round)
+        else:
+            self._stop = self._limit
+        num_runs, features = len(ledgers), self.obs_spec.num_features
+        self.num_runs, self.door, self.bounds = num_runs, self._door, self._bounds
+        self.no_action = torch.zeros(num_envs, 1, dtype=torch.float32 if self._simulator.real else torch.int64)
+        self._no_ids = torch.zeros(num_envs, 0, dtype=torch.int64)
+        self._episode = [[-1] * num_envs for _ in range(num_runs)]
+        self._seeds = [[0] * num_envs for _ in range(num_runs)]
+        self._started = [[""] * num_envs for _ in range(num_runs)]
+        self.is_native = all(ledger.is_native for ledger in self._ledgers)
+        self._taken = False
+        rows = Rows.empty(self._simulator, num_runs * num_envs, features, records=not self.resets_each_round)
+        self._everyone = [True] * num_envs
+        self.together = _Together([self], rows)
+
+    @property
+    def kind(self) -> Hashable:
+        """What blocks have in common that take their steps together."""
+        kept = None if self._keep is None else self._keep.tobytes()
+        return type(self._simulator), self.num_envs, self._stop, self.resets_each_round, kept
+
+    def take_with(self, others: Sequence[Companion]) -> None:
+        """Take the step that was issued to these and to others of their kind in one call."""
+        members = [self, *(other for other in others if isinstance(other, SimulatedEnvs))]
+        if self.together.members != members:
+            self.together = _Together(members, Rows.joined([member._rows for member in members]))
+        self.together.take()
+
+    def joins(self, together: _Together, first: int) -> int:
+        """Be a part of what steps together, from its run ``first`` on; return the first run of the next part."""
+        self.together, self._first, size = together, first, self.num_envs
+        after = first + len(self._ledgers)
+        self._rows = together.herd.rows.part(slice(first * size, after * size))
+        self._views = [Observation(features, self._no_ids) for features in _parts(self._rows.shown, size)]
+        return after
+
+    def begin_round(self, round_index: int) -> list[tuple[Observation, Masks]]:
+        """Start a round: reset in evaluation and before the first round, else carry on."""
+        self._round = round_index
+        self._rows.summed[:] = 0.0
+        for run, episodes in enumerate(self._episode):
+            self._ledgers[run].begin_round()
+            for index in range(self.num_envs):
+                if self.resets_each_round:
+                    episodes[index] = -1
+                if episodes[index] < 0:
+                    self._reset(run, index)
+        return [(view, self._masks) for view in self._views]
+
+    def state_dict(self, run: int) -> dict[str, Any]:
+        """Return episode numbers, the actions and rewards since each reset and the last observation."""
+        rows, own = self._rows, self._of(run)
+        paid = rows.paid[own] if self.is_native else self._ledgers[run].paid
+        state = {
+            "episode": torch.tensor(self._episode[run]),
+            "observation": self._views[run].features.clone(),
+            "paid": torch.from_numpy(paid.copy()),
+        }
+        for index in range(self.num_envs):
+            row = run * self.num_envs + index
+            done = int(rows.steps[row])
+            state[f"actions/{index}"] = torch.from_numpy(rows.actions[:done, row].reshape(-1, 1).copy())
+            state[f"rewards/{index}"] = torch.from_numpy(rows.rewards[:done, row].copy())
+        return state
+
+    def load_state_dict(self, run: int, state: Mapping[str, Any]) -> None:
+        """Replay every running episode; another reward, end or last observation is an ``EnvironmentFault``."""
+        for index in range(self.num_envs):
+            episode = int(state["episode"][index]) - 1
+            self._episode[run][index] = max(episode, -1)
+            if episode < -1:
+                continue
+            self._reset(run, index)
+            actions = state[f"actions/{index}"].numpy().reshape(-1)
+            self._replay(run, index, actions, state[f"rewards/{index}"].tolist())
+            if not torch.equal(self._views[run].features[index], state["observation"][index].cpu()):
+                raise self._not_reproducible(run, index, "the observation is another")
+        own, paid = self._of(run), state["paid"].cpu().numpy()
+        self._rows.paid[own] = paid
+        self._ledgers[run].paid[:] = paid
+
+    def _replay(self, run: int, index: int, actions: np.ndarray, rewards: Sequence[float]) -> None:
+        """Take the steps of an episode again; those of the other environments stay where they are."""
+        self.together.make_room(len(rewards))
+        row = run * self.num_envs + index
+        rows = self._rows.part(slice(row, row + 1))
+        herd = self.herd_of(rows)
+        for step, (action, before) in enumerate(zip(actions, rewards, strict=True)):
+            _, ended = herd.step(np.array([action]), None)
+            if (paid := float(rows.rewards[step, 0])) != before:
+                raise self._not_reproducible(run, index, f"the reward is {paid}, not {before}")
+            if ended:
+                raise self._not_reproducible(run, index, "the episode ends, and went on before")
+        self._alive()
+
+    def close(self) -> None:
+        """Do nothing: there is no simulator to close."""
+
+    def reward_sums(self, run: int) -> dict[str, Tensor]:
+        """Return {component: [E]} of this round."""
+        if not self.is_native:
+            return super().reward_sums(run)
+        return {"native": torch.from_numpy(self._rows.summed[self._of(run)].astype(np.float32))}
+
+    def step(self, actions: Sequence[Tensor | None]) -> list[StepResult | None]:
+        """Execute one action [E, C] per run, unless that was done with others' already."""
+        self._actions = actions
+        if not self._taken:
+            self.take_with([])
+        self._taken = False
+        results = [None if action is None else self._result(run, action) for run, action in enumerate(actions)]
+        self._alive()
+        return results
+
+    def issued(self) -> Sequence[Tensor | None]:
+        """Return the actions [E, C] of each run that wait to be executed; they count as taken then."""
+        self._taken = True
+        return self._actions
+
+    def herd_of(self, rows: Rows) -> Herd:
+        """Return what steps rows of this kind."""
+        return Herd(self._simulator, rows, self._keep, self._stop)
+
+    def _step_run(self, run: int, actions: Tensor) -> StepResult:
+        raise NotImplementedError("all runs step in one call")
+
+    def _result(self, run: int, actions: Tensor) -> StepResult:
+        together, ledger, number = self.together, self._ledgers[run], self._first + run
+        ended = {index: self._outcome(run, index, is_done) for index, is_done in together.ended.get(number, ())}
+        active = (~self._rows.idle[self._of(run)]).tolist() if self.resets_each_round else self._everyone
+        if not together.is_finite:
+            self._check_finite(run)
+        flags = self._flags(ended, active)
+        reward = together.rewards[number]
+        if not ledger.is_native:
+            native = reward.numpy()
+            reward = self._scored(run, actions, reward, flags)
+            ledger.add(native, reward.numpy())
+        final = self._end(run, ended)
+        terminated, truncated, valid = flags
+        return StepResult(
+            observation=self._views[run],
+            masks=self._masks,
+            reward=reward,
+            terminated=terminated,
+            truncated=truncated,
+            valid=valid,
+            final_observation=final,
+        )
+
+    def _scored(self, run: int, actions: Tensor, reward: Tensor, flags: tuple[Tensor, Tensor, Tensor]) -> Tensor:
+        """Return what a function of rewards pays for a step."""
+        together, number = self.together, self._first + run
+        after, executed = self._views[run].features.clone(), self._door.executed(actions, self._bounds[run])
+        step = Transition(together.before[number], executed, reward, after, *flags[:2], {})
+        seconds = together.seconds / len(together.before)
+        return self._ledgers[run].score(step, flags[2].numpy(), np.array(self._episode[run]), seconds)
+
+    def _outcome(self, run: int, index: int, is_done: bool) -> str:
+        if is_done:
+            return DONE
+        steps = self._rows.steps[run * self.num_envs + index]
+        return TIME_LIMIT if self._limit is not None and steps >= self._limit else CAPPED
+
+    def _end(self, run: int, ended: Mapping[int, str]) -> Observation | None:
+        """Record finished episodes by how they ended and, in training, reset them; return the true observations."""
+        if not ended:
+            return None
+        final = None
+        if not self.resets_each_round:
+            final = Observation(self._views[run].features.clone(), self._no_ids)
+        for index, outcome in ended.items():
+            row = run * self.num_envs + index
+            self._rows.idle[row] = True
+            told = {
+                "episode_idx": self._episode[run][index],
+                "host_seed_key": self._seeds[run][index],
+                "env_steps": int(self._rows.steps[row]),
+                "outcome": outcome,
+                "started_at": self._started[run][index],
+            }
+            self._tell(run, index, float(self._rows.native[row]), told, None)
+            if final is not None:
+                self._reset(run, index)
+        return final
+
+    def _reset(self, run: int, index: int) -> None:
+        self._episode[run][index] += 1
+        seed = self._seeds[run][index] = self._reset_seed(index, self._episode[run][index])
+        state = self._simulator.reset(seeding.np_random(seed)[0])
+        self.together.herd.begin((self._first + run) * self.num_envs + index, state)
+        self._ledgers[run].begin_episode(index)
+        self._started[run][index] = datetime.now(UTC).isoformat()
+
+    def _check_finite(self, run: int) -> None:
+        finite = np.isfinite(self._rows.shown[self._of(run)])
+        if not finite.all():
+            index = int((~finite.all(axis=1)).argmax())
+            told = f"{self._where(run, index)} returned an observation that is not finite"
+            raise EnvironmentFault(told)
+
+    def _at(self, run: int, index: int) -> tuple[int, int]:
+        return self._episode[run][index], int(self._rows.steps[run * self.num_envs + index])
+
+    def _of(self, run: int) -> slice:
+        return slice(run * self.num_envs, (run + 1) * self.num_envs)
+
+
+class _Together:
+    """Blocks that take their steps in one call, and what the last one led to.
+
+    Args:
+        members: of one kind.
+        rows: theirs, one after the other.
+
+    Attributes:
+        rewards: [E] float32 of each run.
+        ended: of each run in which episodes ended: which, and whether the task ended them.
+        before: [E, O] of each run, the observations before; empty where no reward is computed from them.
+        is_finite: whether all observations are.
+        seconds: it took.
+    """
+
+    def __init__(self, members: Sequence[SimulatedEnvs], rows: Rows) -> None:
+        self.members = list(members)
+        self.herd = members[0].herd_of(rows)
+        self.rewards: Sequence[Tensor] = ()
+        self.ended: dict[int, list[tuple[int, bool]]] = {}
+        self.before: Sequence[Tensor] = ()
+        self.is_finite, self.seconds = True, 0.0
+        self._longest = len(rows.actions)
+        self._bind(self.members)
+
+    def take(self) -> None:
+        """Take the step that was issued to all members."""
+        began = time.perf_counter()
+        self._longest += 1
+        rows, size = self.herd.rows, self.members[0].num_envs
+        if self._longest > len(rows.actions) > 0:
+            self._longest = int(rows.steps.max()) + 1
+            self.make_room(self._longest)
+            rows = self.herd.rows
+        actions, acting = self._gathered()
+        if not all(member.is_native for member in self.members):
+            self.before = _parts(rows.shown.copy(), size)
+        reward, ended = self.herd.step(actions, acting)
+        self.rewards = _parts(reward, size)
+        self.ended = {}
+        for row, is_done in ended.items():
+            self.ended.setdefault(row // size, []).append((row % size, is_done))
+        self.is_finite = bool(np.isfinite(rows.shown).all())
+        self.seconds = time.perf_counter() - began
+
+    def _gathered(self) -> tuple[np.ndarray, np.ndarray | None]:
+        """Return the actions [N] as they are executed, and which environments act; None for all.
+
+        Raises:
+            ValueError: a choice is none of its head's.
+        """
+        first, idle = self.members[0], self.herd.rows.idle
+        issued = [action for member in self.members for action in member.issued()]
+        acts = [action is not None for action in issued]
+        none = first.no_action
+        given = [none if action is None else action for action in issued]
+        modes = [how for member in self.members for how in member.bounds]
+        if len(set(modes)) == 1:
+            executed = first.door.executed(torch.cat(given), modes[0])
+        else:
+            executed = torch.cat([first.door.executed(action, how) for action, how in zip(given, modes, strict=True)])
+        actions: np.ndarray = executed.numpy()[:, 0]
+        head = first.heads[0]
+        if not head.is_gaussian and (actions.min() < 0 or actions.max() >= head.size):
+            raise ValueError(f"an action of {actions.tolist()} is outside its mask")
+        if all(acts) and not (first.resets_each_round and idle.any()):
+            return actions, None
+        return actions, np.repeat(acts, first.num_envs) & ~idle
+
+    def make_room(self, steps: int) -> None:
+        """Keep at least so many steps of every running episode."""
+        rows = self.herd.rows
+        if len(rows.actions) < steps:
+            rows.grow(max(steps, 2 * len(rows.actions)))
+            # others may have left, with rows of their own
+            self._bind([member for member in self.members if member.together is self])
+
+    def _bind(self, members: Sequence[SimulatedEnvs]) -> None:
+        first = 0
+        for member in self.members:
+            first = member.joins(self, first) if member in members else first + member.num_runs
+
+
+def simulated(
+    config: Mapping[str, Any], ledgers: Sequence[Ledger], bounds: Sequence[str], **others: Any
+) -> SimulatedEnvs | None:
+    """Return environments that a simulator steps, None where the task has none that is exact here."""
+    section = config["env"]
+    if int(section.get("processes", 1)) > 1 or set(section.get("wrappers") or ()) - {MASK_VELOCITY}:
+        return None
+    with contextlib.closing(build_one(section)) as sample:
+        stepped = simulator_of(sample, section.get("kwargs") or {})
+        return None if stepped is None else SimulatedEnvs(sample, stepped, config, ledgers, bounds, **others)
+
+
+def _parts(array: np.ndarray, size: int) -> Sequence[Tensor]:
+    """Return [N, ..] as tensors of ``size`` rows each, which lie where it does."""
+    return torch.split_with_sizes(torch.from_numpy(array), [size] * (len(array) // size))
