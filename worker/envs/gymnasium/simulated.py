@@ -91,21 +91,21 @@ class SimulatedEnvs(Hosted, Companion):
         """Take the step that was issued to these and to others of their kind in one call."""
         members = [self, *(other for other in others if isinstance(other, SimulatedEnvs))]
         if self.together.members != members:
-            self.together = _Together(members, Rows.joined([member._rows for member in members]))
+            self.together = _Together(members, Rows.joined([member.rows for member in members]))
         self.together.take()
 
     def joins(self, together: _Together, first: int) -> int:
         """Be a part of what steps together, from its run ``first`` on; return the first run of the next part."""
         self.together, self._first, size = together, first, self.num_envs
         after = first + len(self._ledgers)
-        self._rows = together.herd.rows.part(slice(first * size, after * size))
-        self._views = [Observation(features, self._no_ids) for features in _parts(self._rows.shown, size)]
+        self.rows = together.herd.rows.part(slice(first * size, after * size))
+        self._views = [Observation(features, self._no_ids) for features in _parts(self.rows.shown, size)]
         return after
 
     def begin_round(self, round_index: int) -> list[tuple[Observation, Masks]]:
         """Start a round: reset in evaluation and before the first round, else carry on."""
         self._round = round_index
-        self._rows.summed[:] = 0.0
+        self.rows.summed[:] = 0.0
         for run, episodes in enumerate(self._episode):
             self._ledgers[run].begin_round()
             for index in range(self.num_envs):
@@ -117,7 +117,7 @@ class SimulatedEnvs(Hosted, Companion):
 
     def state_dict(self, run: int) -> dict[str, Any]:
         """Return episode numbers, the actions and rewards since each reset and the last observation."""
-        rows, own = self._rows, self._of(run)
+        rows, own = self.rows, self._of(run)
         paid = rows.paid[own] if self.is_native else self._ledgers[run].paid
         state = {
             "episode": torch.tensor(self._episode[run]),
@@ -144,14 +144,14 @@ class SimulatedEnvs(Hosted, Companion):
             if not torch.equal(self._views[run].features[index], state["observation"][index].cpu()):
                 raise self._not_reproducible(run, index, "the observation is another")
         own, paid = self._of(run), state["paid"].cpu().numpy()
-        self._rows.paid[own] = paid
+        self.rows.paid[own] = paid
         self._ledgers[run].paid[:] = paid
 
     def _replay(self, run: int, index: int, actions: np.ndarray, rewards: Sequence[float]) -> None:
         """Take the steps of an episode again; those of the other environments stay where they are."""
         self.together.make_room(len(rewards))
         row = run * self.num_envs + index
-        rows = self._rows.part(slice(row, row + 1))
+        rows = self.rows.part(slice(row, row + 1))
         herd = self.herd_of(rows)
         for step, (action, before) in enumerate(zip(actions, rewards, strict=True)):
             _, ended = herd.step(np.array([action]), None)
@@ -168,7 +168,7 @@ class SimulatedEnvs(Hosted, Companion):
         """Return {component: [E]} of this round."""
         if not self.is_native:
             return super().reward_sums(run)
-        return {"native": torch.from_numpy(self._rows.summed[self._of(run)].astype(np.float32))}
+        return {"native": torch.from_numpy(self.rows.summed[self._of(run)].astype(np.float32))}
 
     def step(self, actions: Sequence[Tensor | None]) -> list[StepResult | None]:
         """Execute one action [E, C] per run, unless that was done with others' already."""
@@ -195,7 +195,7 @@ class SimulatedEnvs(Hosted, Companion):
     def _result(self, run: int, actions: Tensor) -> StepResult:
         together, ledger, number = self.together, self._ledgers[run], self._first + run
         ended = {index: self._outcome(run, index, is_done) for index, is_done in together.ended.get(number, ())}
-        active = (~self._rows.idle[self._of(run)]).tolist() if self.resets_each_round else self._everyone
+        active = (~self.rows.idle[self._of(run)]).tolist() if self.resets_each_round else self._everyone
         if not together.is_finite:
             self._check_finite(run)
         flags = self._flags(ended, active)
@@ -227,7 +227,7 @@ class SimulatedEnvs(Hosted, Companion):
     def _outcome(self, run: int, index: int, is_done: bool) -> str:
         if is_done:
             return DONE
-        steps = self._rows.steps[run * self.num_envs + index]
+        steps = self.rows.steps[run * self.num_envs + index]
         return TIME_LIMIT if self._limit is not None and steps >= self._limit else CAPPED
 
     def _end(self, run: int, ended: Mapping[int, str]) -> Observation | None:
@@ -239,15 +239,15 @@ class SimulatedEnvs(Hosted, Companion):
             final = Observation(self._views[run].features.clone(), self._no_ids)
         for index, outcome in ended.items():
             row = run * self.num_envs + index
-            self._rows.idle[row] = True
+            self.rows.idle[row] = True
             told = {
                 "episode_idx": self._episode[run][index],
                 "host_seed_key": self._seeds[run][index],
-                "env_steps": int(self._rows.steps[row]),
+                "env_steps": int(self.rows.steps[row]),
                 "outcome": outcome,
                 "started_at": self._started[run][index],
             }
-            self._tell(run, index, float(self._rows.native[row]), told, None)
+            self._tell(run, index, float(self.rows.native[row]), told, None)
             if final is not None:
                 self._reset(run, index)
         return final
@@ -261,14 +261,14 @@ class SimulatedEnvs(Hosted, Companion):
         self._started[run][index] = datetime.now(UTC).isoformat()
 
     def _check_finite(self, run: int) -> None:
-        finite = np.isfinite(self._rows.shown[self._of(run)])
+        finite = np.isfinite(self.rows.shown[self._of(run)])
         if not finite.all():
             index = int((~finite.all(axis=1)).argmax())
             told = f"{self._where(run, index)} returned an observation that is not finite"
             raise EnvironmentFault(told)
 
     def _at(self, run: int, index: int) -> tuple[int, int]:
-        return self._episode[run][index], int(self._rows.steps[run * self.num_envs + index])
+        return self._episode[run][index], int(self.rows.steps[run * self.num_envs + index])
 
     def _of(self, run: int) -> slice:
         return slice(run * self.num_envs, (run + 1) * self.num_envs)

@@ -147,19 +147,21 @@ def simulator_of(env: gymnasium.Env[Any, Any], kwargs: Mapping[str, Any]) -> tup
     limit: int | None = None
     inner: Any = env
     if type(inner) is TimeLimit:
-        limit, inner = inner._max_episode_steps, inner.env
+        limit, inner = getattr(inner, _LIMIT), inner.env
     kind = type(inner)
     if kwargs or kind not in _KNOWN:
         return None
     simulator, code = _KNOWN[kind]
-    parts = (kind.__init__, kind.step, kind.reset, *_BESIDE.get(kind, ()))
+    parts = (kind.__init__, kind.step, kind.reset, *(getattr(kind, name) for name in _BESIDE.get(kind, ())))
     if _digest(parts) != code or _digest(_AROUND) != _AROUND_CODE or not _is_exact(cast("Hashable", kind)):
         return None
     return simulator(), limit
 
 
 #: Other functions of a task that its numbers go through.
-_BESIDE: Mapping[type[Any], tuple[Any, ...]] = {PendulumEnv: (PendulumEnv._get_obs,)}
+_BESIDE: Mapping[type[Any], tuple[str, ...]] = {PendulumEnv: ("_get_obs",)}
+#: Where a time limit keeps its number of steps; its code is compared, too.
+_LIMIT = "_max_episode_steps"
 
 
 def _digest(parts: tuple[Any, ...]) -> str:
