@@ -35,6 +35,7 @@ from benchmarks.gym_classic import ROOT_SEED
 from benchmarks.stacking import bare_steps, timed
 from lockstep.keys import replicate_seed
 from lockstep.spec.resolve import ResolvedSpec, parse
+from worker import numerics
 from worker.envs.gymnasium.simulated import SimulatedEnvs
 from worker.train.block import BlockPlan, BlockTrainer, RoundRecord, RunPlan
 from worker.train.cohort_runs import CohortRuns
@@ -219,7 +220,7 @@ def main() -> int:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
-    torch.set_num_threads(1)
+    numerics.set_up(deterministic=True, tf32=False, threads=1)
     found = compare(args.replicates, args.rounds, args.repeats)
     if args.baselines is not None:
         runs = _ARMS * args.replicates

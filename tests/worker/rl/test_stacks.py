@@ -11,7 +11,7 @@ import torch
 
 from tests.worker.rl.cases import HEADS, learner_config, make_learner, random_rollout
 from worker.envs.base import HeadSpec
-from worker.rl.affine import batches_exactly
+from worker.rl.affine import affine, exact_parts
 from worker.rl.algorithms import ALGORITHMS, ppo_stack
 from worker.rl.algorithms.base import Due
 from worker.rl.algorithms.ppo import prepare
@@ -112,6 +112,28 @@ def test_logits_and_values_of_a_stack_equal_those_of_each_network(rows: int, hid
 
 def test_a_product_that_a_library_batches_in_another_order_is_not_batched() -> None:
     # one output each: a product with a vector alone, with a matrix in a batch; true of the library that is pinned
-    assert batches_exactly(4, 128, 64, 64)
-    assert not batches_exactly(4, 4, 4, 8)
-    assert not batches_exactly(4, 128, 64, 1)
+    assert exact_parts(4, 128, 64, 64) == {"forward", "x", "weight", "bias"}
+    assert exact_parts(4, 4, 4, 8) == frozenset()
+    assert "forward" not in exact_parts(4, 128, 64, 1)
+
+
+@pytest.mark.parametrize("shape", [(4, 4, 4), (128, 4, 64), (128, 64, 64), (7, 64, 2), (128, 64, 1), (5, 3, 1)])
+@pytest.mark.parametrize("num_runs", [2, 20])
+def test_a_layer_of_several_runs_and_its_derivatives_are_those_of_each_alone(
+    num_runs: int, shape: tuple[int, int, int]
+) -> None:
+    rows, inputs, outputs = shape
+    draw = torch.Generator().manual_seed(7)
+    shapes = ((num_runs, rows, inputs), (num_runs, outputs, inputs), (num_runs, outputs))
+    parts = [torch.randn(*size, generator=draw).requires_grad_() for size in shapes]
+    slope = torch.randn(num_runs, rows, outputs, generator=draw)
+    x, weight, bias = parts
+    together = affine(x, (weight, bias))
+    found = [together, *torch.autograd.grad(together, parts, slope)]
+    with torch.no_grad():
+        assert torch.equal(affine(x, (weight, bias)), together)
+    for run in range(num_runs):
+        own = [part[run].detach().clone().requires_grad_() for part in parts]
+        alone = torch.nn.functional.linear(*own)
+        expected = [alone, *torch.autograd.grad(alone, own, slope[run].clone())]
+        assert all(torch.equal(a[run], b) for a, b in zip(found, expected, strict=True))

@@ -25,8 +25,8 @@ from worker.rl.learner import ADAM_BETAS, Adam, Learner, adam_step
 from worker.rl.nets import FlatParameters, StackedMLP
 from worker.rl.stacks import mlp_of, net_key, rows_of
 
-#: Runs in one product: more of them fall out of the caches, fewer share less of what every call costs.
-_AT_ONCE = 8
+#: Most runs in one product: more of them fall out of the caches, fewer share less of what every call costs.
+_AT_ONCE = 20
 #: Settings of ``ppo`` that may differ between the runs of a stack, because each is applied to its run alone.
 _OWN = frozenset(
     {
@@ -57,8 +57,9 @@ def key(learner: Learner, num_steps: int) -> Hashable | None:
 def update(due: Sequence[Due]) -> list[dict[str, float]]:
     """Update runs of one key in place and return the metrics of each, as ``ppo.ALGORITHM.update`` does one by one."""
     metrics: list[dict[str, float]] = []
-    for start in range(0, len(due), _AT_ONCE):
-        metrics += _update(due[start : start + _AT_ONCE])
+    portion = math.ceil(len(due) / math.ceil(len(due) / _AT_ONCE))
+    for start in range(0, len(due), portion):
+        metrics += _update(due[start : start + portion])
     return metrics
 
 
