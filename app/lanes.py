@@ -94,10 +94,11 @@ class Lanes:
 
     def __init__(self, ctx: Context) -> None:
         pools = ctx.settings.pools
-        self.workers = Way(ctx.on("workers"), Gate("workers", pools.workers))
+        workers = ctx.on("workers")
+        self.workers = Way(workers, Gate("workers", pools.workers - 1))
         self.people = Way(ctx.on("people"), Gate("people", pools.people))
-        #: Claims take turns at one lock: with all places of the lane they would wait there, and heartbeats for them.
-        self.claims = Gate("workers", max(1, pools.workers // 3))
+        #: One place of the lane is the desk's, where all claims of this process wait (``app.claiming``).
+        self.claims = Way(workers, Gate("workers", 1))
         threads = to_thread.current_default_thread_limiter()
         threads.total_tokens = max(threads.total_tokens, pools.workers + pools.people + _SPARE_THREADS)
 

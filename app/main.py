@@ -81,7 +81,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     app.state.ctx = ctx
     app.state.export_writers = ThreadPoolExecutor(_EXPORT_WRITERS, "export")
     app.state.lanes = lanes = Lanes(ctx)
-    app.state.desk = Desk(lanes.workers)
+    app.state.desk = Desk(lanes.claims)
     app.state.hub = Hub(lanes.people)
     app.state.hub.start()
     tasks = BackgroundTasks(ctx)

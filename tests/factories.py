@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from app.services import assignments, ingest, scheduling, submission, workers
+from app.services import assignments, claims, ingest, submission, workers
 from app.services.context import Actor, Context
 from app.services.ingest import Upload
 from lockstep import protocol as p
@@ -91,7 +91,7 @@ class SimulatedWorker:
 
     def claim(self) -> p.Assignment | None:
         """Claim once."""
-        self.assignment = scheduling.claim(self.ctx, self.worker_id).assignment
+        self.assignment = claims.claim(self.ctx, self.worker_id)
         return self.assignment
 
     @property

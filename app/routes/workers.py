@@ -11,7 +11,7 @@ from starlette.responses import JSONResponse
 
 from app.claiming import Desk
 from app.errors import InvalidError
-from app.lanes import Lanes, in_lane
+from app.lanes import in_lane
 from app.routes import documents as d
 from app.routes.deps import (
     PAGE,
@@ -24,7 +24,7 @@ from app.routes.deps import (
     StrictRoute,
     WorkerActor,
 )
-from app.services import assignments, ingest, pages, reading, scheduling, workers
+from app.services import assignments, ingest, pages, reading, workers
 from app.services.ingest import Upload
 from app.services.operations import METRICS
 from lockstep import protocol as p
@@ -53,24 +53,13 @@ def register_worker(ctx: ContextDep, actor: WorkerActor, request: p.RegisterRequ
     response_model=p.Assignment,
     responses={**d.problems(404, 409, 410), 204: {"description": "Nothing to do; ask again"}},
 )
-async def claim_block(
-    ctx: ContextDep, actor: WorkerActor, request: Request, worker_id: WorkerId, wait: Wait = 25.0
-) -> Response:
+async def claim_block(actor: WorkerActor, request: Request, worker_id: WorkerId, wait: Wait = 25.0) -> Response:
     """Wait for an assignment; repeating the call returns the same offer."""
-    deadline = time.monotonic() + wait
-    lanes: Lanes = request.app.state.lanes
-    while True:
-        async with lanes.claims.passing():
-            with METRICS.claim_seconds.time():
-                claimed = await in_lane(request, scheduling.claim, ctx, worker_id)
-        if claimed.assignment is not None:
-            return Response(claimed.assignment.model_dump_json(), media_type="application/json")
-        left = deadline - time.monotonic()
-        is_over = left <= 0 or ctx.bell.is_closed or await request.is_disconnected()
-        if is_over:  # nobody waits any more, or nobody should: no server need wait for it to stop
-            return Response(status_code=204)
-        desk: Desk = request.app.state.desk
-        await desk.wait(worker_id, left)
+    desk: Desk = request.app.state.desk
+    assignment = await desk.wait(worker_id, wait)
+    if assignment is None:
+        return Response(status_code=204)
+    return Response(assignment.model_dump_json(), media_type="application/json")
 
 
 @router.post(

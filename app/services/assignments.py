@@ -17,7 +17,7 @@ from app.services.block_ends import FAST_FAILURE_SECONDS, end_assignment, finish
 from app.services.comparison import compare_runs, log_line
 from app.services.context import Context
 from app.services.fencing import fenced, grace
-from app.services.scheduling import resume_round
+from app.services.granting import resume_round
 from app.store import blocks, experiment_cache, experiments, leases, results, workers
 from app.store.blocks import Why
 from app.store.engine import utc

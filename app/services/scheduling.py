@@ -1,38 +1,27 @@
-"""The scheduling tick and the claim (control-plane.md 4): one transaction, all or nothing."""
+"""The scheduling tick (control-plane.md 4): passes over the queue, each one transaction, all or nothing."""
 
 from __future__ import annotations
 
 import math
-import secrets
-from collections.abc import Callable, Mapping, Sequence, Set
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from sqlalchemy.orm import Session
 
-from app.errors import NotFoundError
 from app.services.context import Context
-from app.services.fencing import refuse_gone
-from app.services.placement import Fit, Need, Pack, Wait, WorkerView, class_to_hold, device_order, fit, pack_size
+from app.services.granting import Choice, grant
+from app.services.placement import Fit, Need, Pack, Wait, WorkerView, class_to_hold, fit, pack_size
 from app.settings import Settings
-from app.store import blocks, experiment_cache, experiments, leases, results, scheduling, workers
-from app.store.blocks import Why
-from app.store.events import NewEvent, add_events
+from app.store import blocks, scheduling
 from app.store.rows import (
-    ArmRow,
-    AssignmentRow,
-    BlockRow,
-    IdleWorker,
-    RunOfArm,
-    RunRow,
     SchedulableWorker,
     WaitingBlock,
 )
-from app.store.scheduling import NewAssignment
-from lockstep.protocol import AssignedRun, Assignment, CheckpointRef, RewardRef
-from lockstep.spec.arms import discount_of
-from lockstep.status import BlockStatus, Cause, RunStatus, WorkerStatus
+from lockstep.status import Cause, WorkerStatus
 
+#: Blocks that one pass assigns at most; those that share processes are assigned together, however many.
+AT_ONCE = 50
 _BATCH = 200
 _MAX_BLOCKS = 2_000  # looked at in one tick while devices are idle
 #: How often a block must have ended for a cause to train alone from then on; for any other cause, once.
@@ -48,51 +37,57 @@ _HEALTHY = (
 
 def tick(ctx: Context) -> int:
     """Give idle workers the next eligible blocks; return how many blocks were assigned."""
-    with ctx.store.write() as session:
-        assigned = _tick(ctx, session)
-    if assigned:
-        ctx.bell.ring()
-    return assigned
+    assigned = 0
+    while True:
+        with ctx.store.write() as session:
+            given = give(ctx, session)
+        assigned += len(given)
+        if given:
+            ctx.bell.ring()
+        if len(given) < AT_ONCE:
+            return assigned
 
 
-def called(ctx: Context, worker_ids: Set[str]) -> set[str]:
-    """Give out work, and return those of these workers that have something to ask for: an offer, a drain, an end."""
-    tick(ctx)
-    with ctx.store.read() as session:
-        return set(worker_ids) - workers.waiting(session, worker_ids)
+def give(ctx: Context, session: Session) -> list[list[str]]:
+    """Make one pass over the queue, unless somebody else does; return of each block assigned the ids of its workers.
 
-
-def _tick(ctx: Context, session: Session) -> int:
+    It ends with ``AT_ONCE`` blocks, so that nobody waits long for its locks; there may be more for the next one.
+    """
     if not scheduling.try_singleton(ctx.store, session) or scheduling.queue_paused(session):
-        return 0
-    return _assign_all(ctx, session, ctx.store.now(session))
+        return []
+    return _assign_some(ctx, session, ctx.store.now(session))
 
 
-def _assign_all(ctx: Context, session: Session, now: float) -> int:
+def _assign_some(ctx: Context, session: Session, now: float) -> list[list[str]]:
     idle = {row.id: row for row in scheduling.idle_workers(session, now, ctx.settings.lease_ttl_seconds)}
     if not idle:
-        return 0
+        return []
     views = {row.id: worker_view(row, idle=row.id in idle) for row in scheduling.registered_workers(session)}
     queue_pass = _Tick(ctx.settings, now, views, scheduling.devices_in_use(session), _ready_of(session, now))
-    shares = scheduling.owner_shares(session, now, queue_pass.in_use)
-    assigned = seen = 0
-    size = len(idle) + 1  # one page serves, unless blocks do not fit or are packed
+    return grant(ctx, session, now, _choose(session, queue_pass, len(idle)), idle)
+
+
+def _choose(session: Session, queue_pass: _Tick, num_idle: int) -> list[Choice]:
+    """Return what a pass over the queue gives to whom, in order."""
+    shares = scheduling.owner_shares(session, queue_pass.now, queue_pass.in_use)
+    chosen: list[Choice] = []
+    seen = 0
+    size = min(num_idle, AT_ONCE) + 1  # one page serves, unless blocks do not fit or are packed
     while seen < _MAX_BLOCKS and queue_pass.goes_on():
         full = queue_pass.full_owners()
-        # blocks assigned in this transaction have left the queue, hence the offset without them
-        page = scheduling.eligible_blocks(session, now, shares, limit=size, skip=seen - assigned, without=full)
+        page = scheduling.eligible_blocks(session, queue_pass.now, shares, limit=size, skip=seen, without=full)
         live = blocks.count_live_runs(session, [block.id for block in page])
         for block in page:
-            if not queue_pass.goes_on():
-                return assigned  # each further block would cost queries for nothing
+            if not queue_pass.goes_on() or (len(chosen) >= AT_ONCE and not queue_pass.packs):
+                return chosen  # each further block would cost queries for nothing
             choice = queue_pass.choose(block, live.get(block.id, 0))
-            if isinstance(choice, Fit) and _assign(ctx, session, now, block, choice, idle):
-                assigned += 1
+            if isinstance(choice, Fit):
+                chosen.append(Choice(block, choice))
         seen += len(page)
         if len(page) < size:
             break
         size = _BATCH
-    return assigned
+    return chosen
 
 
 def _ready_of(session: Session, now: float) -> Callable[[str], int]:
@@ -251,206 +246,3 @@ def need_from(needs: Mapping[str, Any], placement: str, num_live: int, min_memor
         pack=int(needs.get("pack", 1)),
         pack_evenly=bool(needs.get("pack_evenly", False)),
     )
-
-
-def _assign(
-    ctx: Context, session: Session, now: float, block: WaitingBlock, choice: Fit, idle: Mapping[str, IdleWorker]
-) -> bool:
-    settings = ctx.settings
-    blocks.lock(session, block.id)
-    live = blocks.live_runs(session, block.id)
-    resume = resume_round(session, [run.id for run in live]) if block.attempt else 0
-    attempt = block.attempt + 1
-    workers_text = ", ".join(worker.device_uid for worker in choice.workers)
-    moved = blocks.move(
-        session,
-        now,
-        block,
-        BlockStatus.RESERVED,
-        Why("scheduler", None, f"assigned to {workers_text}"),
-        attempt=attempt,
-        resume_round=resume,
-        open_round=resume,
-        reserve_deadline_epoch=now + settings.reservation_seconds,
-        ready_deadline_epoch=now + settings.warmup_seconds,
-    )
-    if not moved:
-        return False
-    assignments = _new_assignments(block, choice, live, idle)
-    scheduling.insert_assignments(ctx.store, session, now, block.id, attempt, settings.lease_ttl_seconds, assignments)
-    for assignment in assignments:
-        leases.move_worker(
-            session,
-            now,
-            assignment.worker.id,
-            WorkerStatus.RESERVED,
-            f"is to train replicate {block.replicate}",
-            actor="scheduler",
-        )
-    _open_attempts(session, now, block, attempt, resume, live, assignments)
-    if block.placement_resolved is None:
-        _freeze(session, block, choice)
-    return True
-
-
-def _freeze(session: Session, block: WaitingBlock, choice: Fit) -> None:
-    """The first assignment fixes placement and data fingerprint for all replicates."""
-    needs = dict(block.needs)
-    if needs.get("dataset"):
-        needs["fingerprint"] = choice.workers[0].datasets[needs["dataset"]]
-    experiments.freeze_placement(session, block.experiment_id, choice.placement, needs)
-
-
-def _new_assignments(
-    block: BlockRow, choice: Fit, live: Sequence[RunRow], idle: Mapping[str, IdleWorker]
-) -> list[NewAssignment]:
-    def assignment(index: int, run_ids: Sequence[str]) -> NewAssignment:
-        token = leases.token_hash(secrets.token_hex(16))
-        return NewAssignment(idle[choice.workers[index].id], index, choice.slot, tuple(run_ids), token)
-
-    if choice.placement == "shared_device":
-        return [assignment(0, [run.id for run in live])]
-    order = device_order(choice.workers, len(live), block.replicate)
-    return [assignment(order[position], [run.id]) for position, run in enumerate(live)]
-
-
-def _open_attempts(
-    session: Session,
-    now: float,
-    block: BlockRow,
-    attempt: int,
-    resume: int,
-    live: Sequence[RunRow],
-    assignments: Sequence[NewAssignment],
-) -> None:
-    """Open the new attempt of every run; what an older one has beyond the resume round is superseded."""
-    device_of = {run_id: assignment.worker.device_uid for assignment in assignments for run_id in assignment.run_ids}
-    scheduling.open_attempts(session, now, attempt, resume, {run.no: device_of[run.id] for run in live})
-    for assignment in assignments:
-        device, resumed = assignment.worker.device_uid, attempt > 1 and resume > 0
-        experiments.start_runs(session, assignment.run_ids, device, resumed=resumed, rounds=resume)
-    older = live if attempt > 1 else []
-    cut = [run for run in older if scheduling.end_older_attempts(session, run.no, attempt, resume)]
-    add_events(session, now, block.experiment_id, [_truncation(block, run, attempt, resume) for run in cut])
-
-
-def _truncation(block: BlockRow, run: RunRow, attempt: int, resume: int) -> NewEvent:
-    return NewEvent(
-        type="truncate",
-        text=f"rounds from {resume} on of earlier attempts are superseded",
-        block_id=block.id,
-        run_id=run.id,
-        replicate=block.replicate,
-        round=resume,
-        payload={"run": run.id, "attempt": attempt, "from_round": resume},
-    )
-
-
-def resume_round(session: Session, run_ids: Sequence[str]) -> int:
-    """Return the last common checkpoint: the largest round before which every live run has one."""
-    committed = results.committed_checkpoints(session, run_ids)
-    common = set.intersection(*({*rounds} for rounds in committed.values())) if committed else set()
-    return max(common, default=0)
-
-
-@dataclass(frozen=True)
-class Claimed:
-    """A claim's answer: the assignment, with those beside it, or None to be asked again."""
-
-    assignment: Assignment | None
-
-
-def claim(ctx: Context, worker_id: str) -> Claimed:
-    """Hand the worker what it was offered, after a tick where that is nothing; repeating it hands the same again.
-
-    Raises:
-        NotFoundError: for an unknown worker.
-        GoneError: when the worker is drained (end), or retired or lost (register again).
-    """
-    with ctx.store.write() as session:
-        worker = workers.get(session, worker_id)
-        if worker is None:
-            raise NotFoundError(f"no worker {worker_id}", code="unknown_worker")
-        refuse_gone(session, worker, WorkerStatus.RETIRED, WorkerStatus.LOST)
-        offered = leases.offered_to(session, worker)
-        assigned = 0
-        if not offered and worker.status == WorkerStatus.IDLE:
-            assigned = _tick(ctx, session)
-            offered = leases.offered_to(session, worker)
-        collected = [held for row in offered if (held := _collect(ctx, session, row)) is not None]
-    if assigned:
-        ctx.bell.ring()
-    return Claimed(collected[0].model_copy(update={"beside": collected[1:]}) if collected else None)
-
-
-def _collect(ctx: Context, session: Session, offered: AssignmentRow) -> Assignment | None:
-    token = secrets.token_hex(16)
-    expires = ctx.store.now(session) + ctx.settings.lease_ttl_seconds
-    values = {"token": leases.token_hash(token), "collected": True, "expires_epoch": expires}
-    # a claim sent twice must not replace the token of what has been accepted meanwhile
-    held = leases.collect(session, offered.id, **values)
-    return assignment_document(session, offered, token) if held else None
-
-
-def assignment_document(session: Session, row: AssignmentRow, token: str) -> Assignment:
-    """Return all that a supervisor and its child need to train their assignment."""
-    block = blocks.with_experiment(session, row.block_id)
-    fixed = experiment_cache.of(session, block.experiment_id)
-    arms = {arm.arm_index: arm for arm in fixed.arms}
-    return Assignment(
-        assignment_id=row.id,
-        lease=token,
-        experiment_id=block.experiment_id,
-        experiment_name=block.name,
-        block_id=block.id,
-        attempt=row.attempt,
-        replicate=block.replicate,
-        root_seed=fixed.seed,
-        rounds=fixed.rounds,
-        resume_round=block.resume_round,
-        placement=block.placement_resolved,
-        device_index=row.device_index,
-        num_arms=fixed.num_arms,
-        barrier=fixed.lockstep["barrier"],
-        spec_hash=fixed.spec_hash,
-        runs=_assigned_runs(session, block, arms, experiments.runs_of_assignment(session, row.id)),
-        reward_modes=[
-            RewardRef(mode=arm.reward_mode, config=arm.config["reward"], gamma=discount_of(arm.config))
-            for arm in fixed.arms
-        ],
-        checkpoint_every_rounds=fixed.checkpoint["every_rounds"],
-        checkpoint_keep=fixed.checkpoint["keep"],
-        grace_seconds=fixed.grace_seconds,
-        barrier_timeout_seconds=fixed.lockstep["barrier_timeout_seconds"],
-    )
-
-
-def _assigned_runs(
-    session: Session, block: BlockRow, arms: Mapping[int, ArmRow], runs: Sequence[RunOfArm]
-) -> list[AssignedRun]:
-    resumes = [run.id for run in runs] if block.resume_round else []
-    checkpoints = results.committed_checkpoints(session, resumes) if resumes else {}
-    assigned = []
-    for run in runs:
-        arm = arms[run.arm_index]
-        stored = checkpoints[run.id].get(block.resume_round) if resumes else None
-        reference = stored and CheckpointRef(
-            checkpoint_id=stored.id,
-            next_round=stored.next_round,
-            sha256=stored.sha256,
-            size_bytes=int(stored.size_bytes),
-        )
-        assigned.append(
-            AssignedRun(
-                run_id=run.id,
-                arm=arm.label,
-                arm_index=arm.arm_index,
-                policy=arm.policy,
-                static_set=arm.static_set,
-                config=arm.config,
-                diff=arm.diff,
-                checkpoint=reference,
-                diverged=run.status == RunStatus.FAILED,
-            )
-        )
-    return assigned

@@ -6,7 +6,7 @@ Nothing else in the project writes these status columns. A transition that the t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from functools import cache
 from typing import Any
@@ -69,24 +69,54 @@ def of_assignment(session: Session, assignment_id: str) -> BlockRow | None:
     return one(BlockRow, session.execute(_OF_ASSIGNMENT, {"assignment_id": assignment_id}))
 
 
-def with_experiment(session: Session, block_id: str) -> BlockOfExperiment:
-    """Return a block that exists, with name and ``placement_resolved`` of its experiment."""
-    return BlockOfExperiment(*tuple(session.execute(_WITH_EXPERIMENT, {"block_id": block_id}).one()))
+def with_experiments(session: Session, block_ids: Collection[str]) -> dict[str, BlockOfExperiment]:
+    """Return blocks by id, each with name and ``placement_resolved`` of its experiment."""
+    rows = every(BlockOfExperiment, session.execute(_WITH_EXPERIMENT, {"block_ids": sorted({*block_ids})}))
+    return {row.id: row for row in rows}
 
 
 _WITH_EXPERIMENT = (
     select(*_BLOCK, t.experiment.c.name, t.experiment.c.placement_resolved)
     .join(t.experiment, t.experiment.c.id == t.block.c.experiment_id)
-    .where(t.block.c.id == bindparam("block_id"))
+    .where(t.block.c.id.in_(bindparam("block_ids", expanding=True)))
 )
 
 
-def lock(session: Session, block_id: str) -> None:
-    """Hold the row of a block to the end of the transaction."""
-    session.execute(_LOCK, {"block_id": block_id})
+def lock(session: Session, block_ids: Collection[str]) -> None:
+    """Hold the rows of blocks to the end of the transaction, in the order of their ids."""
+    session.execute(_LOCK, {"block_ids": sorted(block_ids)}).all()
 
 
-_LOCK = select(t.block.c.id).where(t.block.c.id == bindparam("block_id")).with_for_update()
+_LOCK = (
+    select(t.block.c.id)
+    .where(t.block.c.id.in_(bindparam("block_ids", expanding=True)))
+    .order_by(t.block.c.id)
+    .with_for_update()
+)
+
+
+def reserve(session: Session, now: float, wanted: Sequence[tuple[BlockRow, Why]], **values: Any) -> set[str]:
+    """Move queued blocks to reserved with the same ``values``, each for a reason; return the ids of those moved."""
+    given = {f"new_{name}": value for name, value in values.items()}
+    named = {"block_ids": [block.id for block, _ in wanted]}
+    moved = set(session.execute(_reserve(tuple(values)), {**given, **named}).scalars())
+    for block, why in wanted:
+        if block.id in moved:
+            event = _moved_event(block, BlockStatus.RESERVED, why, values["attempt"])
+            add_events(session, now, block.experiment_id, [event])
+    return moved
+
+
+@cache
+def _reserve(names: tuple[str, ...]) -> ReturningUpdate[Any]:
+    may_be = block_sources(BlockStatus.RESERVED)
+    to: dict[str, Any] = {name: bindparam(f"new_{name}") for name in names}
+    return (
+        update(t.block)
+        .where(t.block.c.id.in_(bindparam("block_ids", expanding=True)), t.block.c.status.in_(may_be))
+        .values(status=BlockStatus.RESERVED, **to)
+        .returning(t.block.c.id)
+    )
 
 
 def move(
@@ -113,8 +143,13 @@ def move(
     moved = update_one(session, t.block, block.id, values, guard=guard, returning="attempt")
     if moved is None:
         return False
+    add_events(session, now, block.experiment_id, [_moved_event(block, target, why, moved)])
+    return True
+
+
+def _moved_event(block: BlockRow, target: BlockStatus, why: Why, attempt: int) -> NewEvent:
     text = why.sentence()
-    event = NewEvent(
+    return NewEvent(
         type="block_status",
         text=f"block of replicate {block.replicate} is {target.value}" + (f": {text}" if text else ""),
         actor=why.actor,
@@ -122,10 +157,8 @@ def move(
         replicate=block.replicate,
         status=target,
         cause=why.cause,
-        payload={"attempt": moved},
+        payload={"attempt": attempt},
     )
-    add_events(session, now, block.experiment_id, [event])
-    return True
 
 
 def move_runs(
@@ -252,11 +285,26 @@ def live_runs(session: Session, block_id: str) -> list[RunRow]:
     return every(RunRow, session.execute(_LIVE_RUNS, {"block_id": block_id}))
 
 
+def live_runs_of(session: Session, block_ids: Collection[str]) -> dict[str, list[RunRow]]:
+    """Return the runs of each of these blocks that still train, by arm."""
+    found: dict[str, list[RunRow]] = {block_id: [] for block_id in block_ids}
+    for run in every(RunRow, session.execute(_LIVE_RUNS_OF, {"block_ids": list(found)})):
+        found[run.block_id].append(run)
+    return found
+
+
 _TRAINS = t.run.c.status.in_((RunStatus.PENDING, RunStatus.RUNNING, RunStatus.PAUSED))
 _LIVE_RUNS = (
     select(*columns(RunRow, t.run))
     .where(t.run.c.block_id == bindparam("block_id"), _TRAINS)
     .order_by(t.run.c.arm_index)
+)
+
+
+_LIVE_RUNS_OF = (
+    select(*columns(RunRow, t.run))
+    .where(t.run.c.block_id.in_(bindparam("block_ids", expanding=True)), _TRAINS)
+    .order_by(t.run.c.block_id, t.run.c.arm_index)
 )
 
 

@@ -206,8 +206,15 @@ def event_document(row: EventRow) -> dict[str, Any]:
 
 def add_worker_event(session: Session, now: float, worker_id: str, status: str, actor: str, text: str) -> None:
     """Record a change of a worker."""
-    row = {"worker_id": worker_id, "status": status, "actor": actor, "text": text[:2000], "at": utc(now)}
-    session.execute(_ADD_WORKER_EVENT, row)
+    add_worker_events(session, now, {worker_id: text}, status, actor)
+
+
+def add_worker_events(session: Session, now: float, texts: Mapping[str, str], status: str, actor: str) -> None:
+    """Record the same change of several workers, {worker: text}."""
+    same = {"status": status, "actor": actor, "at": utc(now)}
+    if texts:
+        rows = [{**same, "worker_id": worker_id, "text": text[:2000]} for worker_id, text in texts.items()]
+        session.execute(_ADD_WORKER_EVENT, rows)
 
 
 _ADD_WORKER_EVENT = insert(t.worker_event)

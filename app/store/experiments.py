@@ -11,9 +11,11 @@ from typing import Any, TypeVar
 from sqlalchemy import (
     Case,
     Float,
+    FromClause,
     Integer,
     Select,
     Text,
+    Update,
     and_,
     bindparam,
     case,
@@ -29,7 +31,7 @@ from sqlalchemy.orm import Session
 
 from app.store import tables as t
 from app.store.engine import Store, utc
-from app.store.prepared import update_one
+from app.store.prepared import pairs_in, update_one
 from app.store.rows import (
     ArmRow,
     BlockRow,
@@ -215,6 +217,21 @@ _RUNS_OF_SHARE = _RUNS.join(t.assignment_run, t.assignment_run.c.run_id == t.run
 )
 
 
+_RUNS_OF_SHARES = (
+    _RUNS.join(t.assignment_run, t.assignment_run.c.run_id == t.run.c.id)
+    .where(t.assignment_run.c.assignment_id.in_(bindparam("assignment_ids", expanding=True)))
+    .add_columns(t.assignment_run.c.assignment_id)
+)
+
+
+def runs_of_assignments(session: Session, assignment_ids: Collection[str]) -> dict[str, list[RunOfArm]]:
+    """Return the runs of each of these assignments by arm, with the arm's label."""
+    found: dict[str, list[RunOfArm]] = {name: [] for name in assignment_ids}
+    for *row, name in session.execute(_RUNS_OF_SHARES, {"assignment_ids": list(found)}):
+        found[name].append(RunOfArm(*row))
+    return found
+
+
 def run(session: Session, run_id: str) -> RunOfArm | None:
     """Return a run with its arm's label."""
     return one(RunOfArm, session.execute(_RUN.where(t.run.c.id == run_id)))
@@ -360,22 +377,26 @@ def freeze_placement(session: Session, experiment_id: str, placement: str, needs
     )
 
 
-def start_runs(session: Session, run_ids: Sequence[str], device_uid: str, *, resumed: bool, rounds: int) -> None:
-    """Note on runs that a new attempt starts at ``rounds`` on a device."""
-    given = {"run_ids": list(run_ids), "device": device_uid, "more": int(resumed), "rounds": rounds}
-    session.execute(_START, given)
+def start_runs(session: Session, devices: Mapping[str, str], *, resumed: bool, rounds: int) -> None:
+    """Note on runs that a new attempt starts at ``rounds``, each on a device, {run id: device_uid}."""
+    given = {"devices": json.dumps(dict(devices)), "more": int(resumed), "rounds": rounds}
+    session.execute(_START[session.get_bind().dialect.name], given)
 
 
-_START = (
-    update(t.run)
-    .where(t.run.c.id.in_(bindparam("run_ids", expanding=True)))
-    .values(
-        device_uid=bindparam("device"),
-        resumed=t.run.c.resumed + bindparam("more", type_=Integer),
-        rounds_done=bindparam("rounds"),
-        stalled=False,
+def _start_on(pairs: FromClause) -> Update:
+    return (
+        update(t.run)
+        .where(t.run.c.id == pairs.c.key)
+        .values(
+            device_uid=pairs.c.value,
+            resumed=t.run.c.resumed + bindparam("more", type_=Integer),
+            rounds_done=bindparam("rounds"),
+            stalled=False,
+        )
     )
-)
+
+
+_START = {name: _start_on(pairs) for name, pairs in pairs_in("devices").items()}
 
 
 def change_run(session: Session, run_id: str, **values: Any) -> None:

@@ -7,16 +7,17 @@ lease is lost and nothing is stored.
 from __future__ import annotations
 
 import hashlib
+import json
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from sqlalchemy import and_, bindparam, literal, select, update
+from sqlalchemy import FromClause, Update, and_, bindparam, literal, select, update
 from sqlalchemy.orm import Session
 
 from app.store import tables as t
 from app.store.engine import utc
-from app.store.events import add_worker_event
-from app.store.prepared import update_one
+from app.store.events import add_worker_event, add_worker_events
+from app.store.prepared import pairs_in, update_one
 from app.store.rows import (
     AssignmentOfExperiment,
     AssignmentRow,
@@ -96,14 +97,33 @@ def run_ids(session: Session, assignment_id: str) -> list[str]:
 _RUN_IDS = select(t.assignment_run.c.run_id).where(t.assignment_run.c.assignment_id == bindparam("assignment_id"))
 
 
-def offered_to(session: Session, worker: WorkerRow) -> list[AssignmentRow]:
-    """Return the assignments that wait for a worker to collect them or to become ready, by slot.
+def offered_to(session: Session, asking: Collection[WorkerRow]) -> list[AssignmentRow]:
+    """Return the assignments that wait for these workers to collect them or to become ready, by worker and slot.
 
-    Found by its device: that has few live assignments, a worker any number of ended ones.
+    Found by the device: that has few live assignments, a worker any number of ended ones.
     """
-    return every(AssignmentRow, session.execute(_OFFERED, _offer_to(worker)))
+    mine = {(worker.id, worker.incarnation) for worker in asking}
+    found = every(AssignmentRow, session.execute(_OFFERED, {"devices": [worker.device_uid for worker in asking]}))
+    return [row for row in found if (row.worker_id, row.incarnation) in mine]
 
 
+def lock_offered(session: Session, asking: Collection[WorkerRow]) -> None:
+    """Hold the blocks of what these workers are offered, in the order of their ids, to the end of the transaction."""
+    session.execute(_LOCK_OFFERED, {"devices": [worker.device_uid for worker in asking]}).all()
+
+
+_OFFERED_NOW = and_(
+    t.IS_LIVE,
+    t.assignment.c.device_uid.in_(bindparam("devices", expanding=True)),
+    t.assignment.c.state == AssignmentState.OFFERED,
+)
+_OFFERED = select(*_ASSIGNMENT).where(_OFFERED_NOW).order_by(t.assignment.c.worker_id, t.assignment.c.slot)
+_LOCK_OFFERED = (
+    select(t.block.c.id)
+    .where(t.block.c.id.in_(select(t.assignment.c.block_id).where(_OFFERED_NOW)))
+    .order_by(t.block.c.id)
+    .with_for_update()
+)
 _OFFER = and_(
     t.IS_LIVE,
     t.assignment.c.device_uid == bindparam("of_device"),
@@ -111,7 +131,6 @@ _OFFER = and_(
     t.assignment.c.incarnation == bindparam("of_incarnation"),
     t.assignment.c.state == AssignmentState.OFFERED,
 )
-_OFFERED = select(*_ASSIGNMENT).where(_OFFER).order_by(t.assignment.c.slot)
 
 
 def _offer_to(worker: WorkerRow) -> dict[str, str]:
@@ -135,10 +154,25 @@ def change(session: Session, assignment_id: str, **values: Any) -> None:
     update_one(session, t.assignment, assignment_id, values)
 
 
-def collect(session: Session, assignment_id: str, **values: Any) -> bool:
-    """Change fields of an offer; False where it has been accepted or has ended since it was read."""
-    guard = ("state", frozenset({AssignmentState.OFFERED}))
-    return update_one(session, t.assignment, assignment_id, values, guard=guard) is not None
+def collect(session: Session, tokens: Mapping[str, str], until: float) -> set[str]:
+    """Let offers be held until then under new tokens, {assignment: hash}; return the ids of those that were offers.
+
+    Not one that has been accepted or has ended since it was read.
+    """
+    collect_these = _COLLECT[session.get_bind().dialect.name]
+    return set(session.execute(collect_these, {"tokens": json.dumps(dict(tokens)), "until": until}).scalars())
+
+
+def _collect_from(pairs: FromClause) -> Update:
+    return (
+        update(t.assignment)
+        .where(t.assignment.c.id == pairs.c.key, t.assignment.c.state == AssignmentState.OFFERED)
+        .values(token=pairs.c.value, collected=True, expires_epoch=bindparam("until"))
+        .returning(t.assignment.c.id)
+    )
+
+
+_COLLECT = {name: _collect_from(pairs) for name, pairs in pairs_in("tokens").items()}
 
 
 def move(session: Session, now: float, assignment_id: str, target: AssignmentState, **values: Any) -> bool:
@@ -295,6 +329,27 @@ def move_worker(
         return False
     add_worker_event(session, now, worker_id, target, actor, text)
     return True
+
+
+def reserve_workers(session: Session, now: float, tasks: Mapping[str, str], *, actor: str) -> None:
+    """Reserve free workers, {worker: what it is to do}; record the events."""
+    statement = _RESERVE[session.get_bind().dialect.name]
+    moved = set(session.execute(statement, {"tasks": json.dumps(dict(tasks))}).scalars())
+    told = {name: text for name, text in tasks.items() if name in moved}
+    add_worker_events(session, now, told, WorkerStatus.RESERVED, actor)
+
+
+def _reserve_from(pairs: FromClause) -> Update:
+    may_be = t.worker.c.status.in_(worker_sources(WorkerStatus.RESERVED))
+    return (
+        update(t.worker)
+        .where(t.worker.c.id == pairs.c.key, may_be)
+        .values(status=WorkerStatus.RESERVED, status_text=pairs.c.value)
+        .returning(t.worker.c.id)
+    )
+
+
+_RESERVE = {name: _reserve_from(pairs) for name, pairs in pairs_in("tasks").items()}
 
 
 def free_worker(session: Session, now: float, worker_id: str, text: str) -> bool:

@@ -15,6 +15,7 @@ from sqlalchemy import URL, make_url, text
 from sqlalchemy.exc import ArgumentError, InterfaceError, OperationalError, SQLAlchemyError
 from sqlalchemy.exc import TimeoutError as PoolTimeout
 
+from app.errors import BusyError
 from app.store import folders, migrate
 from app.store.engine import FileLock, Limits, Pools, StartupError, Store, sqlite_file, sqlite_module, sqlite_warning
 from lockstep.address import BadAddress, clean_path, hidden
@@ -104,6 +105,11 @@ def _named(url: str) -> Iterator[None]:
     except OSError as error:  # a folder on the way that may not be entered
         told = f"{error.filename} cannot be reached ({error.strerror}); correct the rights on the way"
         raise UnusableDatabase(f"cannot use the database {shown(url)}: {told}, or {_SETTING}") from error
+
+
+def is_busy(error: Exception) -> bool:
+    """Return whether an error says that a place of the store was not free in time, and no more than that."""
+    return isinstance(error, BusyError | PoolTimeout)
 
 
 def why_away(error: BaseException) -> str | None:

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from functools import cache
 from typing import Any
 
-from sqlalchemy import Table, Update, bindparam, update
+from sqlalchemy import FromClause, String, Table, Update, bindparam, cast, func, update
+from sqlalchemy.dialects.postgresql import JSONB
 from sqlalchemy.orm import Session
 
 
@@ -49,3 +50,13 @@ def _statement(
     if column is not None:
         statement = statement.where(table.c[column].in_(states))
     return statement.values({name: bindparam(f"new_{name}") for name in names}).returning(table.c[returning])
+
+
+def pairs_in(name: str) -> dict[str, FromClause]:
+    """Return by dialect a table of the columns ``key`` and ``value``, from a parameter that is a JSON object of texts.
+
+    One parameter for any number of rows: a statement for each number of them would have to be prepared anew.
+    """
+    given = bindparam(name, type_=String)
+    makers = {"sqlite": func.json_each(given), "postgresql": func.jsonb_each_text(cast(given, JSONB))}
+    return {dialect: made.table_valued("key", "value", name="given") for dialect, made in makers.items()}

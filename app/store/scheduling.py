@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from typing import Any
 
@@ -277,6 +277,8 @@ _REGISTERED = select(*_WORKER).where(t.worker.c.status.in_(_PRESENT)).order_by(t
 class NewAssignment:
     """What one worker gets of a block: its index among the devices, its slot among the worker's blocks, its runs."""
 
+    block_id: str
+    attempt: int
     worker: IdleWorker
     device_index: int
     slot: int
@@ -285,40 +287,35 @@ class NewAssignment:
 
 
 def insert_assignments(
-    store: Store,
-    session: Session,
-    now: float,
-    block_id: str,
-    attempt: int,
-    ttl: float,
-    assignments: Sequence[NewAssignment],
+    store: Store, session: Session, now: float, ttl: float, assignments: Sequence[NewAssignment]
 ) -> None:
-    """Insert the assignments of a placement and reserve its workers; any conflict raises."""
+    """Insert the assignments of one pass, of any number of blocks; any conflict raises."""
+    rows, runs = [], []
     for assignment in assignments:
-        assignment_id = store.new_id("asg")
-        session.execute(
-            _ASSIGN,
-            {
-                "id": assignment_id,
-                "block_id": block_id,
-                "attempt": attempt,
-                "worker_id": assignment.worker.id,
-                "incarnation": assignment.worker.incarnation,
-                "device_uid": assignment.worker.device_uid,
-                "device_index": assignment.device_index,
-                "slot": assignment.slot,
-                "token": assignment.token,
-                "state": AssignmentState.OFFERED,
-                "expires_epoch": now + ttl,
-                "collected": False,
-                "ready": False,
-                "progress": {},
-                "frame_age_seconds": 0.0,
-                "offered_at": utc(now),
-            },
-        )
-        same = {"assignment_id": assignment_id, "block_id": block_id, "attempt": attempt}
-        session.execute(_ASSIGN_RUNS, [{**same, "run_id": run_id} for run_id in assignment.run_ids])
+        same = {"block_id": assignment.block_id, "attempt": assignment.attempt}
+        row = {
+            **same,
+            "id": store.new_id("asg"),
+            "worker_id": assignment.worker.id,
+            "incarnation": assignment.worker.incarnation,
+            "device_uid": assignment.worker.device_uid,
+            "device_index": assignment.device_index,
+            "slot": assignment.slot,
+            "token": assignment.token,
+            "state": AssignmentState.OFFERED,
+            "expires_epoch": now + ttl,
+            "collected": False,
+            "ready": False,
+            "progress": {},
+            "frame_age_seconds": 0.0,
+            "offered_at": utc(now),
+        }
+        rows.append(row)
+        runs += [{**same, "assignment_id": row["id"], "run_id": run_id} for run_id in assignment.run_ids]
+    if rows:
+        session.execute(_ASSIGN, rows)
+    if runs:
+        session.execute(_ASSIGN_RUNS, runs)
 
 
 _ASSIGN = insert(t.assignment)
@@ -337,8 +334,18 @@ def end_older_attempts(session: Session, run_no: int, attempt: int, from_round: 
     return bool(cut.all())
 
 
-def open_attempts(session: Session, now: float, attempt: int, from_round: int, devices: Mapping[int, str]) -> None:
-    """Open an attempt at ``from_round`` of each run in ``devices``, {run number: device_uid}."""
-    rows = [{"run_no": run_no, "device_uid": device_uid} for run_no, device_uid in devices.items()]
-    same = {"attempt": attempt, "from_round": from_round, "until_round": None, "last_seq": 0, "started_at": utc(now)}
-    session.execute(insert(t.run_attempt), [{**row, **same} for row in rows])
+@dataclass(frozen=True)
+class NewAttempt:
+    """An attempt of a run, by its number, that begins at a round on a device."""
+
+    run_no: int
+    attempt: int
+    from_round: int
+    device_uid: str
+
+
+def open_attempts(session: Session, now: float, attempts: Sequence[NewAttempt]) -> None:
+    """Open attempts of runs."""
+    same = {"until_round": None, "last_seq": 0, "started_at": utc(now)}
+    if attempts:
+        session.execute(insert(t.run_attempt), [{**asdict(attempt), **same} for attempt in attempts])

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from typing import Any
 
-from sqlalchemy import and_, bindparam, func, insert, select, update
+from sqlalchemy import and_, bindparam, exists, func, insert, select, update
 from sqlalchemy.orm import Session
 
 from app.store import tables as t
@@ -20,20 +20,24 @@ def get(session: Session, worker_id: str) -> WorkerRow | None:
     return one(WorkerRow, session.execute(_ONE, {"worker_id": worker_id}))
 
 
-def waiting(session: Session, worker_ids: Collection[str]) -> set[str]:
-    """Return those of these workers that are idle and have nothing to hear."""
-    return set(session.execute(_WAITING, {"ids": list(worker_ids)}).scalars())
+def some(session: Session, worker_ids: Collection[str]) -> list[WorkerRow]:
+    """Return those of these workers that exist, by id."""
+    return every(WorkerRow, session.execute(_SOME, {"worker_ids": list(worker_ids)}))
 
 
-_WAITING = select(t.worker.c.id).where(
-    t.worker.c.id.in_(bindparam("ids", expanding=True)),
+def free_ids(session: Session) -> set[str]:
+    """Return the ids of all workers that are idle, hold nothing and are not to go: they have nothing to hear."""
+    return set(session.execute(_FREE).scalars())
+
+
+_FREE = select(t.worker.c.id).where(
     t.worker.c.status == WorkerStatus.IDLE,
     t.worker.c.drain.is_(False),
+    ~exists().where(t.assignment.c.device_uid == t.worker.c.device_uid, t.IS_LIVE),
 )
-
-
 _WORKER = columns(WorkerRow, t.worker)
 _ONE = select(*_WORKER).where(t.worker.c.id == bindparam("worker_id"))
+_SOME = select(*_WORKER).where(t.worker.c.id.in_(bindparam("worker_ids", expanding=True))).order_by(t.worker.c.id)
 
 
 def status(session: Session, worker_id: str) -> str:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from app.errors import ConflictError, GoneError, LeaseLostError, NotFoundError
-from app.services import assignments, ingest, scheduling, workers
+from app.services import assignments, claims, ingest, workers
 from app.services.context import Context
 from app.services.ingest import Upload
 from lockstep import protocol as p
@@ -156,7 +156,7 @@ class FlakyWorker:
         """Do the next thing of the share: claim, ready, round, checkpoint or release."""
         held = self.held
         if held is None:
-            self.call(lambda: scheduling.claim(self.ctx, self.worker_id), self._claimed, lost)
+            self.call(lambda: claims.claim(self.ctx, self.worker_id), self._claimed, lost)
         elif self.is_fenced():
             return
         elif self.wall.elapsed >= self.kill_at:
@@ -171,11 +171,11 @@ class FlakyWorker:
         else:
             self._step_round(held, lost)
 
-    def _claimed(self, claimed: scheduling.Claimed) -> None:
-        if claimed.assignment is None:
+    def _claimed(self, claimed: p.Assignment | None) -> None:
+        if claimed is None:
             return
         self._drop()
-        held = self.held = claimed.assignment
+        held = self.held = claimed
         self.live = [run for run in held.runs if not run.diverged]
         self.next_round = self.saved = held.resume_round
         for run in self.live:

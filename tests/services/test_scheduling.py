@@ -665,5 +665,5 @@ def test_a_claim_that_read_an_offer_before_its_acceptance_leaves_the_token(ctx: 
     assert worker.claim() is not None
     worker.ready()
     with ctx.store.write() as session:
-        assert not leases.collect(session, worker.held.assignment_id, token=leases.token_hash("another"))
+        assert not leases.collect(session, {worker.held.assignment_id: leases.token_hash("another")}, 2e9)
     assert worker.hand_in(worker.held.resume_round) is not None
