@@ -225,13 +225,20 @@ async def drive(
         await asyncio.sleep(0.05)
     wave = await asyncio.to_thread(watch.stop)
     wave["seconds"] = round(given.seconds - (until - time.perf_counter()), 1)
-    watch = Watch(servers).start()
-    begun = len(notes.later)
-    await asyncio.sleep(max(0.0, until - time.perf_counter()))
-    rest = await asyncio.to_thread(watch.stop)
-    rest["claims_per_second"] = round((len(notes.later) - begun) / max(1e-9, given.seconds - wave["seconds"]), 1)
+    left = until - time.perf_counter()
+    rest = await _afterwards(left, notes, servers) if left > 1.0 else None  # the first wave took all the time
     await asyncio.gather(*working)
     return {"first_wave": wave, "afterwards": rest}
+
+
+async def _afterwards(seconds: float, notes: Notes, servers: list[int]) -> dict[str, Any]:
+    """Return the load of the time after the first wave."""
+    watch = Watch(servers).start()
+    begun = len(notes.later)
+    await asyncio.sleep(seconds)
+    rest = await asyncio.to_thread(watch.stop)
+    rest["claims_per_second"] = round((len(notes.later) - begun) / seconds, 1)
+    return rest
 
 
 def calls(urls: list[str]) -> dict[str, Any]:
