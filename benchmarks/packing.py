@@ -1,6 +1,7 @@
-"""CartPole: replicates packed into one process against one after the other, through a worker's own code.
+"""Replicates packed into one process against one after the other, through a worker's own code.
 
-    python -m benchmarks.packing [--replicates 10] [--rounds 4] [--repeats 3] [--baselines PYTHON] [--profile] [--out F]
+    python -m benchmarks.packing [--task cartpole] [--replicates 10] [--rounds 4] [--repeats 3]
+                                [--baselines PYTHON] [--profile] [--out FILE]
 
 What a worker's training process does is done here by the same calls (`worker.train.rounds`, `worker.train.block`), in
 one process on one thread, one way after the other in turns, so that what else the machine does meets both: all
@@ -8,6 +9,9 @@ replicates of two arms together; each replicate for itself (its arms together, a
 each run for itself. Digests of the three are checked against each other in the same run. Quoted beside them is what the
 environments alone take for as many steps: the floor of any way. Only training is counted, no start of a process, no
 evaluation and no HTTP, which a pack has once and unpacked replicates each.
+
+``--task`` chooses CartPole with a feed-forward policy, the same with 256 units a layer (``wide``), CartPole without
+velocities and an LSTM (``memory``), ``pendulum``, or ``lander``, whose simulator is not one of our own.
 
 ``--baselines`` names the Python of an installation with Stable-Baselines3 that sees the same torch: it trains as many
 runs of PPO with the same settings one after the other on one thread. Its numbers are another implementation's, so only
@@ -29,11 +33,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import gymnasium
 import torch
 
 from benchmarks.gym_classic import ROOT_SEED
-from benchmarks.stacking import bare_steps, timed
+from benchmarks.stacking import timed
 from lockstep.keys import replicate_seed
+from lockstep.spec.presets import merge
 from lockstep.spec.resolve import ResolvedSpec, parse
 from worker import numerics
 from worker.envs.gymnasium.simulated import SimulatedEnvs
@@ -44,6 +50,14 @@ from worker.train.stacking import ActingStack
 
 _CLOCKS = ("cpu_seconds", "wall_seconds")
 _ARMS, _ENVS, _STEPS = 2, 4, 128
+#: What ``--task`` names: the preset, and what is laid over it.
+_TASKS: dict[str, dict[str, Any]] = {
+    "cartpole": {"preset": "gym_classic", "env": {"id": "CartPole-v1"}},
+    "wide": {"preset": "gym_classic", "env": {"id": "CartPole-v1"}, "net": {"hidden": 256}},
+    "memory": {"preset": "gym_lstm", "env": {"id": "CartPole-v1", "wrappers": ["mask_velocity"]}},
+    "pendulum": {"preset": "gym_continuous", "env": {"id": "Pendulum-v1"}},
+    "lander": {"preset": "gym_classic", "env": {"id": "LunarLander-v3"}},
+}
 #: Where the seconds of a pack go: the name of a share, and what is timed for it.
 _PARTS: list[tuple[str, Any, str]] = [
     ("environments", SimulatedEnvs, "take_with"),
@@ -74,19 +88,30 @@ print(json.dumps({"version": __version__, "cpu_seconds": time.process_time() - c
 """
 
 
-def resolved(rounds: int, replicates: int) -> ResolvedSpec:
+def resolved(rounds: int, replicates: int, task: str = "cartpole") -> ResolvedSpec:
     """Return two arms that differ in their learning rate; none of the timed rounds is evaluated."""
     arms = [{"label": "a"}, {"label": "b", "overrides": {"ppo.lr": 5e-4}}]
     raw: dict[str, Any] = {
         "experiment": {"name": "packing", "seed": ROOT_SEED, "replicates": replicates},
-        "preset": "gym_classic",
-        "env": {"id": "CartPole-v1", "n_envs": _ENVS, "rollout_steps": _STEPS},
+        "env": {"n_envs": _ENVS, "rollout_steps": _STEPS},
         "budget": {"rounds": rounds + 1},
         "eval": {"every_rounds": rounds + 1},
         "arms": arms,
         "analysis": {"sesoi": 25.0, "failure": {"floor": 0.0}},
     }
-    return parse(raw)
+    return parse(merge(raw, _TASKS[task]))
+
+
+def bare_steps(task: str, runs: int, steps: int) -> None:
+    """Step one environment for each run as often as the run does, with one action; reset it where an episode ends."""
+    for _ in range(runs):
+        env = gymnasium.make(_TASKS[task]["env"]["id"])
+        env.reset(seed=0)
+        action = env.action_space.sample()
+        for index in range(steps):
+            _, _, terminated, truncated, _ = env.step(action)
+            if terminated or truncated:
+                env.reset(seed=index)
 
 
 def blocks(spec: ResolvedSpec, replicates: int, *, stacked: bool) -> list[BlockTrainer]:
@@ -132,9 +157,9 @@ class Way:
         return [digest for _, digest in sorted(found.items())]
 
 
-def compare(replicates: int, rounds: int, repeats: int) -> dict[str, Any]:
+def compare(replicates: int, rounds: int, repeats: int, task: str = "cartpole") -> dict[str, Any]:
     """Time ``repeats`` stretches of ``rounds`` rounds in every way, the order alternating."""
-    spec = resolved(1 + rounds * repeats, replicates)
+    spec = resolved(1 + rounds * repeats, replicates, task)
     ways = {
         "packed": Way(blocks(spec, replicates, stacked=True), together=True, stacked=True),
         "replicate_by_replicate": Way(blocks(spec, replicates, stacked=True), together=False, stacked=True),
@@ -150,7 +175,7 @@ def compare(replicates: int, rounds: int, repeats: int) -> dict[str, Any]:
             stretch[name], digests[name] = timed(lambda way=ways[name]: way.train(rounds))  # type: ignore[misc]
         if len({tuple(found) for found in digests.values()}) != 1:
             raise SystemExit(f"the numbers of the ways differ in stretch {repeat}")
-        stretch["environments"], _ = timed(lambda: bare_steps(_ARMS * replicates, rounds * _ENVS * _STEPS))
+        stretch["environments"], _ = timed(lambda: bare_steps(task, _ARMS * replicates, rounds * _ENVS * _STEPS))
         stretches.append(stretch)
     return {"env_steps": _ARMS * replicates * rounds * _ENVS * _STEPS, "stretches": stretches, **ratios(stretches)}
 
@@ -184,9 +209,9 @@ def baselines(python: Path, spec: ResolvedSpec, runs: int, rounds: int) -> dict[
     return found
 
 
-def profile(replicates: int, rounds: int) -> dict[str, float]:
+def profile(replicates: int, rounds: int, task: str = "cartpole") -> dict[str, float]:
     """Return the share of each part in the processor time of packed rounds; the clock itself costs a few percent."""
-    way = Way(blocks(resolved(1 + rounds, replicates), replicates, stacked=True), together=True, stacked=True)
+    way = Way(blocks(resolved(1 + rounds, replicates, task), replicates, stacked=True), together=True, stacked=True)
     way.train(1)
     spent = dict.fromkeys((name for name, _, _ in _PARTS), 0.0)
     inside = set[str]()
@@ -213,6 +238,7 @@ def profile(replicates: int, rounds: int) -> dict[str, float]:
 def main() -> int:
     about = __doc__.splitlines()[0] if __doc__ else None
     parser = argparse.ArgumentParser(description=about)
+    parser.add_argument("--task", choices=sorted(_TASKS), default="cartpole")
     parser.add_argument("--replicates", type=int, default=10)
     parser.add_argument("--rounds", type=int, default=4)
     parser.add_argument("--repeats", type=int, default=3)
@@ -220,8 +246,10 @@ def main() -> int:
     parser.add_argument("--profile", action="store_true")
     parser.add_argument("--out", type=Path)
     args = parser.parse_args()
+    if args.baselines is not None and args.task != "cartpole":
+        parser.error("--baselines knows --task cartpole alone; leave one of them out")
     numerics.set_up(deterministic=True, tf32=False, threads=1)
-    found = compare(args.replicates, args.rounds, args.repeats)
+    found = compare(args.replicates, args.rounds, args.repeats, args.task)
     if args.baselines is not None:
         runs = _ARMS * args.replicates
         theirs = baselines(args.baselines, resolved(args.rounds, args.replicates), runs, args.rounds)
@@ -230,7 +258,7 @@ def main() -> int:
             found[clock]["stable_baselines3"] = theirs[clock] / ours
         found["stable_baselines3"] = theirs
     if args.profile:
-        found["shares"] = profile(args.replicates, args.rounds)
+        found["shares"] = profile(args.replicates, args.rounds, args.task)
     for clock in _CLOCKS:
         told = ", ".join(f"{name} {ratio:.2f}" for name, ratio in found[clock].items())
         print(f"{clock}: packed takes 1; {told}")
@@ -239,7 +267,7 @@ def main() -> int:
     if args.out is not None:
         names = ("torch", "gymnasium", "numpy")
         machine = {"cpus": os.cpu_count(), "python": platform.python_version(), **{n: version(n) for n in names}}
-        head = {"machine": machine, "threads": 1, "arms": _ARMS, "replicates": args.replicates}
+        head = {"machine": machine, "task": args.task, "threads": 1, "arms": _ARMS, "replicates": args.replicates}
         args.out.write_text(json.dumps(head | found, indent=1) + "\n")
     return 0
 

@@ -25,6 +25,10 @@ def plan_text(plan: Mapping[str, Any]) -> str:
         packs = plan["packs"]
         workers = "the free worker" if packs["workers"] == 1 else f"each of {packs['workers']} free workers"
         lines.append(f"side by side: up to {packs['replicates']} replicates on {workers}; a later one gets a share")
+    limit = plan.get("pack_limit")
+    if limit is not None and plan["placement"] == "shared_device" and plan["num_blocks"] > 1:
+        told = "one replicate" if limit["replicates"] == 1 else f"{limit['replicates']} replicates"
+        lines.append(f"a worker holds at most {told} at a time: {limit['why']}")
     if plan.get("seconds_estimate") is not None:
         when = "once it can run" if plan.get("waits") else "with the workers registered now"
         lines.append(f"expected: about {plan['seconds_estimate']:.0f} s {when}")

@@ -168,6 +168,7 @@ def plan(ctx: Context, raw: Mapping[str, Any]) -> dict[str, Any]:
         "placement": placement,
         "waits": waits,
         "packs": _packs(need, len(planned.blocks), views) if placement == "shared_device" else None,
+        "pack_limit": {"replicates": need.pack, "why": packing_of(resolved).why},
         "queue_position": ahead + 1,
         "seconds_estimate": _duration(planned, len(views)),
         "warnings": [*checked.warnings, *_short_rounds(resolved, planned)],

@@ -7,10 +7,8 @@ here may change a number: packed or alone, a run's results are equal bit for bit
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from itertools import pairwise
-from typing import Any
 
 from lockstep.spec.algorithms import ALGORITHMS
 from lockstep.spec.families import family_of
@@ -27,22 +25,30 @@ class Packing:
     Attributes:
         at_most: replicates that one worker may hold.
         evenly: whether a worker takes no more than its even share of what waits, and gives back what others can take.
+        why: not more, for people.
     """
 
     at_most: int
     evenly: bool
+    why: str = field(default="", compare=False)
 
 
 def packing_of(resolved: ResolvedSpec) -> Packing:
     """Return how the replicates of an experiment may be packed."""
     section, env = resolved.spec.lockstep, resolved.spec.env
     if section.pack != "auto":
-        return Packing(section.pack, evenly=False)
-    learnt = [arm for arm in resolved.arms if arm.policy in ALGORITHMS]
-    pays = bool(learnt) and all(_is_stacked(arm.config) for arm in learnt)
-    if section.placement == "one_per_device" or not family_of(env.kind).packs or not pays:
-        return Packing(1, evenly=True)
-    return Packing(int(max(1, min(_RUNS // len(resolved.arms), _between_looks(resolved)))), evenly=True)
+        return Packing(section.pack, evenly=False, why=f"lockstep.pack is {section.pack}")
+    obstacle = _obstacle(resolved)
+    if section.placement == "one_per_device":
+        obstacle = "lockstep.placement one_per_device gives each arm a device"
+    if not family_of(env.kind).packs:
+        obstacle = f"env.kind {env.kind} is not trained in stacks"
+    if obstacle is not None:
+        return Packing(1, evenly=True, why=obstacle)
+    most, between = max(1, _RUNS // len(resolved.arms)), _between_looks(resolved)
+    if between < most:
+        return Packing(int(between), evenly=True, why=f"the next look at the data comes after {between:.0f}")
+    return Packing(most, evenly=True, why=f"at most {_RUNS} runs in one process")
 
 
 def _between_looks(resolved: ResolvedSpec) -> float:
@@ -55,8 +61,21 @@ def _between_looks(resolved: ResolvedSpec) -> float:
     return min(after - before for before, after in pairwise((0, *analysis.looks.at)))
 
 
-def _is_stacked(config: Mapping[str, Any]) -> bool:
-    """Return whether several such runs may be acted for in one forward; images of no named encoder show later."""
-    floors, net = config["ppo"]["prob_floor"].values(), config["net"]
-    is_plain = net["body"] == "mlp" and net.get("encoder") is None and config["precision"]["policy"] == "fp32"
-    return is_plain and not any(floor > 0 for floor in floors)
+def _obstacle(resolved: ResolvedSpec) -> str | None:
+    """Return why a pack would gain next to nothing; None where all that learns is acted for in one forward.
+
+    Images of no named encoder show later.
+    """
+    learnt = [arm for arm in resolved.arms if arm.policy in ALGORITHMS]
+    for arm in learnt:
+        net, precision = arm.config["net"], arm.config["precision"]["policy"]
+        obstacles = {
+            f"net.body {net['body']}": net["body"] != "mlp",
+            f"net.encoder {net.get('encoder')}": net.get("encoder") is not None,
+            f"precision.policy {precision}": precision != "fp32",
+            "ppo.prob_floor": any(floor > 0 for floor in arm.config["ppo"]["prob_floor"].values()),
+        }
+        found = next((told for told, is_there in obstacles.items() if is_there), None)
+        if found is not None:
+            return f"arm {arm.label} has {found}, which is not stacked"
+    return None if learnt else "no arm learns"

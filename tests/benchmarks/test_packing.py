@@ -13,8 +13,9 @@ def short(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(packing, "_STEPS", 16)
 
 
-def test_the_ways_are_timed_and_have_equal_numbers() -> None:
-    found = packing.compare(replicates=2, rounds=1, repeats=1)
+@pytest.mark.parametrize("task", ["cartpole", "memory", "pendulum"])
+def test_the_ways_are_timed_and_have_equal_numbers(task: str) -> None:
+    found = packing.compare(replicates=2, rounds=1, repeats=1, task=task)
     assert set(found["cpu_seconds"]) == {"replicate_by_replicate", "run_by_run", "environments"}
     assert all(ratio > 0 for ratio in found["cpu_seconds"].values())
 

@@ -88,6 +88,7 @@ def test_free_workers_share_what_waits_unless_the_spec_says_how_many(ctx: Contex
     analysis = {"inference": "none", "failure": {"floor": 0.0}}
     planned = submission.plan(ctx, cartpole_spec(experiment={"replicates": 6}, analysis=analysis))
     assert planned["packs"] == {"replicates": 3, "workers": 2}
+    assert planned["pack_limit"] == {"replicates": 16, "why": "at most 32 runs in one process"}
     told = "side by side: up to 3 replicates on each of 2 free workers; a later one gets a share"
     assert told in plan_text(planned).splitlines()
     cartpoles(ctx, 6)

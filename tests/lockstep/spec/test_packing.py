@@ -60,3 +60,18 @@ def test_packing_follows_what_is_said_or_what_pays(spec: dict[str, Any], expecte
 def test_a_pack_that_cannot_be_is_refused_with_its_field(spec: dict[str, Any], code: str) -> None:
     [problem] = [problem for problem in check(parse(spec))[0] if problem.pointer == "/lockstep/pack"]
     assert (problem.code, bool(problem.remedy)) == (code, True)
+
+
+@pytest.mark.parametrize(
+    ("spec", "why"),
+    [
+        (cartpole(), "at most 32 runs in one process"),
+        (cartpole(lockstep={"pack": 5}), "lockstep.pack is 5"),
+        (cartpole(analysis={"looks": {"mode": "anytime"}}), "the next look at the data comes after 1"),
+        (cartpole(net={"body": "lstm"}, ppo={"minibatches": 1}), "arm A has net.body lstm, which is not stacked"),
+        (cartpole(net={"encoder": "small"}), "arm A has net.encoder small, which is not stacked"),
+        (tiny_spec(), "env.kind morphogenesis is not trained in stacks"),
+    ],
+)
+def test_a_limit_says_why(spec: dict[str, Any], why: str) -> None:
+    assert packing_of(parse(spec)).why == why

@@ -149,7 +149,8 @@ def simulator_of(env: gymnasium.Env[Any, Any], kwargs: Mapping[str, Any]) -> tup
     if type(inner) is TimeLimit:
         limit, inner = getattr(inner, _LIMIT), inner.env
     kind = type(inner)
-    if kwargs or kind not in _KNOWN:
+    # a limit among the arguments is that of the wrapper
+    if set(kwargs) - {"max_episode_steps"} or kind not in _KNOWN:
         return None
     simulator, code = _KNOWN[kind]
     parts = (kind.__init__, kind.step, kind.reset, *(getattr(kind, name) for name in _BESIDE.get(kind, ())))
