@@ -24,6 +24,7 @@ from app.store.engine import Limits, Store
 from app.store.notices import Notices
 from app.store.points import MetricNames
 from lockstep.logs import configure, get_logger
+from lockstep.revision import code_identity
 
 _log = get_logger("server")
 #: Exports that are written at once. Two take turns at the interpreter and take as long as one after the other, while
@@ -50,6 +51,7 @@ def create_app(settings: Settings) -> FastAPI:
         redoc_url=None,
     )
     app.state.settings = settings
+    code_identity()  # of what is loaded: the files may be others when somebody asks
     # the calls of workers are the most frequent ones, and routes are tried in order
     for module in (workers, experiments, live, reports, exports, artifacts, operations, webhooks):
         app.include_router(module.router)

@@ -18,6 +18,8 @@ _POSTGRESQL = re.compile(r"postgres(ql)?(\+psycopg)?://(\S*@)?(\[[^\]]*\]|[^/:@?
 _WITHOUT_PASSWORD = re.compile(r"^(\S+?://[^:@/]+)@")
 _PATH = re.compile(r"(?!.*//)[A-Za-z0-9._~/-]*")
 _LIST = Annotated[tuple[str, ...], NoDecode]
+#: Name of the SQLite file in ``data_dir``, where no other database is named.
+DATABASE_FILE = "lockstep.db"
 
 
 class Settings(BaseSettings):
@@ -158,7 +160,7 @@ class Settings(BaseSettings):
     @property
     def url(self) -> str:
         """The database URL, with the default filled in and the password of its file, whatever signs that has."""
-        default = f"sqlite:///{quote(str((self.data_dir / 'lockstep.db').absolute()))}"
+        default = f"sqlite:///{quote(str((self.data_dir / DATABASE_FILE).absolute()))}"
         return self._with_password(self.database_url) or default
 
     @property

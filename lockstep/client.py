@@ -127,6 +127,15 @@ class _Api(Runs):
         return self._json(method, path, **options)
 
     @Call
+    def readiness(self, /) -> Steps[Thing]:
+        """Return what ``/readyz`` shows of database, schema, files and sweep, also where one of them is not ``ok``."""
+        reply: Reply = yield from answer(Request("GET", "readyz", is_probe=True), self._patience)
+        found = reply.data() if reply.status in (200, 503) else reply.checked().data()
+        if not isinstance(found, dict) or "database" not in found:
+            raise ApiError(reply.status, {"detail": "something else than Lockstep answers there; check the URL"})
+        return found
+
+    @Call
     def plan(self, /, spec: Mapping[str, Any] | str) -> Steps[Plan]:
         """Validate a spec (data, or YAML/JSON text) and return what it would run."""
         request = Request("POST", "plans", _spec_body(spec), is_harmless=True)

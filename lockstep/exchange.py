@@ -69,17 +69,23 @@ class Request:
         path: below ``/api/v1/``.
         options: what httpx takes: params, json, content, headers, timeout.
         is_harmless: it changes nothing, whatever its method.
+        is_probe: the path is no part of the API; it stands below the server's own URL, as ``readyz`` does.
     """
 
     method: str
     path: str
     options: Mapping[str, Any] = field(default_factory=dict)
     is_harmless: bool = False
+    is_probe: bool = False
 
     def __post_init__(self) -> None:
         """Refuse a path that would lead elsewhere, as an empty id and one with ``..`` or ``?`` in it do."""
         if any(part in ("", ".", "..") or set(part) & set("?#%\\ ") for part in self.path.lstrip("/").split("/")):
             raise BadAddress(f"{self.path!r} is no path of the API; give an id as the list of experiments shows it")
+
+    def below(self, base: httpx.URL) -> str:
+        """Return where it goes, for a client whose requests go below ``base``, that of the API."""
+        return str(base).removesuffix("api/v1/") + self.path if self.is_probe else self.path
 
     @property
     def may_be_repeated(self) -> bool:
@@ -294,7 +300,7 @@ def drive(steps: Steps[Any], http: httpx.Client, sleep: Callable[[float], None])
                     result = _reply(response, response.read() if response.status_code >= 300 else b"")
                     pieces = response.iter_bytes() if response.status_code < 300 else iter(())
                 else:
-                    response = http.request(step.method, step.path, **step.options)
+                    response = http.request(step.method, step.below(http.base_url), **step.options)
                     result = _reply(response, response.content)
             except httpx.TransportError as error:
                 failure = error
@@ -328,7 +334,7 @@ async def adrive(
                     result = _reply(response, await response.aread() if response.status_code >= 300 else b"")
                     pieces = response.aiter_bytes() if response.status_code < 300 else None
                 else:
-                    response = await http.request(step.method, step.path, **step.options)
+                    response = await http.request(step.method, step.below(http.base_url), **step.options)
                     result = _reply(response, response.content)
             except httpx.TransportError as error:
                 failure = error

@@ -30,6 +30,11 @@ class CodeIdentity:
     git_sha: str | None
     reason: str | None
 
+    @property
+    def text(self) -> str:
+        """Version, with the beginning of the commit where that is known."""
+        return self.version + (f"+{self.git_sha[:12]}" if self.git_sha else "")
+
 
 @cache
 def code_identity() -> CodeIdentity:

@@ -503,23 +503,27 @@ def test_every_template_is_accepted_as_it_stands(given: dict[str, str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("env_id", "preset", "floor", "is_known"),
+    ("env_id", "preset", "floor", "sesoi", "is_known"),
     [
-        ("ALE/Pong-v5", "gym_atari", 0.0, False),
-        ("MinAtar/Asterix-v1", "gym_image_small", 0.0, True),
-        ("MountainCarContinuous-v0", "gym_continuous", -100.0, True),
-        ("Pendulum-v1", "gym_continuous", -3300.0, True),
-        ("mine-v0", "gym_classic", 0.0, False),
+        ("ALE/Pong-v5", "gym_atari", 0.0, 2.0, False),
+        ("CartPole-v1", "gym_classic", 0.0, 25.0, True),
+        ("MinAtar/Asterix-v1", "gym_image_small", 0.0, 1.0, True),
+        ("MountainCarContinuous-v0", "gym_continuous", -100.0, 5.0, True),
+        ("Pendulum-v1", "gym_continuous", -3300.0, 20.0, True),
+        ("mine-v0", "gym_classic", 0.0, 2.0, False),
     ],
 )
-def test_template_builds_on_the_preset_and_the_worst_return_of_its_task(
-    env_id: str, preset: str, floor: float, is_known: bool
+def test_template_builds_on_the_preset_and_the_returns_of_its_task(
+    env_id: str, preset: str, floor: float, sesoi: float, is_known: bool
 ) -> None:
     text = template(env_id=env_id)
     written = load_text(text)
     assert (written["preset"], written["analysis"]["failure"]) == (preset, {"floor": floor})
-    assert ("CHOOSE it: no return of this task may be lower" in text) != is_known
-    assert f"  # `lockstep env check {env_id}` prints those of random actions\n" in text
+    assert written["analysis"]["sesoi"] == sesoi
+    for chosen in ("no return of this task may be lower", "the smallest difference worth acting on"):
+        assert (f"CHOOSE it: {chosen}" in text) != is_known
+    told = f"  # `lockstep env check {env_id}` measures random actions and prints both, ready to paste\n"
+    assert (told in text) != is_known
 
 
 @pytest.mark.parametrize(

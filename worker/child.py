@@ -218,7 +218,6 @@ def record_of(plan: BlockPlan, device: torch.device, limits: Mapping[str, str]) 
     episodes = int(config["eval"]["episodes"])
     purpose = f"eval/{FAMILIES[config['env']['kind']].keyed_by}"
     keys = [derive(plan.replicate_seed, purpose, episode=index) for index in range(episodes)]
-    code = code_identity()
     cudnn = torch.backends.cudnn.version()  # type: ignore[no-untyped-call]
     cuda = f", CUDA {torch.version.cuda}, cuDNN {cudnn}" if device.type == "cuda" else ""
     return {
@@ -226,7 +225,7 @@ def record_of(plan: BlockPlan, device: torch.device, limits: Mapping[str, str]) 
         "replicate_seed": plan.replicate_seed,
         "evaluator": "frozen-policy/1",
         "eval_seeds": hashlib.sha256(json.dumps(keys).encode()).hexdigest()[:16],
-        "code_revision": code.version + (f"+{code.git_sha[:12]}" if code.git_sha else ""),
+        "code_revision": code_identity().text,
         "plugins": identities({str(config["env"]["id"]), *(mode for mode, _, _ in plan.reward_modes)}),
         "deterministic": bool(config["lockstep"]["deterministic"]),
         "precision": config["precision"],

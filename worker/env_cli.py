@@ -49,13 +49,17 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
 
 def _document(name: str, kwargs: dict[str, Any], checked: Checked) -> dict[str, Any]:
     findings = [asdict(finding) for finding in checked.findings]
-    return {"id": name, "kwargs": kwargs, "ok": checked.is_ok, "findings": findings, "treatment": checked.treatment}
+    scale = None if checked.scale is None else asdict(checked.scale)
+    told = {"ok": checked.is_ok, "findings": findings, "treatment": checked.treatment, "scale": scale}
+    return {"id": name, "kwargs": kwargs, **told}
 
 
 def _lines(name: str, checked: Checked) -> str:
     lines = [f"{'' if item.state == OK else item.state + ': '}{item.name}: {item.text}" for item in checked.findings]
     if checked.treatment:
         lines += ["What Lockstep does with it:", *(f"  {key}: {text}" for key, text in checked.treatment.items())]
+    if checked.scale is not None and checked.is_ok:
+        lines += ["For a specification, as a first guess:", *(f"  {line}" for line in checked.scale.lines())]
     verdict = "can be trained in" if checked.is_ok else "cannot be trained in as it is"
     return "\n".join([*lines, f"{name} {verdict}"])
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import os
 import socket
 import sys
 from collections.abc import Iterator
@@ -15,6 +16,7 @@ import typer
 from pydantic import ValidationError
 
 from app.cli.demo import run_demo
+from app.cli.doctor import ask_server, is_named, plugins_here, plugins_of, pools_text
 from app.cli.ends import fail, run, within
 from app.errors import AppError
 from app.main import create_app, open_store
@@ -22,16 +24,13 @@ from app.services import access
 from app.services.artifacts import FileStore
 from app.services.context import Actor, Bell, Context
 from app.services.operations import ensure_epoch, renew_epoch
-from app.services.reading import defects_of
 from app.serving import Server
-from app.settings import Settings
-from app.store import migrate, opening, workers
+from app.settings import DATABASE_FILE, Settings
+from app.store import migrate, opening, scheduling, workers
 from app.store.engine import Limits, StartupError, Store, sqlite_module, sqlite_warning
 from app.store.points import MetricNames
 from app.store.rows import WorkerRow
-from lockstep import plugins
 from lockstep.direction import isolated
-from lockstep.spec.families import FAMILIES
 from lockstep.spec.faults import sentence
 from lockstep.status import WorkerStatus
 from lockstep.text import check_line
@@ -227,67 +226,42 @@ def token_revoke(token_id: str) -> None:
 
 
 @app.command()
-def doctor() -> None:
-    """Check settings, database, libraries and plug-ins, and say what to mend."""
+def doctor(
+    url: Annotated[
+        str | None, typer.Option(help="Server to ask as well; default LOCKSTEP_URL, else http://127.0.0.1:7480")
+    ] = None,
+) -> None:
+    """Check settings, database, libraries and plug-ins here and the server that commands ask, and say what to mend."""
+    if url is not None:
+        os.environ["LOCKSTEP_URL"] = url
+    epoch, rows = _look_here()
+    for line in [*plugins_here(), *(line for row in rows for line in plugins_of(row))] or ["plug-ins: none"]:
+        typer.echo(line)
+    asked = ask_server(epoch)
+    for line in asked.lines:
+        typer.echo(line)
+    raise typer.Exit(asked.code)
+
+
+def _look_here() -> tuple[str | None, list[WorkerRow]]:
+    """Say how settings and database are; return the epoch of the database, None where there is none, and its workers.
+
+    Beside a server that is named, a database that is not there yet is not made.
+    """
     settings = load_settings()
     module = sqlite_module()
     typer.echo(f"settings: ok (a server started with them binds {settings.bind}:{settings.port}, auth {settings.auth})")
+    if is_named() and not settings.database_url and not (settings.data_dir / DATABASE_FILE).exists():
+        typer.echo(f"database of these settings, {opening.shown(settings.url)}: not made yet, and not looked at")
+        return None, []
     with opened() as (_, store), store.read() as session:
-        typer.echo(f"pools: {_pools(settings, opening.connections_offered(store))}")
+        typer.echo(f"pools: {pools_text(settings, opening.connections_offered(store))}")
         typer.echo(f"sqlite {module.sqlite_version}: {sqlite_warning(module.sqlite_version_info) or 'ok'}")
-        typer.echo(f"database: ok, clock {store.now(session):.0f}, revision {migrate.current_revision(store)}")
+        where = f"database of these settings, {opening.shown(settings.url)}"
+        typer.echo(f"{where}: ok, clock {store.now(session):.0f}, revision {migrate.current_revision(store)}")
         listed = {row.id: row for row in workers.listing(session)}  # one of several rows, where it holds several blocks
-    rows = [row for row in listed.values() if row.status != WorkerStatus.RETIRED]
-    lines = [*_plugins_here(), *(line for row in rows for line in _plugins_of(row))]
-    for line in lines or ["plug-ins: none"]:
-        typer.echo(line)
-
-
-def _pools(settings: Settings, offered: int | None) -> str:
-    """Say how many connections a server with these settings holds, and how many the database has."""
-    sizes = ", ".join(f"{lane} {size}" for lane, size in settings.pools.by_lane.items())
-    if offered is None:
-        return f"{sizes}; of one SQLite file, where many read and one writes at a time, heartbeats before others"
-    if not settings.prepared_statements:
-        return f"{sizes}; with a pooler before the database, which shares its own {offered} out"
-    return f"{sizes}; each server may ask for {settings.pools.total + 1} of {offered} connections (max_connections)"
-
-
-def _plugins_here() -> Iterator[str]:
-    """Say what is installed beside this command, and what of it cannot be used."""
-    taken = {plugins.REWARDS: plugins.builtin_rewards(), plugins.ENVIRONMENTS: dict.fromkeys(FAMILIES, "a family")}
-    for kind, group in (("reward", plugins.REWARDS), ("environment", plugins.ENVIRONMENTS)):
-        clashes = plugins.clashes(group, taken[group])
-        reasons = {p.name: plugins.defect(p) for p in plugins.installed(group) if p.name not in clashes}
-        usable = [name for name, reason in reasons.items() if reason is None]
-        if usable:
-            yield f"plug-ins here: {kind}s {', '.join(usable)}"
-        for clash in clashes.values():
-            yield f"plug-ins here: {clash}; no worker starts beside it"
-        for name, reason in reasons.items():
-            if reason is not None:
-                yield _told("plug-ins here", kind, name, reason)
-
-
-def _plugins_of(row: WorkerRow) -> Iterator[str]:
-    """Say which rewards and environments a worker offers beside the built-in ones, and what it cannot use."""
-    where = f"worker {isolated(row.name)}"
-    offered = {"rewards": row.rewards, "environments": {n: f for n, f in row.environments.items() if n not in FAMILIES}}
-    usable = {kind: [name for name, facts in known.items() if "defect" not in facts] for kind, known in offered.items()}
-    told = [f"{kind} {', '.join(names)}" for kind, names in usable.items() if names]
-    if told:
-        yield f"{where}: {'; '.join(told)}"
-    for item in defects_of(row):
-        yield _told(where, **item)
-    for name, code in plugins.identities({name for names in usable.values() for name in names}).items():
-        there = row.versions.get(plugins.version_key(name), code)
-        if there != code:
-            remedy = "restart the worker after an install, for it goes by what it registered"
-            yield f"{where}: it registered {name!r} of {there}, here is {code}; {remedy}"
-
-
-def _told(where: str, kind: str, name: str, reason: str) -> str:
-    return f"{where}: {kind} {name!r} cannot be used: {reason}; correct or remove its package, then restart the worker"
+        epoch = scheduling.get_meta(session, "server_epoch")
+    return epoch, [row for row in listed.values() if row.status != WorkerStatus.RETIRED]
 
 
 @app.command()

@@ -43,7 +43,9 @@ HANDED_OVER = {
     "serve": Program("app.cli.admin", ("serve",), "fastapi", "server", "Run the API, live streams and pages."),
     "db": Program("app.cli.admin", ("db",), "sqlalchemy", "server", "Schema of the database."),
     "token": Program("app.cli.admin", ("token",), "sqlalchemy", "server", "Access tokens."),
-    "doctor": Program("app.cli.admin", ("doctor",), "sqlalchemy", "server", "Check settings, database and libraries."),
+    "doctor": Program(
+        "app.cli.admin", ("doctor",), "sqlalchemy", "server", "Check settings, database, plug-ins and the server."
+    ),
     "demo": Program("app.cli.admin", ("demo",), "fastapi", "server", "Run the whole product on this machine once."),
     "worker": Program("worker", (), "torch", "worker", "Train blocks on one device."),
     "launch": Program("app.cli.launch", (), "yaml", "", "Start workers here, by SSH, Slurm, Ray or Kubernetes."),

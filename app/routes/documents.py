@@ -48,11 +48,13 @@ class ProblemDocument(Document):
 
 
 class Session(Document):
-    """Who asks, and what they may do."""
+    """Who asks, and what they may do; which server answers."""
 
     name: str
     owner_id: str
     role: str
+    version: str
+    epoch: str
 
 
 class Links(Document):

@@ -22,6 +22,7 @@ from app.routes.deps import (
     StrictRoute,
 )
 from app.services import access, audit, operations, pages, steering, waiting
+from lockstep.revision import code_identity
 from lockstep.text import Name
 
 router = APIRouter(prefix="/api/v1", tags=["operations"], route_class=StrictRoute)
@@ -127,9 +128,10 @@ def log_in(ctx: ContextDep, request: Request, login: Login) -> Response:
 
 
 @router.get("/session", response_model=d.Session, responses=d.problems())
-def who_am_i(actor: Reader) -> Any:
-    """Say who asks: their name, the identity that owns what they submit, and their role."""
-    return {"name": actor.name, "owner_id": actor.principal, "role": actor.role}
+def who_am_i(ctx: ContextDep, actor: Reader) -> Any:
+    """Say who asks: name, owner of what they submit, role; and who answers: version, epoch of its database."""
+    server = {"version": code_identity().text, "epoch": operations.server_epoch(ctx)}
+    return {"name": actor.name, "owner_id": actor.principal, "role": actor.role, **server}
 
 
 @router.delete("/session", status_code=204, responses=d.problems())

@@ -59,6 +59,8 @@ def renew_epoch(ctx: Context) -> None:
         scheduling.set_meta(session, "server_epoch", secrets.token_hex(8))
 
 
+#: Parts of /readyz that must be ``ok``.
+PARTS = ("database", "schema", "files", "sweep")
 #: A sweep older than so many of its periods is late.
 _LATE_SWEEPS = 10
 
@@ -89,7 +91,7 @@ def readiness(ctx: Context) -> dict[str, Any]:
 
 def is_ready(document: Mapping[str, Any]) -> bool:
     """Return whether requests should be sent to a server that shows this."""
-    return all(document[part] == "ok" for part in ("database", "schema", "files", "sweep"))
+    return all(document[part] == "ok" for part in PARTS)
 
 
 def render_metrics(ctx: Context, readers: int) -> bytes:

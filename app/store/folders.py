@@ -49,6 +49,8 @@ def owner_of(path: Path) -> str:
 
 def unwritable(path: Path) -> str:
     """Return why this process may not write a file or folder, and what to do, as the end of a sentence."""
+    if not os.path.exists(path):
+        return "is not there; put it back from a copy, or start anew"
     if os.statvfs(path).f_flag & os.ST_RDONLY:
         return "lies on a file system that is mounted read-only; mount it for writing, or name another"
     told = f"belongs to user {owner_of(path)} and is not writable for this process"

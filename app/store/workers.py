@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from sqlalchemy import and_, bindparam, exists, func, insert, select, update
@@ -173,7 +173,7 @@ def last_failures(session: Session, worker_ids: Collection[str]) -> list[Failure
 def registered_names(session: Session) -> tuple[dict[str, Any], dict[str, Any], dict[str, list[str]]]:
     """Return what workers have announced: rewards and environments with their schemas, keys of registries by family.
 
-    The facts of a reward have the names of the workers that offer it, or of those on which it is defective, too.
+    The facts have the names of the workers that offer it, or of those on which it is defective, too.
     """
     rewards: dict[str, Any] = {}
     environments: dict[str, Any] = {}
@@ -192,8 +192,15 @@ def registered_names(session: Session) -> tuple[dict[str, Any], dict[str, Any], 
         for name, facts in row.environments.items():
             if "tasks" in facts and facts["tasks"] not in registries.setdefault(name, []):
                 registries[name].append(facts["tasks"])
-    for mode, facts in rewards.items():
+    offers = [(row.name, row.rewards) for row in rows], [(row.name, row.environments) for row in rows]
+    return _with_workers(rewards, offers[0]), _with_workers(environments, offers[1]), registries
+
+
+def _with_workers(known: Mapping[str, Any], offers: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
+    """Add to the facts of each name the workers that offer it, or those on which it is defective too."""
+
+    def same(name: str, facts: Mapping[str, Any]) -> list[str]:
         is_bad = "defect" in facts
-        same = [row.name for row in rows if mode in row.rewards and ("defect" in row.rewards[mode]) == is_bad]
-        rewards[mode] = {**facts, "workers": same}
-    return rewards, environments, registries
+        return [worker for worker, own in offers if name in own and ("defect" in own[name]) == is_bad]
+
+    return {name: {**facts, "workers": same(name, facts)} for name, facts in known.items()}

@@ -36,6 +36,17 @@ def plain(value: float | None, digits: int = 3) -> str:
     return f"{value:.{max(0, digits - 1 - magnitude)}f}"
 
 
+def digits_beside(value: float, mark: float, digits: int = 3, most: int = 12) -> int:
+    """Return the fewest digits, from ``digits`` on, with which ``value`` is written on its own side of ``mark``."""
+    if not isfinite(value):
+        return digits
+    for count in range(digits, most):
+        shown = float(plain(value, count))
+        if (shown > mark) == (value > mark) and (shown < mark) == (value < mark):
+            return count
+    return most
+
+
 def exact(value: float | None) -> str:
     """Return a registered constant as it was written, such as 0.05 or 2."""
     return "n/a" if value is None else f"{value:.10g}"

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -37,8 +38,8 @@ class Registered:
         rewards: mode -> facts: "env_kinds" and "tasks" that it serves (absent or empty: all), "schema" (JSON Schema of
             its flat constants), "workers" (names of those that offer it) and, where the check of every worker that has
             it failed, "defect".
-        environments: environment id -> JSON Schema of its keyword arguments, or "defect"; "is_batched" where it is a
-            batched simulator.
+        environments: environment id -> JSON Schema of its keyword arguments, or "defect"; "workers" as for rewards;
+            "is_batched" where it is a batched simulator.
         tasks: environment family -> tasks in the registries of its package: "arguments" (None or absent: any) or
             "defect". A family that nobody announced is absent.
         is_known: whether a server told them; without one a name that is not built in may be registered.
@@ -210,21 +211,23 @@ def _environment_rules(resolved: ResolvedSpec, registered: Registered) -> Iterat
     known = registered.tasks_of(env)
     if known is not None:
         yield from _task_rules(env, known, {*registered.environments} - {*FAMILIES})
-    schema = dict(registered.environments.get(env.id or "", {}))
-    if schema.pop("is_batched", False):
+    facts = registered.environments.get(env.id or "", {})
+    schema = {name: value for name, value in facts.items() if name not in ("is_batched", "workers")}
+    if facts.get("is_batched", False):
         yield from _batched_rules(env)
     if "defect" in schema:
-        message = f"environment {env.id!r} cannot be loaded by its worker: {schema['defect']}"
+        message = f"environment {env.id!r} cannot be loaded{_on(facts)}: {schema['defect']}"
         yield Problem("/env/id", "defective_environment", message, "correct the package and restart the worker")
     if schema:
         for problem in flat_problems(schema, env.kwargs, lambda name: pointer("env", "kwargs", name)):
-            yield _as_registered(problem, "its worker")
+            yield _as_registered(problem, facts)
 
 
-def _as_registered(problem: Problem, worker: str) -> Problem:
+def _as_registered(problem: Problem, facts: Mapping[str, Any]) -> Problem:
     """Say of an unknown key that what a worker registered decides, which a later install does not change."""
     if problem.code != "unknown_key":
         return problem
+    worker = next((f"worker {name}" for name in facts.get("workers", ())), "its worker")
     joined = " " if problem.remedy.endswith("?") else "; "
     told = f"{worker} registered no such key: restart it after an install"
     told = told[0].upper() + told[1:] if joined == " " else told
@@ -377,9 +380,8 @@ def _reward_keys(index: int, arm: ResolvedArm, registered: Registered) -> Iterat
     builtin: dict[str, Any] = {"schema": {"properties": {key: {} for key in Reward.model_fields}}}
     facts = registered.rewards.get(arm.reward_mode, builtin)
     constants = {k: v for k, v in arm.config["reward"].items() if k != "mode"}
-    worker = next((f"worker {name}" for name in facts.get("workers", ())), "its worker")
     for problem in flat_problems(facts.get("schema", {}), constants, lambda key: arm.at(index, "reward", key)):
-        yield problem if facts is builtin else _as_registered(problem, worker)
+        yield problem if facts is builtin else _as_registered(problem, facts)
 
 
 def _serves(schema: Mapping[str, Any], kind: str) -> bool:
@@ -450,6 +452,49 @@ def _reward_here(mode: str, builtin: Collection[str], here: Collection[str]) -> 
     return nearest(mode, {*builtin, *here}, "built in or installed here:" if here else "built in:")
 
 
+#: Words of a label that say which side of a comparison an arm is.
+_BASELINES = frozenset(
+    (
+        "base",
+        "baseline",
+        "before",
+        "control",
+        "ctrl",
+        "current",
+        "default",
+        "old",
+        "original",
+        "ref",
+        "reference",
+        "vanilla",
+    )
+)
+_TREATMENTS = frozenset(
+    ("after", "candidate", "experimental", "modified", "new", "proposed", "treated", "treatment", "variant")
+)
+
+
+def _role_warning(resolved: ResolvedSpec) -> Iterator[str]:
+    """Say where labels name another arm as the baseline than the one that is: the control, or what comes first."""
+    analysis = resolved.spec.analysis
+    labels = [arm.label for arm in resolved.arms]
+    first = analysis.control if analysis is not None and analysis.control in labels else labels[0]
+    sides = {label: {*re.split(r"[^a-z]+", label.lower())} for label in labels}
+    named = [label for label in labels if sides[label] & _BASELINES and not sides[label] & _TREATMENTS]
+    if first in named:
+        return
+    others = [label for label in labels if label != first]
+    meant_one = named[0] if named else others[0] if len(others) == 1 and sides[first] & _TREATMENTS else None
+    if meant_one is not None:
+        is_control = analysis is not None and analysis.control == first
+        why = "is analysis.control" if is_control else "comes first"
+        remedy = f"set analysis.control: {meant_one}" if is_control else "name it first"
+        yield (
+            f"arms: {first!r} is the baseline, for it {why}, and differences are {meant_one!r} minus {first!r}; "
+            f"if {meant_one!r} is the baseline, {remedy}"
+        )
+
+
 def _warnings(resolved: ResolvedSpec, registered: Registered) -> Iterator[str]:
     spec = resolved.spec
     yield from _budget_warning(resolved)
@@ -461,6 +506,7 @@ def _warnings(resolved: ResolvedSpec, registered: Registered) -> Iterator[str]:
     for mode in sorted(_unheard_modes(resolved, registered)):
         told = _reward_here(mode, family_of(spec.env.kind).reward_modes, registered.rewards_here)
         yield f"reward mode {mode!r} is not known here and is checked when it is submitted ({told})"
+    yield from _role_warning(resolved)
     if spec.experiment.replicates == 1:
         yield "experiment.replicates is 1: no inference is possible"
     for arm in resolved.arms:

@@ -89,6 +89,17 @@ _LEAST_RETURNS = {
     "Pendulum-v1": -3300.0,
 }
 _KNOWN_AT_ZERO = ("CartPole-", "MinAtar/")
+#: Differences of returns that are usually thought worth acting on, by the beginning of a task's id.
+_USUAL_SESOI = {
+    "Acrobot-": 10.0,
+    "CartPole-v0": 10.0,
+    "CartPole-": 25.0,
+    "InvertedPendulum-": 50.0,
+    "MinAtar/": 1.0,
+    "MountainCar-": 5.0,
+    "MountainCarContinuous-": 5.0,
+    "Pendulum-": 20.0,
+}
 #: The task of a template by preset, where CartPole-v1 is none for it.
 _EXAMPLES = {
     "gym_atari": "ALE/Breakout-v5",
@@ -114,24 +125,39 @@ def _lines(preset: str | None, task: str | None, env_id: str | None) -> list[str
     lines += ["budget:", _line("budget.rounds", rounds)]
     lines += ["arms:", *_arms(kind, values.get("ppo", {}).get("lr"))]
     lines += ["analysis:", *_scale(env_id), _line("analysis.primary", metric)]
-    lines += [f"  sesoi: {2.0}{' ' * 27}# choose it: the smallest difference worth acting on, in {unit}"]
-    return [*lines, _floor(env_id)]
+    return [*lines, _sesoi(env_id, unit), _floor(env_id)]
 
 
 def _scale(env_id: str | None) -> list[str]:
-    """Return the comment that leads to the scale of a task's returns, none where scores have bounds of their own."""
-    if env_id is None:
+    """Return the comment that leads to the scale of a task's returns, none where it is known."""
+    if env_id is None or (_usual_sesoi(env_id) is not None and _is_least_known(env_id)):
         return []
     return [
         "  # set analysis.sesoi and analysis.failure.floor to the scale of this task's returns:",
-        f"  # `lockstep env check {shlex.quote(env_id)}` prints those of random actions",
+        f"  # `lockstep env check {shlex.quote(env_id)}` measures random actions and prints both, ready to paste",
     ]
+
+
+def _usual_sesoi(env_id: str) -> float | None:
+    return next((value for start, value in _USUAL_SESOI.items() if env_id.startswith(start)), None)
+
+
+def _is_least_known(env_id: str) -> bool:
+    return env_id in _LEAST_RETURNS or env_id.startswith(_KNOWN_AT_ZERO)
+
+
+def _sesoi(env_id: str | None, unit: str) -> str:
+    """Return the line of the smallest effect of interest."""
+    usual = 2.0 if env_id is None else _usual_sesoi(env_id)
+    told = f"the smallest difference worth acting on, in {unit or 'units of the return'}"
+    chosen = "CHOOSE it: " if usual is None else "usual; "
+    return f"{f'  sesoi: {2.0 if usual is None else usual}':36}# {chosen}{told}"
 
 
 def _floor(env_id: str | None) -> str:
     """Return the line of the score of a run that diverges."""
     least = 0.0 if env_id is None else _LEAST_RETURNS.get(env_id, 0.0)
-    is_known = env_id is None or env_id in _LEAST_RETURNS or env_id.startswith(_KNOWN_AT_ZERO)
+    is_known = env_id is None or _is_least_known(env_id)
     told = "the worst the metric can be" if is_known else "CHOOSE it: no return of this task may be lower"
     return f"{f'  failure: {{floor: {least}}}':36}# score of a run that diverges: {told}"
 

@@ -13,7 +13,7 @@ import pytest
 from playwright.sync_api import Page, expect
 
 from lockstep.client import Client
-from tests.browser.states import finished, retried
+from tests.browser.states import claim, finished, retried, worker_of
 from tests.conftest import LiveServer, WorkerProcess
 from tests.factories import cartpole_spec, submit, tiny_spec
 
@@ -100,8 +100,27 @@ def test_a_failed_experiment_says_why_and_shows_the_log(
     told = page.locator("#cause-list li")
     expect(told).to_contain_text("replicate 0 failed, cause config: env: env.id='CartPole-v1' with env", timeout=60_000)
     expect(told).to_contain_text("ValueError: Expect the max_episode_steps to be positive")
+    expect(page.locator("#retry")).to_be_visible()
+    expect(page.locator("#retry-note")).to_contain_text("It corrects no field: where one is wrong, ")
+    expect(page.locator("#retry-note")).to_contain_text("use Clone and edit")
     told.locator("button").click()
     expect(page.locator("#log")).to_contain_text("Traceback (most recent call last)")
+
+
+def test_a_long_evaluation_says_on_the_page_how_far_it_is(sqlite_server: LiveServer, page: Page) -> None:
+    experiment_id = submit(sqlite_server.ctx, tiny_spec(budget={"rounds": 4}))
+    worker = worker_of(sqlite_server)
+    claim(worker)
+    worker.hand_in(0)
+    worker.beat(round=1, evaluation={"over": 37, "episodes": 200, "steps": 400, "max_steps": 1000})
+    page.goto(f"{sqlite_server.url}/experiments/{experiment_id}")
+    far = "evaluating replicate 0: 37 of 200 episodes are over after 400 of at most 1,000 steps"
+    expect(page.locator("#facts")).to_contain_text(far)
+    worker.beat(round=1, evaluation={"over": 150, "episodes": 200, "steps": 700, "max_steps": 1000})
+    expect(page.locator("#facts")).to_contain_text("150 of 200 episodes", timeout=40_000)
+    worker.hand_in(1)
+    worker.beat(round=2)
+    expect(page.locator("#facts")).not_to_contain_text("evaluating")
 
 
 def test_home_lists_experiments_and_the_queue_says_why_they_wait(sqlite_server: LiveServer, page: Page) -> None:

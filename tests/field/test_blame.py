@@ -201,7 +201,7 @@ def test_l52_two_bad_experiments_fail_with_their_cause_and_a_good_one_succeeds(
             for where in ("plug-ins here", f"worker {shown['name']}")
             for kind, name, reason in (("reward", "broken", "SystemExit: no licence"), ("environment", "dying", DIES))
         ]
-        with pytest.raises(ApiError, match="environment 'dying' cannot be loaded by its worker: importing"):
+        with pytest.raises(ApiError, match=f"environment 'dying' cannot be loaded on {shown['name']}: importing"):
             client.submit(spec("dying", env={"id": "dying"}))
 
 

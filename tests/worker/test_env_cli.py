@@ -12,8 +12,10 @@ import pytest
 from gymnasium import spaces
 
 import tests.worker.envs.kit  # noqa: F401 - registers the task
+from lockstep.spec.reading import load_text
 from tests.packages import write_package
 from worker.env_cli import main
+from worker.envs.gymnasium.scale import scale_of
 
 _shared = np.random.default_rng(3)
 
@@ -82,6 +84,40 @@ def test_a_fit_environment_passes_and_the_treatment_is_told(capsys: pytest.Captu
     assert "actions: one categorical head for each part: action of 3" in out
     assert "evaluation: an episode is cut after 200 steps, its own limit; eval.max_steps says otherwise" in out
     assert out.endswith("Fit-v0 can be trained in\n")
+
+
+def test_values_for_an_analysis_are_measured_and_can_be_pasted(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out = check(capsys, "fit")
+    lines = out.splitlines()
+    at = lines.index("For a specification, as a first guess:")
+    pasted = load_text("\n".join(lines[at + 1 : at + 4]))["analysis"]
+    _, document = check(capsys, "fit", "--json")
+    scale = json.loads(document)["scale"]
+    assert pasted == {"sesoi": scale["sesoi"], "failure": {"floor": scale["floor"]}}
+    assert scale["episodes"] == 5
+    assert scale["floor"] < scale["low"] < scale["high"]
+    assert f"SD {scale['sd']:.2g}" in out
+
+
+@pytest.mark.parametrize(
+    ("returns", "least", "limit", "sesoi", "floor"),
+    [
+        ([9.0, 14.0, 60.0, 22.0], 1.0, 500, 20.0, 0.0),
+        ([-200.0, -200.0], -1.0, 200, 10.0, -200.0),
+        ([-1800.0, -900.0, -1234.0], -16.2, 200, 500.0, -3300.0),
+        ([-450.0, -60.0, -130.0], -100.0, 1000, 200.0, -1300.0),
+        ([-5.0], -0.5, None, 0.2, -5.5),
+        ([0.0, 0.0], 0.0, 100, None, 0.0),
+        ([-3.0, 4.0], None, None, 5.0, -17.0),
+    ],
+)
+def test_suggested_values_fit_the_returns(
+    returns: list[float], least: float | None, limit: int | None, sesoi: float | None, floor: float
+) -> None:
+    found = scale_of(returns, least, limit)
+    assert found is not None
+    assert (found.sesoi, found.floor) == (sesoi, floor)
+    assert load_text("\n".join(found.lines()))["analysis"]["failure"] == {"floor": floor}
 
 
 def test_an_environment_without_a_limit_of_steps_is_a_warning(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,7 @@ from typing import Any
 from lockstep.report.clock import Clock
 from lockstep.report.facing import treatment_of
 from lockstep.report.learning import Learning
-from lockstep.report.numbers import difference_unit, exact, joined, p_text, percent, plain, signed
+from lockstep.report.numbers import difference_unit, digits_beside, exact, joined, p_text, percent, plain, signed
 from lockstep.report.opposed import Opposed
 from lockstep.spec.analysis import AnalysisSpec
 from lockstep.stats.estimands import Contradiction
@@ -152,16 +152,23 @@ def _seen_from(pair: PairResult, label: str | None) -> tuple[float, Interval | N
     return -e.estimate, sup.negated() if sup else None, eq.negated() if eq else None
 
 
+def _digits(facts: VerdictFacts, value: float) -> int:
+    """Return with how many digits a difference is told, so that it stands on its side of what matters."""
+    return digits_beside(abs(value), facts.analysis.sesoi or 0.0)
+
+
 def _bound(facts: VerdictFacts, value: float) -> str:
+    digits = _digits(facts, value)
     if not facts.lower_is_better:
-        return signed(value)
-    return "0" if value == 0 else f"{plain(abs(value))} {'lower' if value > 0 else 'higher'}"
+        return signed(value, digits)
+    return "0" if value == 0 else f"{plain(abs(value), digits)} {'lower' if value > 0 else 'higher'}"
 
 
 def _amount(facts: VerdictFacts, value: float) -> str:
+    digits = _digits(facts, value)
     if not facts.lower_is_better or value == 0:
-        return f"{signed(value)}{facts.unit}"
-    return f"{plain(abs(value))}{facts.unit} {'lower' if value > 0 else 'higher'}"
+        return f"{signed(value, digits)}{facts.unit}"
+    return f"{plain(abs(value), digits)}{facts.unit} {'lower' if value > 0 else 'higher'}"
 
 
 def _span(facts: VerdictFacts, interval: Interval) -> str:
@@ -352,7 +359,7 @@ def _unlearned(facts: VerdictFacts, found: Learning) -> str:
     if found.metric is None or found.change is None or found.interval is None:
         return f"{text} No run reached the threshold {exact(facts.analysis.threshold)}."
     sign = -1.0 if facts.analysis.primary.direction == "min" else 1.0
-    change = f"{signed(sign * found.change)} [90 % CI {_raw_bounds(found.interval, sign)}]"
+    change = f"{_signed(facts, sign * found.change)} [90 % CI {_raw_bounds(facts, found.interval, sign)}]"
     small = "" if found.interval.low <= 0 else f", less than the smallest effect of interest {facts.sesoi}"
     return f"{text} From the first round to the last tenth of training {found.metric} changed by {change}{small}."
 
@@ -424,8 +431,8 @@ def _doubt(facts: VerdictFacts, doubt: Doubt) -> str:
         first, second, interval, way = second, first, interval.negated() if interval else None, -1.0
     else:
         way = 1.0
-    amount = f"{signed(way * sign * found.mean_difference)}{unit}"
-    bounds = "" if interval is None else f" [90 % CI {_raw_bounds(interval, sign)}]"
+    amount = f"{_signed(facts, way * sign * found.mean_difference)}{unit}"
+    bounds = "" if interval is None else f" [90 % CI {_raw_bounds(facts, interval, sign)}]"
     outside = f", not inside +/-{facts.sesoi}" if found.kind == "margin" else ""
     means = f"the mean of `{first}` minus that of `{second}` is {amount}{bounds}{outside}"
     return f"But the mean says otherwise: {means}."
@@ -436,7 +443,7 @@ def _opposed(facts: VerdictFacts, item: Opposed) -> str:
     sign = -1.0 if facts.analysis.primary.direction == "min" else 1.0
     unit = f" {difference_unit(facts.analysis.primary.metric)}".rstrip()
     amount = f"{signed(sign * item.difference)}{unit}"
-    bounds = f"{percent(1 - item.level)} % CI {_raw_bounds(item.interval, sign)}"
+    bounds = f"{percent(1 - item.level)} % CI {_raw_bounds(facts, item.interval, sign)}"
     return (
         f"But training points to `{item.ahead}`: over the last tenth of it {item.metric} of `{item.ahead}` minus that "
         f"of `{item.better}` was {amount} [{bounds}]. The verdict is on the policies as they were evaluated."
@@ -455,9 +462,13 @@ def _early(facts: VerdictFacts, row: Mapping[str, Any]) -> str:
     )
 
 
-def _raw_bounds(interval: Interval, sign: float) -> str:
+def _signed(facts: VerdictFacts, value: float) -> str:
+    return signed(value, _digits(facts, value))
+
+
+def _raw_bounds(facts: VerdictFacts, interval: Interval, sign: float) -> str:
     low, high = (interval.low, interval.high) if sign > 0 else (-interval.high, -interval.low)
-    return f"{signed(low)}, {signed(high)}"
+    return f"{_signed(facts, low)}, {_signed(facts, high)}"
 
 
 def _no_inference(facts: VerdictFacts) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from typing import Any
@@ -21,6 +22,7 @@ from lockstep.report.inputs import (
     ScoreRow,
     TrainingRow,
 )
+from lockstep.report.numbers import digits_beside, plain
 from lockstep.report.tables import arms_table, cross_table, fact_items, training_table
 from tests.lockstep.report.factories import Cell, curve_points, make_analysis, make_inputs, score_rows
 
@@ -136,6 +138,30 @@ def test_a_difference_that_does_not_matter_names_the_interval_that_says_so() -> 
     assert re.search(
         r"`a` against `b` is better, by .*% CI .*\], [\d.]+ % CI \S+ to \S+ pp inside \+/-3 pp", family["sentence"]
     )
+
+
+@pytest.mark.parametrize("gap", [2e-3, 2e-5, 0.0])
+def test_an_end_of_an_interval_is_told_with_the_digits_that_tell_it_from_what_matters(gap: float) -> None:
+    apart = [3.1, 0.9, 1.7, 1.6, 0.7, -0.5, 2.0, 0.6]
+    worse = [60.0 + i for i in range(8)]
+    a: list[Cell] = [x + d for x, d in zip(worse, apart, strict=True)]
+    [pair] = build(make_inputs({"a": a, "b": list(worse)}, make_analysis(8)))["comparisons"]
+    sesoi = pair["ci_equivalence"][1] + gap
+    found = verdict({"a": a, "b": list(worse)}, sesoi=sesoi)
+    if gap == 0.0:
+        assert "lies inside" not in found["sentence"], "an end that touches it does not lie inside"
+        return
+    told = re.search(r"to \+([\d.]+) pp, lies inside \+/-([\d.]+) pp", found["sentence"])
+    assert told is not None, found["sentence"]
+    assert float(told[1]) < float(told[2])
+
+
+def test_digits_beside_a_mark_are_as_few_as_tell() -> None:
+    assert digits_beside(1.5, 2.0) == 3
+    assert plain(1.9996, digits_beside(1.9996, 2.0)) == "1.9996"
+    assert plain(2.0004, digits_beside(2.0004, 2.0)) == "2.0004"
+    assert plain(2.0, digits_beside(2.0, 2.0)) == "2.00"
+    assert digits_beside(math.inf, 2.0) == 3
 
 
 def test_verdict_equivalent_states_the_ninety_percent_interval() -> None:

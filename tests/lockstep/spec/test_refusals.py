@@ -35,8 +35,8 @@ REGISTERED = Registered(
         "nearer": {"env_kinds": ["gymnasium"], "tasks": ["corridor"], "schema": {}, "workers": ["w0", "w1"]},
     },
     {
-        "corridor": {"properties": {"length": {"type": "integer", "minimum": 2}}},
-        "bare": {"properties": {}, "defect": "it raised"},
+        "corridor": {"properties": {"length": {"type": "integer", "minimum": 2}}, "workers": ["w0", "w1"]},
+        "bare": {"properties": {}, "defect": "it raised", "workers": ["w2"]},
         "carts": {"properties": {"limit": {}}, "is_batched": True},
     },
     {
@@ -381,7 +381,7 @@ def test_names_of_other_libraries_lead_to_fields_that_exist() -> None:
         ),
         (
             cartpole_spec(env={"id": "corridor", "kwargs": {"lenght": 3}}),
-            "(did you mean 'length'? Its worker registered no such key: restart it after an install)",
+            "(did you mean 'length'? Worker w0 registered no such key: restart it after an install)",
         ),
         (arm(reward="broken"), "reward mode 'broken' failed its check on w0, w1 and 1 more: it raised"),
         (cartpole_spec(reward={"mode": "nearer"}), "reward mode 'nearer' scores 'corridor', not 'CartPole-v1'"),

@@ -31,6 +31,7 @@ from worker.envs.gymnasium.build import build_one, registered
 from worker.envs.gymnasium.env import GymEnvs, batched_factory, make_envs
 from worker.envs.gymnasium.observations import ObservationDoor
 from worker.envs.gymnasium.rewards import make_gym_reward
+from worker.envs.gymnasium.scale import Scale, scale_of
 from worker.envs.gymnasium.vector import VectorEnvs
 
 OK, WARNING, REFUSED = "ok", "warning", "refused"
@@ -63,10 +64,14 @@ class Checked:
     Attributes:
         findings: in the order in which they were looked for; the first refusal may end the list.
         treatment: sentences; empty where it cannot be built.
+        limit: steps after which an episode is cut; None without a limit.
+        scale: of the returns of whole episodes; None where none came to its end.
     """
 
     findings: list[Finding] = field(default_factory=list)
     treatment: dict[str, str] = field(default_factory=dict)
+    limit: int | None = None
+    scale: Scale | None = None
 
     @property
     def is_ok(self) -> bool:
@@ -110,7 +115,7 @@ def check(name: str, kwargs: Mapping[str, Any], *, steps: int, seconds: float, w
             control = UniformControl(envs, _SEED, 0)
             actions = [control.act(step) for step in range(steps)]
             sample = build_one(section)
-            checked.treatment = _treatment(sample, envs)
+            checked.treatment, checked.limit = _treatment(sample, envs), _limit(sample)
             layout = envs.entry
     except ValueError as error:
         checked.findings.append(Finding("builds", REFUSED, f"{error}{raised_in(error)}"))
@@ -120,10 +125,10 @@ def check(name: str, kwargs: Mapping[str, Any], *, steps: int, seconds: float, w
         return checked
     spaces = " ".join(f"observation {sample.observation_space}, action {sample.action_space}".split())
     checked.findings += [Finding("builds", OK, spaces), _by_gymnasium(section)]
-    if _limit(sample) is None:
+    if checked.limit is None:
         checked.findings.append(Finding("limit", WARNING, _UNLIMITED))
     try:
-        for finding in _played(section, layout, actions, seconds):
+        for finding in _played(checked, section, layout, actions, seconds):
             checked.findings.append(finding)
     except EnvironmentFault as error:
         checked.findings.append(Finding("plays", REFUSED, f"{error}{raised_in(error)}"))
@@ -156,6 +161,7 @@ def _check_batched(section: Mapping[str, Any], factory: Callable[..., Any], seco
             spent = spent or time.perf_counter() - began
             episodes = [row.values for row in envs.pop_episodes(0)]
             checked.treatment = _batched_treatment(envs)
+    checked.scale = scale_of([float(values["native_return"]) for values in episodes], None, None)
     first, again = played
     ends = len(episodes)
     told = f"{len(first)} steps of {_BATCH} environments and {ends} ends of episodes"
@@ -164,7 +170,7 @@ def _check_batched(section: Mapping[str, Any], factory: Callable[..., Any], seco
     checked.findings += [
         Finding("builds", OK, f"a batched simulator of {_BATCH} environments"),
         Finding("plays", OK if ends else WARNING, f"{told}, {rate}"),
-        *_returned(episodes),
+        *_returned(checked.scale),
         _equal("deterministic", "a second simulator under the same seed", first[:number], again[:number]),
     ]
     return checked
@@ -194,7 +200,7 @@ def _batched_treatment(envs: VectorEnvs) -> dict[str, str]:
 
 
 def _played(
-    section: Mapping[str, Any], layout: ObservationDoor, actions: Sequence[Tensor], seconds: float
+    checked: Checked, section: Mapping[str, Any], layout: ObservationDoor, actions: Sequence[Tensor], seconds: float
 ) -> Iterator[Finding]:
     began = time.perf_counter()
     with _opened(section, 1) as envs:
@@ -207,7 +213,9 @@ def _played(
     yield Finding(
         "plays", OK if ends else WARNING, told + ("" if ends else "; give it a limit of steps if it has none")
     )
-    yield from _returned(episodes)
+    returns = [float(values["native_return"]) for values in episodes]
+    checked.scale = scale_of(returns, min((step.reward for step in first), default=None), checked.limit)
+    yield from _returned(checked.scale)
     yield _inside_bounds(layout, first)
     succeeds = [values["success"] for values in episodes if "success" in values]
     if succeeds:
@@ -219,13 +227,12 @@ def _played(
     yield _resumed(section, first, actions)
 
 
-def _returned(episodes: Sequence[Mapping[str, float]]) -> Iterator[Finding]:
-    """Yield the range of returns of whole episodes: what smallest effects and the score of a failed run are set to."""
-    returns = [values["native_return"] for values in episodes]
-    if returns:
-        told = f"{len(returns)} episodes of random actions returned {min(returns):g} to {max(returns):g}"
-        remedy = "set analysis.sesoi to this scale, and analysis.failure.floor to the worst that an episode can return"
-        yield Finding("returns", OK, f"{told}; {remedy}")
+def _returned(scale: Scale | None) -> Iterator[Finding]:
+    """Yield the returns of whole episodes: what smallest effects and the score of a failed run are set to."""
+    if scale is not None:
+        count = "1 episode" if scale.episodes == 1 else f"{scale.episodes} episodes"
+        told = f"{count} of random actions returned {scale.low:g} to {scale.high:g}"
+        yield Finding("returns", OK, f"{told}, {scale.mean:.4g} on average, SD {scale.sd:.2g}")
 
 
 def _play(envs: GymEnvs, actions: Sequence[Tensor], until: float = float("inf")) -> list[_Step]:

@@ -118,6 +118,7 @@ function trouble(store, causes) {
   );
   if (causes.length > 5)
     node("cause-list").append(element("li", {}, `and ${causes.length - 5} more reasons, under Runs and devices`));
+  node("retry-note").hidden = node("retry").hidden;
 }
 
 async function steer(store, action) {
