@@ -6,12 +6,12 @@
 What a worker's training process does is done here by the same calls (`worker.train.rounds`, `worker.train.block`), in
 one process on one thread, one way after the other in turns, so that what else the machine does meets both: all
 replicates of two arms together; each replicate for itself (its arms together, as a worker without packing trains it);
-each run for itself. Digests of the three are checked against each other in the same run. Quoted beside them is what the
-environments alone take for as many steps: the floor of any way. Only training is counted, no start of a process, no
+each run for itself. Digests of the three are checked against each other in the same run. Quoted beside them is what
+Gymnasium's environments take alone for as many steps. Only training is counted, no start of a process, no
 evaluation and no HTTP, which a pack has once and unpacked replicates each.
 
 ``--task`` chooses CartPole with a feed-forward policy, the same with 256 units a layer (``wide``), CartPole without
-velocities and an LSTM (``memory``), ``pendulum``, or ``lander``, whose simulator is not one of our own.
+velocities and an LSTM (``memory``), ``pendulum``, or ``acrobot``, whose simulator is not one of our own.
 
 ``--baselines`` names the Python of an installation with Stable-Baselines3 that sees the same torch: it trains as many
 runs of PPO with the same settings one after the other on one thread. Its numbers are another implementation's, so only
@@ -56,7 +56,7 @@ _TASKS: dict[str, dict[str, Any]] = {
     "wide": {"preset": "gym_classic", "env": {"id": "CartPole-v1"}, "net": {"hidden": 256}},
     "memory": {"preset": "gym_lstm", "env": {"id": "CartPole-v1", "wrappers": ["mask_velocity"]}},
     "pendulum": {"preset": "gym_continuous", "env": {"id": "Pendulum-v1"}},
-    "lander": {"preset": "gym_classic", "env": {"id": "LunarLander-v3"}},
+    "acrobot": {"preset": "gym_classic", "env": {"id": "Acrobot-v1"}},
 }
 #: Where the seconds of a pack go: the name of a share, and what is timed for it.
 _PARTS: list[tuple[str, Any, str]] = [

@@ -29,6 +29,9 @@ from worker.envs.gymnasium.ledger import Ledger
 from worker.envs.gymnasium.rewards import Transition
 from worker.envs.gymnasium.simulators import Simulator, simulator_of
 
+#: First states that wait for the other runs to come to them.
+_KEPT_STARTS = 4096
+
 
 class SimulatedEnvs(Hosted, Companion):
     """E environments of each of K runs.
@@ -76,7 +79,7 @@ class SimulatedEnvs(Hosted, Companion):
         self._seeds = [[0] * num_envs for _ in range(num_runs)]
         self._started = [[""] * num_envs for _ in range(num_runs)]
         self.is_native = all(ledger.is_native for ledger in self._ledgers)
-        self._taken = False
+        self._taken, self._starts = False, dict[tuple[int, int], tuple[int, np.ndarray]]()
         rows = Rows.empty(self._simulator, num_runs * num_envs, features, records=not self.resets_each_round)
         self._everyone = [True] * num_envs
         self.together = _Together([self], rows)
@@ -176,7 +179,8 @@ class SimulatedEnvs(Hosted, Companion):
         if not self._taken:
             self.take_with([])
         self._taken = False
-        results = [None if action is None else self._result(run, action) for run, action in enumerate(actions)]
+        ask = self._plain if self._is_plain_step() else self._result
+        results = [None if action is None else ask(run, action) for run, action in enumerate(actions)]
         self._alive()
         return results
 
@@ -191,6 +195,23 @@ class SimulatedEnvs(Hosted, Companion):
 
     def _step_run(self, run: int, actions: Tensor) -> StepResult:
         raise NotImplementedError("all runs step in one call")
+
+    def _is_plain_step(self) -> bool:
+        """Return whether nothing ended, idles, is scored or is not finite: so it is in most steps of training."""
+        together = self.together
+        return self.is_native and together.is_finite and not self.resets_each_round and not together.ended
+
+    def _plain(self, run: int, _actions: Tensor) -> StepResult:
+        """Return what ``_result`` does of a plain step."""
+        terminated, truncated, valid = self._plain_flags
+        return StepResult(
+            observation=self._views[run],
+            masks=self._masks,
+            reward=self.together.rewards[self._first + run],
+            terminated=terminated,
+            truncated=truncated,
+            valid=valid,
+        )
 
     def _result(self, run: int, actions: Tensor) -> StepResult:
         together, ledger, number = self.together, self._ledgers[run], self._first + run
@@ -253,12 +274,23 @@ class SimulatedEnvs(Hosted, Companion):
         return final
 
     def _reset(self, run: int, index: int) -> None:
-        self._episode[run][index] += 1
-        seed = self._seeds[run][index] = self._reset_seed(index, self._episode[run][index])
-        state = self._simulator.reset(seeding.np_random(seed)[0])
+        episode = self._episode[run][index] = self._episode[run][index] + 1
+        seed, state = self._start_of(index, episode)
+        self._seeds[run][index] = seed
         self.together.herd.begin((self._first + run) * self.num_envs + index, state)
         self._ledgers[run].begin_episode(index)
         self._started[run][index] = datetime.now(UTC).isoformat()
+
+    def _start_of(self, index: int, episode: int) -> tuple[int, np.ndarray]:
+        """Return seed and first state [S] of an episode: every run has the same, so it is drawn once."""
+        begun = self._starts.get((index, episode))
+        if begun is None:
+            seed = self._reset_seed(index, episode)
+            begun = seed, self._simulator.reset(seeding.np_random(seed)[0])
+            if len(self._starts) >= _KEPT_STARTS:
+                self._starts.pop(next(iter(self._starts)))
+            self._starts[index, episode] = begun
+        return begun
 
     def _check_finite(self, run: int) -> None:
         finite = np.isfinite(self.rows.shown[self._of(run)])
