@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+import gymnasium
 import pytest
 import torch
 from gymnasium.envs.classic_control.cartpole import CartPoleEnv
@@ -254,3 +255,25 @@ def test_a_choice_that_is_none_is_refused() -> None:
     fast.begin_round(0)
     with pytest.raises(ValueError, match="outside its mask"):
         fast.step([torch.full((3, 1), -1)] * 2)
+
+
+@pytest.mark.parametrize("change", [{"gravity": 20.0}, {"length": 1.0}, {"step": None}])
+def test_a_task_that_a_package_has_changed_is_stepped_by_itself(change: dict[str, Any]) -> None:
+    env = CartPoleEnv()
+    vars(env).update(change)
+    assert simulators.simulator_of(TimeLimit(env, 9), {}) is None
+    assert simulators.simulator_of(env, {}) is None
+
+
+def test_a_limit_that_a_package_has_changed_is_stepped_by_itself() -> None:
+    limited = TimeLimit(CartPoleEnv(), 9)
+    vars(limited)["step"] = None
+    assert simulators.simulator_of(limited, {}) is None
+
+
+def test_a_task_that_has_begun_is_as_its_class_makes_it() -> None:
+    for task in ("CartPole-v1", "MountainCar-v0", "Pendulum-v1"):
+        env = gymnasium.make(task).unwrapped
+        env.reset(seed=3)
+        env.step(env.action_space.sample())
+        assert simulators.simulator_of(env, {}) is not None

@@ -147,16 +147,34 @@ def simulator_of(env: gymnasium.Env[Any, Any], kwargs: Mapping[str, Any]) -> tup
     limit: int | None = None
     inner: Any = env
     if type(inner) is TimeLimit:
+        if _METHODS & {*vars(inner)}:
+            return None
         limit, inner = getattr(inner, _LIMIT), inner.env
     kind = type(inner)
     # a limit among the arguments is that of the wrapper
-    if set(kwargs) - {"max_episode_steps"} or kind not in _KNOWN:
+    if set(kwargs) - {"max_episode_steps"} or kind not in _KNOWN or not _is_untouched(inner):
         return None
     simulator, code = _KNOWN[kind]
     parts = (kind.__init__, kind.step, kind.reset, *(getattr(kind, name) for name in _BESIDE.get(kind, ())))
     if _digest(parts) != code or _digest(_AROUND) != _AROUND_CODE or not _is_exact(cast("Hashable", kind)):
         return None
     return simulator(), limit
+
+
+#: What a package may have put in the place of a method, in one object.
+_METHODS = frozenset(("step", "reset"))
+#: Attributes that say nothing of how a task steps: where it comes from, and where an episode of it stands.
+_OF_NO_STEP = frozenset(("spec", "state", "last_u", "steps_beyond_terminated", "_np_random", "_np_random_seed"))
+
+
+def _is_untouched(env: gymnasium.Env[Any, Any]) -> bool:
+    """Return whether a task is as its class makes it: a package may hand over one with another gravity, or step."""
+    own, made = ({n: v for n, v in vars(one).items() if n not in _OF_NO_STEP} for one in (env, type(env)()))
+    return own.keys() == made.keys() and all(_is_same(own[name], made[name]) for name in own)
+
+
+def _is_same(one: Any, other: Any) -> bool:
+    return isinstance(one, type(other)) and bool(np.all(one == other))
 
 
 #: Other functions of a task that its numbers go through.
