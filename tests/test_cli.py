@@ -160,8 +160,8 @@ def test_what_is_submitted_can_be_listed_shown_steered_copied_and_extended(locks
     assert "arm A: the base (reward.mode = shaped)" in lockstep("show", first)
     assert f"warning: an equal experiment, {first}, exists" in lockstep("submit", path)
     assert lockstep.json("pause", first, "--reason", "lunch")["desired"] == "pause"
-    assert lockstep("pause", first) == "pause was stored already\n"
-    assert lockstep("resume", first) == "run stored\n"
+    assert lockstep("pause", first) == f"{first} pauses at the end of its running rounds, as was asked for before\n"
+    assert lockstep("resume", first) == f"{first} goes on\n"
     assert any("lunch" in line for line in lockstep("events", first).splitlines())
     assert lockstep.json("events", first, "--severity", "error") == []
     lockstep("events", first, "--severity", "loud", code=2)
@@ -170,8 +170,8 @@ def test_what_is_submitted_can_be_listed_shown_steered_copied_and_extended(locks
     copy = lockstep.json("clone", first, "--overrides", str(tmp_path / "over.yaml"))["id"]
     assert lockstep.json("compare", first, copy)["rows"] != []
     assert "budget.rounds" in lockstep("compare", first, copy)
-    assert lockstep("extend", first, "1", "--exploratory") == "1 blocks added\n"
-    assert lockstep("cancel", second, "--reason", "enough") == "cancel stored\n"
+    assert lockstep("extend", first, "1", "--exploratory") == "1 replicate added\n"
+    assert lockstep("cancel", second, "--reason", "enough") == f"{second} stops for good\n"
     assert "shaped vs sparse" in lockstep("ab", "shaped-vs-sparse", "--dry-run")
     assert lockstep.json("ab", "shaped-vs-sparse", "--rounds", "1", "--envs", "4", "--sesoi", "1")["status"]
 

@@ -54,26 +54,7 @@ def parse(arguments: list[str]) -> argparse.Namespace:
     Raises:
         BadAddress: a path or a size cannot be used.
     """
-    env = os.environ
-    parser = argparse.ArgumentParser(prog="lockstep worker", description="Train blocks on one device.")
-    parser.add_argument(
-        "--api", default=env.get("LOCKSTEP_URL", "http://127.0.0.1:7480"), help="control plane (%(default)s)"
-    )
-    parser.add_argument("--token", default=env.get("LOCKSTEP_TOKEN"), help="worker token")
-    parser.add_argument("--token-file", help="file with the worker token")
-    parser.add_argument("--device", default="auto", help="auto, cpu, or the uid of a device or CPU slot (%(default)s)")
-    parser.add_argument("--name", help="display name (host and device)")
-    parser.add_argument("--host", default=env.get("LOCKSTEP_HOST_NAME"), help="name of this host (the system's)")
-    parser.add_argument("--threads", type=within(1, 1024), default=1, help="torch threads of a CPU slot (%(default)s)")
-    parser.add_argument("--data-dir", default=env.get("LOCKSTEP_DATASETS"), help="where data sets lie (%(default)s)")
-    default_spool = Path(tempfile.gettempdir()) / f"lockstep-worker-{os.getuid()}"
-    work_dir, spool_bytes = env.get("LOCKSTEP_SPOOL_DIR") or default_spool, env.get("LOCKSTEP_SPOOL_MAX_BYTES", 2**28)
-    parser.add_argument("--work-dir", default=work_dir, help="what is unsent, and checkpoints (%(default)s)")
-    parser.add_argument("--spool-bytes", default=spool_bytes, help="bound of what is unsent (%(default)s)")
-    parser.add_argument("--trainer-cmd", help="another trainer that speaks the frame protocol")
-    parser.add_argument("--until-input-ends", action="store_true", help="drain when standard input ends")
-    parser.add_argument("--once", action="store_true", help="retire when there is nothing to do")
-    given = parser.parse_args(arguments)
+    given = _parser().parse_args(arguments)
     given.data_dir = clean_path(given.data_dir, "--data-dir or LOCKSTEP_DATASETS") if given.data_dir else None
     given.work_dir = clean_path(given.work_dir, "--work-dir or LOCKSTEP_SPOOL_DIR")
     given.token_file = clean_path(given.token_file, "--token-file") if given.token_file else None
@@ -82,6 +63,31 @@ def parse(arguments: list[str]) -> argparse.Namespace:
         raise BadAddress(f"--spool-bytes or LOCKSTEP_SPOOL_MAX_BYTES: give a whole number of bytes, not {spool!r}")
     given.spool_bytes = int(spool)
     return given
+
+
+def _parser() -> argparse.ArgumentParser:
+    env, parser = os.environ, argparse.ArgumentParser(prog="lockstep worker", description="Train on one device.")
+    add = parser.add_argument
+    url, told = env.get("LOCKSTEP_URL", "http://127.0.0.1:7480"), "the server; default LOCKSTEP_URL, else this machine"
+    add("--api", "--url", metavar="URL", default=url, help=f"{told} (%(default)s)")
+    add("--token", default=env.get("LOCKSTEP_TOKEN"), help="worker token; default LOCKSTEP_TOKEN")
+    add("--token-file", help="file with the worker token, instead of --token")
+    add("--device", default="auto", help="auto, gpu, cpu, or the uid of one (default: %(default)s)")
+    add("--name", help="name that people see; default: host and device")
+    told = "name of this host; default LOCKSTEP_HOST_NAME, else the system's"
+    add("--host", default=env.get("LOCKSTEP_HOST_NAME"), help=told)
+    told = "processor threads for training on a CPU (default: %(default)s)"
+    add("--threads", type=within(1, 1024), default=1, help=told)
+    told = "folder of data sets; default LOCKSTEP_DATASETS; digits and Gymnasium need none"
+    add("--data-dir", default=env.get("LOCKSTEP_DATASETS"), help=told)
+    work_dir = env.get("LOCKSTEP_SPOOL_DIR") or Path(tempfile.gettempdir()) / f"lockstep-worker-{os.getuid()}"
+    add("--work-dir", default=work_dir, help="folder for what waits to be sent, and checkpoints (default: %(default)s)")
+    told = "most bytes of what waits to be sent (default: %(default)s)"
+    add("--spool-bytes", default=env.get("LOCKSTEP_SPOOL_MAX_BYTES", 2**28), help=told)
+    add("--trainer-cmd", help="program to train with instead of the built-in trainer")
+    add("--until-input-ends", action="store_true", help="stop after the running round when standard input ends")
+    add("--once", action="store_true", help="end when there is nothing to do")
+    return parser
 
 
 def token_of(options: argparse.Namespace) -> str | None:

@@ -27,14 +27,16 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="lockstep data", description=__doc__)
+    parser = argparse.ArgumentParser(
+        prog="lockstep data", description="Data sets on this machine. Training never downloads; `fetch` does."
+    )
     commands = parser.add_subparsers(dest="command", required=True)
     fetch = commands.add_parser("fetch", help="download, verify and unpack a data set")
-    fetch.add_argument("dataset", choices=["cifar10"])
-    fetch.add_argument("--data-dir", type=Path, required=True)
+    fetch.add_argument("dataset", choices=["cifar10"], help="which one")
+    fetch.add_argument("--data-dir", type=Path, required=True, help="folder to put it into")
     show = commands.add_parser("fingerprint", help="print the SHA-256 of the decoded arrays")
     show.add_argument("dataset", help="digits, cifar10, synth, pydoc, text or text:<path>")
-    show.add_argument("--data-dir", type=Path)
+    show.add_argument("--data-dir", type=Path, help="folder of data sets; cifar10 needs one")
     return parser
 
 

@@ -36,13 +36,20 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     commands = parser.add_subparsers(dest="command", required=True)
     checks = commands.add_parser("check", help="play an environment and say whether Lockstep can train in it")
     checks.add_argument("id", help="as in env.id: registered with Gymnasium, or by a package of your own")
-    checks.add_argument("--kwargs", default="{}", help="keyword arguments as JSON, as in env.kwargs")
+    checks.add_argument("--kwargs", default="{}", help="keyword arguments as JSON, as in env.kwargs (default: {})")
     checks.add_argument(
         "--wrapper", action="append", default=[], choices=WRAPPERS, help="as in env.wrappers; once for each"
     )
     steps, seconds = within(1, 100_000), within(0.1, 3600.0)
-    checks.add_argument("--steps", type=steps, default=1000, help="steps to play in each instance, at most 100000")
-    checks.add_argument("--seconds", type=seconds, default=10.0, help="time after which the first play ends")
+    checks.add_argument(
+        "--steps",
+        type=steps,
+        default=1000,
+        help="most steps to play in each instance, up to 100000 (default: %(default)s)",
+    )
+    checks.add_argument(
+        "--seconds", type=seconds, default=10.0, help="seconds after which the first play ends (default: %(default)s)"
+    )
     checks.add_argument("--json", action="store_true", help="print JSON")
     return parser.parse_args(arguments)
 

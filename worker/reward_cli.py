@@ -67,9 +67,13 @@ def parse(arguments: Sequence[str] | None) -> argparse.Namespace:
     checks = commands.add_parser("check", help="run a worker's check of a mode, and the mode on some steps of a task")
     checks.add_argument("name", help="as in reward.mode")
     checks.add_argument("--env", metavar="ENV_ID", help="play this env.id or env.task; default: what the mode names")
-    checks.add_argument("--kwargs", default="{}", help="keyword arguments of the environment as JSON, as in env.kwargs")
-    checks.add_argument("--constants", default="{}", help="constants of the mode as JSON, as in the section reward")
-    told = "play whole episodes, for at most so long (default: %(default)s)"
+    checks.add_argument(
+        "--kwargs", default="{}", help="keyword arguments of the environment as JSON, as in env.kwargs (default: {})"
+    )
+    checks.add_argument(
+        "--constants", default="{}", help="constants of the mode as JSON, as in the section reward (default: {})"
+    )
+    told = "play whole episodes, for at most so many seconds (default: %(default)s)"
     checks.add_argument("--seconds", type=within(0.1, 3600.0), default=5.0, metavar="S", help=told)
     for command in (lists, checks):
         command.add_argument("--json", action="store_true", help="print JSON")

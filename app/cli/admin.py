@@ -60,9 +60,12 @@ def load_settings(**overrides: Any) -> Settings:
 
 @app.command()
 def serve(
-    bind: Annotated[str | None, typer.Option(help="Address; default 127.0.0.1")] = None,
+    bind: Annotated[
+        str | None, typer.Option(help="Address to listen on; default LOCKSTEP_BIND, else 127.0.0.1")
+    ] = None,
     port: Annotated[
-        int | None, typer.Option(parser=within(0, 65_535), help="Port; 0 = a free one, printed; default 7480")
+        int | None,
+        typer.Option(parser=within(0, 65_535), help="Port; 0: a free one, printed; default LOCKSTEP_PORT, else 7480"),
     ] = None,
 ) -> None:
     """Run the API, the live streams and the pages in one process."""
@@ -153,7 +156,7 @@ def db_upgrade() -> None:
 
 
 @database.command("downgrade")
-def db_downgrade(revision: str) -> None:
+def db_downgrade(revision: Annotated[str, typer.Argument(help="Number of the revision, for example 0006")]) -> None:
     """Take the database back to a revision."""
     if revision not in (known := migrate.revisions()):
         raise fail(ValueError(f"there is no revision {revision!r}; name one of {', '.join(known)}"), 2)
@@ -175,7 +178,8 @@ def token_create(
     name: Annotated[str, typer.Option(help="Who or what holds it")],
     role: Annotated[str, typer.Option(help=f"one of {', '.join(access.ROLES)}")] = "submitter",
     days: Annotated[
-        float | None, typer.Option(parser=within(0.001, 3650.0), help="Validity; default: until revoked")
+        float | None,
+        typer.Option(parser=within(0.001, 3650.0), help="Days for which it is valid; default: until revoked"),
     ] = None,
     like: Annotated[str | None, typer.Option(help="Id of a token whose owner holds this one, too")] = None,
 ) -> None:
@@ -215,7 +219,9 @@ def _minute(text: str) -> str:
 
 
 @token.command("revoke")
-def token_revoke(token_id: str) -> None:
+def token_revoke(
+    token_id: Annotated[str, typer.Argument(help="Token id, as `lockstep token list` shows it")],
+) -> None:
     """Revoke a token."""
     with _context() as ctx:
         try:
@@ -266,10 +272,10 @@ def _look_here() -> tuple[str | None, list[WorkerRow]]:
 
 @app.command()
 def demo(
-    spec: Annotated[Path, typer.Option(exists=True, help="What to submit")] = Path(
+    spec: Annotated[Path, typer.Option(exists=True, help="Specification to submit")] = Path(
         "examples/cartpole-learning-rates.yaml"
     ),
-    workers: Annotated[int, typer.Option(parser=within(1, 64), help="CPU workers")] = 2,
+    workers: Annotated[int, typer.Option(parser=within(1, 64), help="Workers to start, each on a CPU")] = 2,
     port: Annotated[
         int | None, typer.Option(parser=within(0, 65_535), help="Port; default 7480, or a free one where that is taken")
     ] = None,

@@ -29,7 +29,7 @@ AsJson = Annotated[bool, typer.Option("--json", help="What the API answers, as J
 FOLLOWED_SECONDS = 600.0
 _REPORTS = {f".{form}": form for form in ("md", "html", "json", "csv", "py")}
 _EXPORTS = {".json": "json", ".csv": "csv", ".sqlite": "sqlite", ".db": "sqlite"}
-Reason = Annotated[str, typer.Option(help="A sentence for the timeline")]
+Reason = Annotated[str, typer.Option(help="Why: a sentence for the timeline")]
 
 
 def _json(document: Any) -> None:
@@ -39,8 +39,10 @@ def _json(document: Any) -> None:
 @app.command()
 def submit(
     file: SpecFile,
-    key: Annotated[str | None, typer.Option(help="Idempotency key: the same key submits once")] = None,
-    follow_it: Annotated[bool, typer.Option("--watch", help="Follow it to its end")] = False,
+    key: Annotated[
+        str | None, typer.Option(help="Any text: however often it is submitted under one key, it is stored once")
+    ] = None,
+    follow_it: Annotated[bool, typer.Option("--watch", help="Follow it to its end, as `lockstep watch` does")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Submit an experiment."""
@@ -76,17 +78,19 @@ def plan(file: SpecFile, as_json: AsJson = False) -> None:
 
 @app.command()
 def ab(
-    comparison: Annotated[str, typer.Argument(help="for example shaped-vs-simplified[-vs-sparse]")],
+    comparison: Annotated[
+        str, typer.Argument(help="Names of reward modes, for example shaped-vs-simplified[-vs-sparse]")
+    ],
     envs: Annotated[int, typer.Option(parser=within(1, 4096), help="Environments per arm")] = 4,
-    rounds: Annotated[int, typer.Option(parser=within(1, 100_000), help="Rounds")] = 100,
+    rounds: Annotated[int, typer.Option(parser=within(1, 100_000), help="Rounds of training of each run")] = 100,
     replicates: Annotated[
-        int, typer.Option(parser=within(1, 1000), help="Replicates; 6 is the least for p <= 0.05")
+        int, typer.Option(parser=within(1, 1000), help="Replicates: runs of each arm; 6 is the least for p <= 0.05")
     ] = 6,
-    preset: Annotated[str, typer.Option(help="Preset")] = "digits_cpu",
+    preset: Annotated[str, typer.Option(help="Values to build on; `lockstep spec presets` lists them")] = "digits_cpu",
     sesoi: Annotated[
         float, typer.Option(parser=within(0.001, 100.0), help="Smallest effect of interest, percentage points")
     ] = 2.0,
-    dry_run: Annotated[bool, typer.Option(help="Print the spec, submit nothing")] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Print the specification, submit nothing")] = False,
     as_json: AsJson = False,
 ) -> None:
     """Compare reward modes: one arm for each name between `-vs-`."""
@@ -118,10 +122,12 @@ def ab_spec(comparison: str, *, envs: int, rounds: int, replicates: int, preset:
 
 @app.command("list")
 def list_experiments(
-    status: Annotated[str | None, typer.Option(help="Only this status")] = None,
-    owner: Annotated[str | None, typer.Option(help="Only of this owner")] = None,
+    status: Annotated[
+        str | None, typer.Option(help="Only in this state: queued, running, paused, succeeded, failed, partial, ..")
+    ] = None,
+    owner: Annotated[str | None, typer.Option(help="Only of this owner: a name or an owner's id")] = None,
     tag: Annotated[str | None, typer.Option(help="Only with this tag")] = None,
-    limit: Annotated[int, typer.Option(parser=within(1, 200), help="From 1 to 200")] = 20,
+    limit: Annotated[int, typer.Option(parser=within(1, 200), help="At most so many, from 1 to 200")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List experiments, newest first."""
@@ -179,8 +185,10 @@ def watch(
 @app.command()
 def events(
     experiment_id: Id,
-    severity: Annotated[str, typer.Option(help="info, warning or error, and what is worse")] = "info",
-    everything: Annotated[bool, typer.Option("--all", help="What every round brings, too; always with --json")] = False,
+    severity: Annotated[str, typer.Option(help="debug, info, warning or error: this and what is worse")] = "info",
+    everything: Annotated[
+        bool, typer.Option("--all", help="What every round brings, too; --json always has it")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Print the timeline, oldest first: what happened, when, and by whom."""
@@ -208,7 +216,7 @@ def events(
 @app.command()
 def logs(
     run_id: Annotated[str, typer.Argument(parser=an_id("run"), help="Run id, as `lockstep show` names it")],
-    level: Annotated[str, typer.Option(help="debug, info, warning or error")] = "debug",
+    level: Annotated[str, typer.Option(help="debug, info, warning or error: this and what is worse")] = "debug",
     follow_it: Annotated[bool, typer.Option("--follow", "-f", help="Go on as lines come, until the run ends")] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Each line as JSON")] = False,
 ) -> None:
@@ -258,7 +266,8 @@ def _export_to(experiment_id: str, tracker: str, folder: Path) -> None:
 
 @app.command()
 def compare(
-    experiment_ids: Annotated[list[str], typer.Argument(help="One to eight experiments")], as_json: AsJson = False
+    experiment_ids: Annotated[list[str], typer.Argument(help="One to eight ids of experiments")],
+    as_json: AsJson = False,
 ) -> None:
     """Show the settings in which the arms of experiments differ, side by side."""
     with reach() as client:
@@ -269,24 +278,29 @@ def compare(
         typer.echo(text.compare_text(comparison))
 
 
+#: What comes of a wish.
+_STEERED = {"cancel": "stops for good", "pause": "pauses at the end of its running rounds", "run": "goes on"}
+
+
 def _steer(experiment_id: str, action: str, reason: str, as_json: bool) -> None:
     with reach() as client:
         document = client.steer(experiment_id, action, reason)
     if as_json:
         _json(document)
     else:
-        typer.echo(f"{document['desired']} " + ("stored" if document["changed"] else "was stored already"))
+        told = _STEERED[document["desired"]]
+        typer.echo(f"{experiment_id} {told}" + ("" if document["changed"] else ", as was asked for before"))
 
 
 @app.command()
 def cancel(experiment_id: Id, reason: Reason = "", as_json: AsJson = False) -> None:
-    """Stop an experiment for good."""
+    """Stop an experiment for good, now; what has been trained is kept."""
     _steer(experiment_id, "cancel", reason, as_json)
 
 
 @app.command()
 def pause(experiment_id: Id, reason: Reason = "", as_json: AsJson = False) -> None:
-    """Stop an experiment at the next round border."""
+    """Stop an experiment at the end of its running rounds; `lockstep resume` goes on from there."""
     _steer(experiment_id, "pause", reason, as_json)
 
 
@@ -319,7 +333,10 @@ def extend(
     experiment_id: Id,
     replicates: Annotated[int, typer.Argument(parser=within(1, 1000), help="How many more")],
     exploratory: Annotated[
-        bool, typer.Option("--exploratory", help="Outside of the registered analysis, where that allows no more")
+        bool,
+        typer.Option(
+            "--exploratory", help="Beside the registered analysis, where that allows no more: the report says so"
+        ),
     ] = False,
     as_json: AsJson = False,
 ) -> None:
@@ -329,16 +346,19 @@ def extend(
     if as_json:
         _json({"blocks": added})
     else:
-        typer.echo(f"{len(added)} blocks added")
+        typer.echo("1 replicate added" if len(added) == 1 else f"{len(added)} replicates added")
 
 
 @app.command()
 def clone(
     experiment_id: Id,
-    overrides: Annotated[Path | None, typer.Option(exists=True, dir_okay=False, help="YAML laid over the spec")] = None,
+    overrides: Annotated[
+        Path | None,
+        typer.Option(exists=True, dir_okay=False, help="YAML file with the fields to change; all others stay"),
+    ] = None,
     as_json: AsJson = False,
 ) -> None:
-    """Submit a copy, with sections laid over."""
+    """Submit a copy, with fields changed."""
     laid_over = load(overrides) if overrides else {}
     with reach() as client:
         _show_submitted(client, client.clone(experiment_id, laid_over), as_json)
@@ -346,7 +366,9 @@ def clone(
 
 @app.command()
 def report(
-    experiment_id: Annotated[str | None, typer.Argument(parser=an_id("exp"), help="Experiment id")] = None,
+    experiment_id: Annotated[
+        str | None, typer.Argument(parser=an_id("exp"), help="Experiment id, as `lockstep list` shows it")
+    ] = None,
     given: Annotated[
         str | None,
         typer.Option(
@@ -355,8 +377,12 @@ def report(
         ),
     ] = None,
     output: Annotated[Path | None, typer.Option(help="File; default: standard output")] = None,
-    scores: Annotated[Path | None, typer.Option("--from", exists=True, help="Recompute from scores.csv")] = None,
-    registered: Annotated[Path | None, typer.Option("--report", exists=True, help="Its report.json")] = None,
+    scores: Annotated[
+        Path | None, typer.Option("--from", exists=True, help="Compute it again from this scores.csv; with --report")
+    ] = None,
+    registered: Annotated[
+        Path | None, typer.Option("--report", exists=True, help="The report.json that belongs to --from")
+    ] = None,
 ) -> None:
     """Print or save a report: of an experiment, or computed again from scores.csv and report.json."""
     form = form_of(given, output, _REPORTS, "md")
@@ -380,9 +406,14 @@ def report(
 @app.command()
 def calibrate(
     experiment_id: Annotated[
-        str | None, typer.Argument(parser=an_id("exp"), help="Re-randomise it; default: simulated scores")
+        str | None,
+        typer.Argument(
+            parser=an_id("exp"), help="Experiment whose scores are dealt out at random; default: simulated scores"
+        ),
     ] = None,
-    repetitions: Annotated[int, typer.Option(parser=within(50, 10_000), help="From 50 to 10000")] = 1000,
+    repetitions: Annotated[
+        int, typer.Option(parser=within(50, 10_000), help="Experiments to simulate, from 50 to 10000")
+    ] = 1000,
     as_json: AsJson = False,
 ) -> None:
     """Report the false-winner rate of the whole analysis with its band; code 1 when it lies outside."""

@@ -23,7 +23,9 @@ def _there(file: Path | None) -> Path | None:
 
 
 SpecFile = Annotated[Path, typer.Argument(callback=_there, help="YAML or JSON file; - reads standard input")]
-OtherFile = Annotated[Path | None, typer.Argument(callback=_there, help="Second file")]
+OtherFile = Annotated[
+    Path | None, typer.Argument(callback=_there, help="Second file; without it, what the arms of the first differ in")
+]
 
 
 def form_of(given: str | None, output: Path | None, forms: Mapping[str, str], default: str) -> str:

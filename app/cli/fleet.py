@@ -28,7 +28,8 @@ _TOP_SECONDS = 2.0
 
 @workers.command("list")
 def list_workers(
-    retired: Annotated[bool, typer.Option(help="Those that have gone, too")] = False, as_json: AsJson = False
+    retired: Annotated[bool, typer.Option("--retired", help="Those that have gone, too")] = False,
+    as_json: AsJson = False,
 ) -> None:
     """List the workers: device, state, what each one trains, and what is wrong with it."""
     with reach() as client:
@@ -57,22 +58,24 @@ def _order(worker: str, action: str, as_json: bool, **options: Any) -> None:
 @workers.command("drain")
 def drain(
     worker: WorkerId,
-    now: Annotated[bool, typer.Option(help="At the next round border, not after its block")] = False,
+    now: Annotated[
+        bool, typer.Option("--now", help="Stop after the running round; another worker goes on with it")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
-    """Let a worker finish its block and retire."""
+    """Let a worker finish the replicate that it trains, then retire."""
     _order(worker, "drain", as_json, json={"now": now})
 
 
 @workers.command("clear")
 def clear(worker: WorkerId, as_json: AsJson = False) -> None:
-    """Take a worker out of quarantine."""
+    """Take a worker out of quarantine, once its device is mended; `lockstep workers list` says what was wrong."""
     _order(worker, "clear", as_json)
 
 
 @app.command()
 def queue(
-    action: Annotated[str | None, typer.Argument(help="pause or resume; nothing: show it")] = None,
+    action: Annotated[str | None, typer.Argument(help="pause or resume; without it the queue is shown")] = None,
     as_json: AsJson = False,
 ) -> None:
     """Show what waits, in order and why; or pause or resume the whole queue."""
@@ -101,7 +104,9 @@ def list_webhooks(as_json: AsJson = False) -> None:
 @webhooks.command("add")
 def add_webhook(
     url: Annotated[str, typer.Argument(help="Where to send, http or https")],
-    event: Annotated[list[str] | None, typer.Option(help="end, failure or verdict; default: all three")] = None,
+    event: Annotated[
+        list[str] | None, typer.Option(help="end, failure or verdict, once for each; default: all three")
+    ] = None,
     owner: Annotated[str | None, typer.Option(help="Only of this owner's experiments: an owner's id")] = None,
     as_json: AsJson = False,
 ) -> None:
@@ -113,7 +118,9 @@ def add_webhook(
 
 
 @webhooks.command("remove")
-def remove_webhook(webhook_id: Annotated[str, typer.Argument(help="Webhook id")]) -> None:
+def remove_webhook(
+    webhook_id: Annotated[str, typer.Argument(help="Webhook id, as `lockstep webhooks list` shows it")],
+) -> None:
     """Remove a webhook, with what it was still to be told."""
     with reach() as client:
         client.call("DELETE", f"webhooks/{webhook_id}")
@@ -122,8 +129,8 @@ def remove_webhook(webhook_id: Annotated[str, typer.Argument(help="Webhook id")]
 
 @webhooks.command("deliveries")
 def list_deliveries(
-    webhook_id: Annotated[str, typer.Argument(help="Webhook id")],
-    limit: Annotated[int, typer.Option(parser=within(1, 200), help="From 1 to 200")] = 20,
+    webhook_id: Annotated[str, typer.Argument(help="Webhook id, as `lockstep webhooks list` shows it")],
+    limit: Annotated[int, typer.Option(parser=within(1, 200), help="At most so many, from 1 to 200")] = 20,
     as_json: AsJson = False,
 ) -> None:
     """List what a webhook was told and is to be told, the newest first, and why something was not taken."""
@@ -142,7 +149,7 @@ def list_deliveries(
 def audit(
     by: Annotated[str | None, typer.Option("--actor", help="Only what this one did: a name or an owner's id")] = None,
     target: Annotated[str | None, typer.Option(help="Only what was done to this experiment, token or queue")] = None,
-    limit: Annotated[int, typer.Option(parser=within(1, 2000), help="From 1 to 2000")] = 50,
+    limit: Annotated[int, typer.Option(parser=within(1, 2000), help="At most so many, from 1 to 2000")] = 50,
     as_json: AsJson = False,
 ) -> None:
     """Show who did what, newest first: submitted, paused, cancelled, edited, created and revoked tokens, logged in."""
@@ -157,7 +164,9 @@ def audit(
 
 @app.command()
 def top(
-    once: Annotated[bool, typer.Option(help="Print it once; on anything but a terminal always")] = False,
+    once: Annotated[
+        bool, typer.Option("--once", help="Print it once, as it always is where the output is no terminal")
+    ] = False,
     as_json: AsJson = False,
 ) -> None:
     """Show workers, what runs and what waits, every two seconds until Ctrl-C."""

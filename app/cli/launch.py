@@ -23,7 +23,10 @@ from lockstep.address import clean_path, clean_token, clean_url
 app = typer.Typer(
     no_args_is_help=True, add_completion=False, help="Start workers here, by SSH, Slurm, Ray or Kubernetes."
 )
-Url = Annotated[str | None, typer.Option("--api", help="The server as workers reach it; default LOCKSTEP_URL")]
+Url = Annotated[
+    str | None,
+    typer.Option("--api", "--url", help="The server as workers reach it; default LOCKSTEP_URL, else this machine"),
+]
 TokenFile = Annotated[str | None, typer.Option(help="File with the worker token, where the workers run")]
 Python = Annotated[str, typer.Option(help="Interpreter that has lockstep[worker], where the workers run")]
 Count = Annotated[int, typer.Argument(parser=within(1, 1000), help="How many workers")]
@@ -90,8 +93,8 @@ def slurm(
     limit: Annotated[str, typer.Option("--time", help="Time limit of each worker, as sbatch takes it")] = "24:00:00",
     gpus: Annotated[int, typer.Option(parser=within(0, 1), help="1: a GPU each; 0: a CPU slot each")] = 1,
     cpus: Annotated[int, typer.Option(parser=within(1, 256), help="Processors of each")] = 4,
-    partition: Annotated[str | None, typer.Option(help="Partition")] = None,
-    drain_seconds: Annotated[int, typer.Option(parser=within(60, 7200), help="Drain so long before the limit")] = 600,
+    partition: Annotated[str | None, typer.Option(help="Partition of the cluster; default: its own")] = None,
+    drain_seconds: Annotated[int, typer.Option(parser=within(60, 7200), help="Drain so many s before the limit")] = 600,
     python: Python = "python3",
     submit: Annotated[bool, typer.Option("--submit", help="Hand it to sbatch instead of printing it")] = False,
 ) -> None:

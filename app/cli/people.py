@@ -9,11 +9,13 @@ from __future__ import annotations
 import importlib.util
 import os
 import sys
-from typing import Annotated, NamedTuple
+from typing import Annotated, Any, NamedTuple
 
 import typer
+from typer.core import TyperGroup
 
 from app.cli import experiments, fleet
+from app.cli.called import CALLED, called
 from app.cli.ends import fail, run
 
 #: Ends the help text.
@@ -22,7 +24,24 @@ EPILOG = (
     "3 what it needs is away, or its settings cannot be used. "
     "LOCKSTEP_URL and LOCKSTEP_TOKEN name the server and the token."
 )
-app = typer.Typer(no_args_is_help=True, help="Lockstep A/B experiments for RL.", epilog=EPILOG)
+#: Commands in the order in which they are first needed; any others follow.
+_ORDER = (
+    *("demo", "serve", "worker", "spec", "env", "reward", "plan", "submit", "watch", "report", "show", "list"),
+    *("logs", "events", "top", "workers", "queue", "cancel", "pause", "resume", "retry", "clone", "extend"),
+    *("ab", "compare", "export", "calibrate", "doctor", "launch", "data", "token", "audit", "webhooks", "db"),
+)
+
+
+class _InOrder(TyperGroup):
+    """Lists commands by when they are needed."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all commands."""
+        names = super().list_commands(ctx)
+        return sorted(names, key=lambda name: _ORDER.index(name) if name in _ORDER else len(_ORDER))
+
+
+app = typer.Typer(cls=_InOrder, no_args_is_help=True, help="Lockstep A/B experiments for RL.", epilog=EPILOG)
 app.add_typer(experiments.app)
 app.add_typer(fleet.app)
 
@@ -47,7 +66,7 @@ HANDED_OVER = {
         "app.cli.admin", ("doctor",), "sqlalchemy", "server", "Check settings, database, plug-ins and the server."
     ),
     "demo": Program("app.cli.admin", ("demo",), "fastapi", "server", "Run the whole product on this machine once."),
-    "worker": Program("worker", (), "torch", "worker", "Train blocks on one device."),
+    "worker": Program("worker", (), "torch", "worker", "Train on one device what the server hands out."),
     "launch": Program("app.cli.launch", (), "yaml", "", "Start workers here, by SSH, Slurm, Ray or Kubernetes."),
     "data": Program("worker", ("data",), "torch", "worker", "Fetch data sets ahead of training."),
     "env": Program(
@@ -69,7 +88,9 @@ def _version(wanted: bool) -> None:
 
 @app.callback()
 def root(
-    url: Annotated[str | None, typer.Option(help="The server; default LOCKSTEP_URL, else this machine")] = None,
+    url: Annotated[
+        str | None, typer.Option(help="The server; default LOCKSTEP_URL, else http://127.0.0.1:7480")
+    ] = None,
     version: Annotated[
         bool, typer.Option("--version", help="Print the version", callback=_version, is_eager=True)
     ] = False,
@@ -92,6 +113,7 @@ def _offer(name: str, program: Program) -> None:
         if any(importlib.util.find_spec(package) is None for package in program.packages.split()):
             missing = f"`lockstep {name}` needs more packages: pip install 'lockstep[{program.extra}]'"
             raise fail(missing, 2)
+        os.environ[CALLED] = called()
         arguments = [sys.executable, "-m", program.module, *program.first, *context.args]
         os.execv(sys.executable, arguments)  # noqa: S606 - no shell, own program
 

@@ -14,6 +14,7 @@ from typing import Annotated
 import typer
 import yaml
 
+from app.cli.called import called
 from app.cli.ends import fail, run
 from app.cli.files import OtherFile, SpecFile, load
 from lockstep import plugins
@@ -84,7 +85,9 @@ def diff(file: SpecFile, other: OtherFile = None) -> None:
 def init(
     preset: Annotated[str | None, typer.Option(help="Values to build on; `lockstep spec presets` lists them")] = None,
     task: Annotated[str | None, typer.Option(help="A task of morphogenesis, for example digits_small")] = None,
-    env: Annotated[str | None, typer.Option(help="A Gymnasium environment, for example CartPole-v1")] = None,
+    env: Annotated[
+        str | None, typer.Option(help="An environment of Gymnasium or of a package of yours, for example CartPole-v1")
+    ] = None,
     output: Annotated[Path | None, typer.Option(help="A new file; default: standard output")] = None,
 ) -> None:
     """Write a commented first specification."""
@@ -100,8 +103,9 @@ def init(
             file.write(text)
     except OSError as error:
         raise fail(f"--output {output}: {error.strerror}", 2) from error
-    typer.echo(f"written to {output}; next: lockstep spec check {output}")
-    typer.echo(f"and with a server, which `lockstep serve` starts: lockstep plan {output}")
+    name = called()
+    typer.echo(f"written to {output}; next: {name} spec check {output}")
+    typer.echo(f"and with a server, which `{name} serve` starts: {name} plan {output}")
 
 
 @app.command("schema")
