@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from benchmarks.machine import set_up
 from tests.gpu.lives import CUDA
+from worker.envs.morph.kernels import StagedGraft
 from worker.envs.morph.network.blueprints import ConvNorm
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
@@ -162,6 +163,44 @@ def test_a_graft_equals_its_plain_modules(
         halves = errors(outcome(core, torch.bfloat16), wanted)
         core.kernels = None
         no_worse(halves, errors(outcome(core, torch.bfloat16), wanted))
+
+
+@pytest.mark.parametrize("graft", ["none", "reaching", "detached"])
+@pytest.mark.parametrize(("images", "inner"), [(130, 3), (5, 4)])
+def test_the_first_stage_in_bf16_is_as_exact_as_plain_modules_in_bf16(
+    fused: ModuleType, graft: str, images: int, inner: int
+) -> None:
+    x, alpha = draws(images, inner, 32, 32).bfloat16(), torch.tensor(0.7, device=CUDA)
+    leaves = [0.3 * draws(8, inner, 3, 3, seed=1), draws(8, seed=2).abs(), draws(8, seed=3)]
+    if graft != "none":
+        leaves += [0.3 * draws(8, 8, 3, 3, seed=4), *(draws(8, seed=seed) for seed in (5, 6, 7))]
+
+    def plain(own: Sequence[Tensor]) -> list[Tensor]:
+        dtype = own[0].dtype
+        y = F.conv2d(x if dtype is torch.float32 else x.to(dtype), own[0], padding=1)
+        h = F.relu(F.batch_norm(y, None, None, own[1], own[2], True, 0.1))
+        if graft != "none":
+            y = F.conv2d(h.detach() if graft == "detached" else h, own[3], padding=1)
+            h = h + alpha.to(dtype) * own[6][:, None, None] * F.relu(F.group_norm(y, 1, own[4], own[5]))
+        return gradients(F.max_pool2d(h, 2), own)
+
+    def kernels(own: Sequence[Tensor]) -> list[Tensor]:
+        running = {"running_mean": torch.zeros_like(own[1]), "running_var": torch.ones_like(own[1])}
+        norm, grown = SimpleNamespace(weight=own[1], bias=own[2], **running), None
+        if graft != "none":
+            grown = StagedGraft(own[3], SimpleNamespace(weight=own[4], bias=own[5]), own[6], alpha, graft == "detached")
+        given = fused.padded(x)
+        assert fused.fits_stage(given, own[0])
+        return gradients(fused.stage(given, own[0], norm, grown, update=True), own)
+
+    def fresh() -> list[Tensor]:
+        return [leaf.detach().requires_grad_() for leaf in leaves]
+
+    wanted = plain([leaf.detach().double().requires_grad_() for leaf in leaves])
+    with torch.autocast("cuda", torch.bfloat16):
+        found, again, other = kernels(fresh()), kernels(fresh()), plain(fresh())
+    no_worse(errors(found, wanted), errors(other, wanted))
+    assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
 
 
 @pytest.mark.parametrize("edge", [2, 5, 6, 8, 12, 64])

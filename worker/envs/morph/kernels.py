@@ -7,12 +7,30 @@ by name when ``engine.path`` asks for them, and everything else is handed the lo
 from __future__ import annotations
 
 import importlib
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
 
 _FUSED = "worker.envs.morph.network.fused.step"
+
+
+class StagedGraft(NamedTuple):
+    """ReLU(GN(conv)) with its blend: h + alpha gamma of it.
+
+    Attributes:
+        weight: [8, 8, 3, 3] of the convolution.
+        norm: with weight and bias [8], one group.
+        gamma: [8].
+        alpha: scalar.
+        detach: whether it is cut off from what it reads.
+    """
+
+    weight: Tensor
+    norm: Any
+    gamma: Tensor
+    alpha: Tensor
+    detach: bool
 
 
 class Kernels(Protocol):
@@ -46,6 +64,14 @@ class Kernels(Protocol):
 
     def conv_group(self, h: Tensor, weight: Tensor, norm: Any, groups: int, gamma: Tensor, alpha: Tensor) -> Tensor:
         """Return h + alpha gamma ReLU(GN(conv(h)))."""
+        ...
+
+    def fits_stage(self, x: Tensor, weight: Tensor) -> bool:
+        """Say whether ``stage`` can take a first block with ``weight`` over images x."""
+        ...
+
+    def stage(self, x: Tensor, weight: Tensor, norm: Any, graft: StagedGraft | None, *, update: bool) -> Tensor:
+        """Return pool(blend(ReLU(BN(conv(x)))))."""
         ...
 
     def head_loss(self, x: Tensor, layer: Any, y: Tensor) -> Tensor:

@@ -212,21 +212,25 @@ class CapturedEngine:
             lane.stream.wait_stream(main)
             lane.marks[0].record(lane.stream)
         batches = max((job.draws.shape[0] for job in jobs if job.draws is not None), default=0)
-        for start in range(0, batches, _IN_TURN):
-            for lane, training, _ in work:
-                if training is not None:
-                    self._repeat(lane, training, min(_IN_TURN, batches - start))
-        for lane, _, closing in work:
-            with torch.cuda.stream(lane.stream):
-                lane.marks[1].record()
+        try:
+            for start in range(0, batches, _IN_TURN):
+                for lane, training, _ in work:
+                    if training is not None:
+                        self._repeat(lane, training, min(_IN_TURN, batches - start))
+            for lane, _, closing in work:
+                torch.cuda.set_stream(lane.stream)
+                lane.marks[1].record(lane.stream)
                 closing.graph.replay()
-                lane.marks[2].record()
-            self.counters.replays += 1
+                lane.marks[2].record(lane.stream)
+                self.counters.replays += 1
+        finally:
+            torch.cuda.set_stream(main)
 
     def _repeat(self, lane: Lane, training: Captured, times: int) -> None:
-        with torch.cuda.stream(lane.stream):
-            for _ in range(times):
-                training.graph.replay()
+        # a context would ask the driver for its devices each time, which takes longer than a launch
+        torch.cuda.set_stream(lane.stream)
+        for _ in range(times):
+            training.graph.replay()
         self.counters.replays += times
 
     def _gather(self, work: Sequence[Work], size: int) -> tuple[Tensor, torch.cuda.Event]:

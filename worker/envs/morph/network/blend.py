@@ -14,6 +14,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody reads
 from torch import Tensor, nn
 
 from lockstep.spec.tasks import Topology
+from worker.envs.morph.kernels import StagedGraft
 from worker.envs.morph.network.blueprints import ConvNorm, build_core, check_input
 from worker.envs.morph.network.params import Init, default_init
 
@@ -93,6 +94,13 @@ class Graft(nn.Module):
             if blended is not None:
                 return blended
         return h + alpha * self.contribution(h, x)
+
+    def staged(self, alpha: Tensor, *, detach: bool) -> StagedGraft | None:
+        """Return the graft as ``Kernels.stage`` takes one, or None where it is of another kind."""
+        if self.operator is not Operator.ADD or not isinstance(self.core, ConvNorm) or not self.core.is_single:
+            return None
+        weight: Tensor = self.core.convs[0].weight  # type: ignore[assignment]
+        return StagedGraft(weight, self.core.norms[0], self.gamma, alpha, detach)
 
     def straight_through(self, h: Tensor) -> Tensor:
         """Return h in value, with the gradient of the graft at alpha = 1 from a detached input."""

@@ -76,6 +76,8 @@ class ConvNorm(nn.Module):
         self.groups = groups(channels)
         self.convs = nn.ModuleList(_conv(channels, channels, kernel) for _ in range(times))
         self.norms = nn.ModuleList(_gn(channels) for _ in range(times))
+        #: One convolution of 3 x 3 with one group behind it.
+        self.is_single = times == 1 and kernel == 3 and self.groups == 1
 
     def forward(self, x: Tensor) -> Tensor:
         """Return f(x)."""

@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody reads
 from torch import Tensor, nn
 
 from lockstep.spec.tasks import CnnShape, HostShape, LmShape, SlotSpec
-from worker.envs.morph.kernels import Kernels
+from worker.envs.morph.kernels import Kernels, StagedGraft
 from worker.envs.morph.network.conv import conv2d
 from worker.envs.morph.network.params import Init, default_init
 
@@ -151,6 +151,24 @@ class CnnHost(Host):
                 x = self.kernels.block(x, weight, norm, update=how.mode == "train", pool=pools)  # type: ignore[arg-type]
             index += 2 if pools else 1
         return x
+
+    def stage(self, x: Tensor, span: tuple[int, int], until: int, graft: StagedGraft, how: Pass) -> Tensor | None:
+        """Return what the pool behind a graft gives, where kernels run block, graft and pool as one.
+
+        Args:
+            x: input of segment ``span[0]``.
+            span: segments before the graft, from and to.
+            until: what is asked for next: the segment behind another graft, or the last one.
+            graft: the one in between.
+            how: as ``run`` takes it.
+        """
+        first = span == (0, 1) and [kind for kind, _ in self._plan[:2]] == ["block", "pool"]
+        if self.kernels is None or not first or until < 2 or how.mode == "eval":
+            return None
+        weight: Tensor = self.convs[0].weight  # type: ignore[assignment]
+        if not self.kernels.fits_stage(x, weight):
+            return None
+        return self.kernels.stage(x, weight, self.norms[0], graft, update=how.mode == "train")
 
     def segment(self, index: int, x: Tensor, how: Pass) -> Tensor:
         """Run block, pool or head, whichever leads to slot ``index``."""

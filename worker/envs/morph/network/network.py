@@ -230,11 +230,14 @@ class Network:
         """Return the input of the last segment and the detached inputs of shadowed slots."""
         taps: dict[int, Tensor] = {}
         done = 0
-        for item in plan:
-            stop = self.slots[item.slot].position + 1
+        for place, item in enumerate(plan):
+            cell, stop = self.cell(item.slot), self.slots[item.slot].position + 1
+            staged = self._staged(x, (done, stop), plan[place:], how)
+            if staged is not None:
+                x, done = staged, stop + 1
+                continue
             x = self.host.run(x, done, stop, how)
             done = stop
-            cell = self.cell(item.slot)
             if item.how == "blend":
                 x = cell.graft.blend(x, cell.alpha, item.detach)
             elif item.how == "ste":
@@ -242,6 +245,15 @@ class Network:
             else:
                 taps[item.slot] = x.detach() if self.kernels is not None else isolated(x)
         return self.host.run(x, done, self.host.num_segments - 1, how), taps
+
+    def _staged(self, x: Tensor, span: tuple[int, int], plan: StepPlan, how: Pass) -> Tensor | None:
+        """Return what lies behind the first graft of a plan and the pool after it, where kernels run both as one."""
+        item, cell = plan[0], self.cell(plan[0].slot)
+        if item.how != "blend" or not isinstance(self.host, CnnHost):
+            return None
+        graft = cell.graft.staged(cell.alpha, detach=item.detach)
+        until = self.slots[plan[1].slot].position + 1 if len(plan) > 1 else self.host.num_segments - 1
+        return None if graft is None else self.host.stage(x, span, until, graft, how)
 
     def _shadow_features(self, x: Tensor, slot: int, plan: StepPlan) -> Tensor:
         """Return the input of the last segment with the graft on at alpha 1 from its detached input."""

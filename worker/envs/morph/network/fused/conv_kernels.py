@@ -56,42 +56,52 @@ def taps(
 def conv(
     x, w, y, sums, squares, total, H: tl.constexpr, W: tl.constexpr, C: tl.constexpr, CI: tl.constexpr,
     O: tl.constexpr, NP: tl.constexpr, KS: tl.constexpr, WN: tl.constexpr, PX: tl.constexpr,
-    ADJOINT: tl.constexpr, STATS: tl.constexpr, BF16: tl.constexpr, PREC: tl.constexpr, BM: tl.constexpr,
-    BK: tl.constexpr, NK: tl.constexpr,
+    ADJOINT: tl.constexpr, STATS: tl.constexpr, BF16: tl.constexpr, PREC: tl.constexpr, TILES: tl.constexpr,
+    BM: tl.constexpr, BK: tl.constexpr, NK: tl.constexpr,
 ):
-    """Convolve, or with ADJOINT map a gradient back; with STATS, leave the moments of each column of the tile."""
-    pid = tl.program_id(0)
-    q = pid * BM + tl.arange(0, BM)
+    """Convolve, or with ADJOINT map a gradient back; with STATS, leave the moments of each column of each tile."""
     n = tl.arange(0, NP)
     k = tl.arange(0, BK)
-    acc = tl.zeros((BM, NP), tl.float32)
-    for i in tl.static_range(0, NK, 3):
-        # what a product needs is asked for before the first one waits
-        a = window(x, q, k + i * BK, total, H, W, C, KS, WN, PX, BF16)
-        b = taps(w, k + i * BK, n, C, CI, O, KS, WN, PX, ADJOINT, BF16)
-        if i + 1 < NK:
-            a1 = window(x, q, k + (i + 1) * BK, total, H, W, C, KS, WN, PX, BF16)
-            b1 = taps(w, k + (i + 1) * BK, n, C, CI, O, KS, WN, PX, ADJOINT, BF16)
-        if i + 2 < NK:
-            a2 = window(x, q, k + (i + 2) * BK, total, H, W, C, KS, WN, PX, BF16)
-            b2 = taps(w, k + (i + 2) * BK, n, C, CI, O, KS, WN, PX, ADJOINT, BF16)
-        acc = tl.dot(a, b, acc, input_precision=PREC)
-        if i + 1 < NK:
-            acc = tl.dot(a1, b1, acc, input_precision=PREC)
-        if i + 2 < NK:
-            acc = tl.dot(a2, b2, acc, input_precision=PREC)
-    inside = (q < total)[:, None]
     known = n < PX * O
-    out = acc.to(y.dtype.element_ty)
-    tl.store(y + q[:, None] * (PX * O) + n[None, :], out, mask=inside & known[None, :])
-    if STATS:
-        # statistics of what was stored; mean and squared deviations of the tile, for a stable combination
-        v = tl.where(inside, out.to(tl.float32), 0.0)
-        count = tl.minimum(total - pid * BM, BM).to(tl.float32)
-        part = tl.sum(v, 0)
-        d = tl.where(inside, v - (part / count)[None, :], 0.0)
-        tl.store(sums + pid * (PX * O) + n, part, mask=known)
-        tl.store(squares + pid * (PX * O) + n, tl.sum(d * d, 0), mask=known)
+    if NK <= 3:
+        # weights lie scattered: gathered once for all tiles
+        b = taps(w, k, n, C, CI, O, KS, WN, PX, ADJOINT, BF16)
+        b1 = taps(w, k + BK, n, C, CI, O, KS, WN, PX, ADJOINT, BF16) if NK > 1 else b
+        b2 = taps(w, k + 2 * BK, n, C, CI, O, KS, WN, PX, ADJOINT, BF16) if NK > 2 else b
+    for turn in range(0, TILES):
+        tile = tl.program_id(0) * TILES + turn
+        q = tile * BM + tl.arange(0, BM)
+        acc = tl.zeros((BM, NP), tl.float32)
+        for i in tl.static_range(0, NK, 3):
+            # what a product needs is asked for before the first one waits
+            a = window(x, q, k + i * BK, total, H, W, C, KS, WN, PX, BF16)
+            if NK > 3:
+                b = taps(w, k + i * BK, n, C, CI, O, KS, WN, PX, ADJOINT, BF16)
+            if i + 1 < NK:
+                a1 = window(x, q, k + (i + 1) * BK, total, H, W, C, KS, WN, PX, BF16)
+                if NK > 3:
+                    b1 = taps(w, k + (i + 1) * BK, n, C, CI, O, KS, WN, PX, ADJOINT, BF16)
+            if i + 2 < NK:
+                a2 = window(x, q, k + (i + 2) * BK, total, H, W, C, KS, WN, PX, BF16)
+                if NK > 3:
+                    b2 = taps(w, k + (i + 2) * BK, n, C, CI, O, KS, WN, PX, ADJOINT, BF16)
+            acc = tl.dot(a, b, acc, input_precision=PREC)
+            if i + 1 < NK:
+                acc = tl.dot(a1, b1, acc, input_precision=PREC)
+            if i + 2 < NK:
+                acc = tl.dot(a2, b2, acc, input_precision=PREC)
+        inside = (q < total)[:, None]
+        out = acc.to(y.dtype.element_ty)
+        tl.store(y + q[:, None] * (PX * O) + n[None, :], out, mask=inside & known[None, :])
+        if STATS:
+            # statistics of what was stored; mean and squared deviations of the tile, for a stable combination
+            v = tl.where(inside, out.to(tl.float32), 0.0)
+            count = tl.minimum(total - tile * BM, BM).to(tl.float32)
+            part = tl.sum(v, 0)
+            d = tl.where(inside, v - (part / count)[None, :], 0.0)
+            real = known & (tile * BM < total)
+            tl.store(sums + tile * (PX * O) + n, part, mask=real)
+            tl.store(squares + tile * (PX * O) + n, tl.sum(d * d, 0), mask=real)
 
 
 @triton.jit

@@ -21,7 +21,9 @@ _WIDE = 64
 #: Programs of ``conv_back``: each leaves partial sums for ``fold`` to add up, and other hosts fill the rest of a card.
 #: The same number on every card, for the order of a sum decides its bits.
 _PROGRAMS = 132
-#: Elements of windows that a program holds at once: a multiprocessor has 228 kB for all that run on it.
+#: Programs of ``conv`` where weights are many beside a tile: each gathers them once. No number depends on how many run.
+_RUNNING = 132
+#: Elements of windows that a program holds at once (twice as many halves): a multiprocessor has 228 kB for all on it.
 _HELD = 12_288
 #: Tiles of k that one program of ``conv_back`` adds up.
 _TILES = 3
@@ -76,9 +78,10 @@ def product(x: Tensor, channels: int, kernel: int) -> Product:
     half = _halves(x)
     shape = {"H": height, "W": width, "C": inner, "O": channels, "NP": columns, "KS": kernel, "WN": window}
     shape |= {"PX": pixels, "BF16": half, "PREC": _precision()}
-    step = max(16, min(triton.next_power_of_2(window * inner), 64 if half else 32))
-    tile = 256 if columns <= 16 and rows >= 1 << 17 else 128 if columns <= 32 else 64
-    return Product(rows, pixels, columns, elements, _fitting(tile, min(elements, _TILES * step)), step, shape)
+    step = max(16, min(triton.next_power_of_2(window * inner), 128 if half else 32))
+    tile = 256 if columns <= 16 and rows >= 1 << 17 else 128 if columns <= (64 if half else 32) else 64
+    held = min(elements, _TILES * step) // (2 if half else 1)
+    return Product(rows, pixels, columns, elements, _fitting(tile, held), step, shape)
 
 
 def conv(x: Tensor, weight: Tensor) -> Tensor:
@@ -156,8 +159,9 @@ def _conv(x: Tensor, weight: Tensor, *, stats: bool, adjoint: bool = False) -> t
     y = torch.empty_like(x[:, :1].expand(-1, outer, -1, -1), dtype=dtype, memory_format=torch.channels_last)
     tiles = triton.cdiv(shape.rows, shape.tile)
     sums = torch.empty(2, tiles if stats else 0, shape.pixels * outer, device=x.device)
-    conv_kernels.conv[(tiles,)](
-        x, weight, y, sums[0], sums[1], shape.rows, CI=real, ADJOINT=adjoint, STATS=stats, BM=shape.tile,
+    each = triton.cdiv(tiles, _RUNNING) if 8 * shape.columns > shape.tile else 1
+    conv_kernels.conv[(triton.cdiv(tiles, each),)](
+        x, weight, y, sums[0], sums[1], shape.rows, CI=real, ADJOINT=adjoint, STATS=stats, TILES=each, BM=shape.tile,
         BK=shape.step, NK=triton.cdiv(shape.elements, shape.step), num_warps=4, num_stages=1, **shape.constants,
     )  # fmt: skip
     return y, sums[0], sums[1], shape

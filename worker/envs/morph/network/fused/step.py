@@ -19,6 +19,13 @@ from torch import Tensor
 
 from worker.envs.morph.network.fused import kernels, launch
 from worker.envs.morph.network.fused.launch import EPS, Norm, add_rows, last
+from worker.envs.morph.network.fused.stage import fits as fits_stage
+from worker.envs.morph.network.fused.stage import stage
+
+__all__ = [
+    "augment", "block", "block_eval", "conv2d", "conv_group", "fits_group", "fits_stage", "group_relu", "head_loss",
+    "padded", "pool", "sgd", "stage",
+]  # fmt: skip
 
 #: Elements of the tile of one program of a pointwise pass.
 _TILE = 2048
@@ -36,6 +43,8 @@ def block(x: Tensor, weight: Tensor, norm: Any, *, update: bool, pool: bool) -> 
         update: whether running statistics move.
         pool: whether 2x2 maxima follow.
     """
+    if pool and fits_stage(x, weight):
+        return stage(x, weight, norm, None, update=update)
     pools = pool and _is_even(x)
     given = (norm.weight, norm.bias, norm.running_mean, norm.running_var, update, pools)
     found: Tensor = _Block.apply(x, weight, *given)  # type: ignore[no-untyped-call]

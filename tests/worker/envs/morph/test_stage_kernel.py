@@ -1,0 +1,128 @@
+"""The CUDA kernels of the first stage, compiled for a CPU, against PyTorch in float64 with the same roundings."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812 - the name everybody reads
+from torch import Tensor
+
+from worker.envs.morph.network.fused import __path__ as fused_path
+
+HERE = Path(__file__).parent / "emulated"
+IMAGES, BLOCKS, INNER = 3, 2, 3
+SUMS = 640 + 768 + 48 + 32
+#: Root mean square of differences, as a part of the value's: gradients are rounded to bf16 twice on their way.
+LIMIT = 0.02
+
+
+def built(tmp_path: Path, *, grows: bool, detach: bool) -> ctypes.CDLL:
+    """Compile the kernels with the host compiler."""
+    if shutil.which("g++") is None:
+        pytest.skip("needs g++, to compile the kernels for a CPU")
+    out = tmp_path / "stage.so"
+    flags = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", f"-DGRAFT={int(grows)}", f"-DDETACH={int(detach)}"]
+    source = str(HERE / "stage.cpp")
+    subprocess.run(["g++", *flags, f"-I{next(iter(fused_path))}", "-o", str(out), source], check=True)
+    return ctypes.CDLL(str(out))
+
+
+def addresses(*tensors: Tensor) -> ctypes.Array[ctypes.c_void_p]:
+    return (ctypes.c_void_p * len(tensors))(*(tensor.data_ptr() for tensor in tensors))
+
+
+def halves(values: Tensor) -> Tensor:
+    """Return bf16, channels-last."""
+    return values.bfloat16().contiguous(memory_format=torch.channels_last)
+
+
+def rounded(values: Tensor) -> Tensor:
+    """Return values as bf16 has them; gradients pass."""
+    return values + (values.detach().bfloat16().double() - values.detach())
+
+
+class Case:
+    """Inputs of a stage, and what its gradients are taken of."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(0)
+
+        def draws(*shape: int) -> Tensor:
+            return torch.randn(shape, generator=generator)
+
+        self.x = halves(draws(IMAGES, 4, 32, 32))
+        self.x[:, INNER:] = 0
+        norms = [draws(8).abs(), draws(8), draws(8), draws(8), draws(8)]
+        self.weight, self.kernel = 0.3 * draws(8, INNER, 3, 3), 0.3 * draws(8, 8, 3, 3)
+        self.gain, self.bias, self.gn_weight, self.gn_bias, self.gamma = norms
+        self.alpha, self.grad = torch.tensor(0.7), halves(draws(IMAGES, 8, 16, 16))
+        self.y1 = halves(F.conv2d(self.x[:, :INNER].double(), self.weight.double(), padding=1))
+        mean, var = self.y1.double().mean((0, 2, 3)), self.y1.double().var((0, 2, 3), unbiased=False)
+        self.moments = torch.stack([mean, (var + 1e-5).rsqrt()]).float()
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        return [self.weight, self.gain, self.bias, self.kernel, self.gn_weight, self.gn_bias, self.gamma]
+
+    def wanted(self, *, grows: bool, detach: bool) -> list[Tensor]:
+        """Return the output, and the gradients of the leaves that have one."""
+        weight, gain, bias, kernel, gn_weight, gn_bias, gamma = leaves = [
+            leaf.double().requires_grad_() for leaf in self.leaves
+        ]
+        y1 = rounded(F.conv2d(self.x[:, :INNER].double(), weight, padding=1))
+        z = h = rounded(F.relu(F.batch_norm(y1, None, None, gain, bias, True, 0.1)))
+        if grows:
+            y2 = rounded(F.conv2d(z.detach() if detach else z, rounded(kernel), padding=1))
+            grown = F.relu(F.group_norm(y2, 1, gn_weight, gn_bias))
+            h = rounded(z + self.alpha.double() * gamma[:, None, None] * grown)
+        out = F.max_pool2d(h, 2)
+        used = leaves if grows else leaves[:3]
+        return [out.detach(), *torch.autograd.grad((out * self.grad.double()).sum(), used)]
+
+    def found(self, lib: ctypes.CDLL, *, grows: bool) -> list[Tensor]:
+        """Return the same from the kernels."""
+        graft = (self.gn_weight, self.gn_bias, self.gamma, self.alpha)
+        y2, gn_moments = torch.empty_like(self.y1), torch.zeros(IMAGES, 2)
+        out, picks = torch.empty_like(self.grad), torch.zeros(IMAGES * 256 * 8, dtype=torch.uint8)
+        norm = (self.moments, self.gain, self.bias, self.kernel)
+        lib.run_forward(BLOCKS, addresses(self.y1, *norm, *graft, y2, gn_moments, out, picks), IMAGES)
+        sums = torch.full((BLOCKS, SUMS), float("nan"))
+        read = (self.grad, picks, self.x, self.y1, y2, *norm, gn_moments, *graft, sums)
+        lib.run_backward(BLOCKS, addresses(*read), IMAGES)
+        weight, norms = torch.zeros(8, INNER, 3, 3), torch.zeros(2, 8)
+        kernel, of_graft = torch.zeros(8, 8, 3, 3), torch.zeros(3, 8)
+        given = (sums, self.moments, self.gain, *graft, weight, norms, kernel, of_graft)
+        lib.run_finish.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_float]
+        lib.run_finish(30, addresses(*given), BLOCKS, INNER, float(IMAGES * 1024))
+        return [out, weight, norms[1], norms[0], *((kernel, *of_graft) if grows else ())]
+
+
+def errors(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[float]:
+    return [
+        float((a.double() - b).square().mean().sqrt() / b.square().mean().sqrt())
+        for a, b in zip(found, wanted, strict=True)
+    ]
+
+
+@pytest.mark.parametrize(("grows", "detach"), [(False, False), (True, False), (True, True)])
+def test_the_stage_equals_its_plain_modules_with_the_same_roundings(tmp_path: Path, grows: bool, detach: bool) -> None:
+    case, lib = Case(), built(tmp_path, grows=grows, detach=detach)
+    found = errors(case.found(lib, grows=grows), case.wanted(grows=grows, detach=detach))
+    assert found[0] < 1e-3
+    assert max(found) < LIMIT, found
+
+
+def test_nan_reaches_what_it_reaches_in_the_plain_modules_and_no_other_image(tmp_path: Path) -> None:
+    case, lib = Case(), built(tmp_path, grows=True, detach=False)
+    clean, *_ = case.found(lib, grows=True)
+    case.y1[1, 0, 5, 5] = float("nan")
+    out, *_ = case.found(lib, grows=True)
+    assert out[1].isnan().all()  # one group: the statistics of the image are NaN
+    assert torch.equal(out[0], clean[0])
+    assert torch.equal(out[2], clean[2])

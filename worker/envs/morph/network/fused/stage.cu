@@ -1,0 +1,582 @@
+// The first stage of a small host, one image at a time in shared memory: block of 8 channels on 32 x 32 pixels, the
+// graft behind it, 2x2 maxima. Passes over memory are what such a host waits for; here an image is read once a pass.
+//
+//   forward    z = ReLU(BN(y1));  y2 = conv(z);  out = pool(z + alpha gamma ReLU(GN(y2)))
+//   backward   all gradients of that, and of the convolution that made y1 from x, as sums of a block of threads
+//   finish     the sums of all blocks, in a fixed order
+//
+// With GRAFT 0 the stage is pool(z); with DETACH the graft does not reach z. Convolutions are matrix products whose
+// windows ldmatrix picks out of the image: eight channels of a pixel are the sixteen bytes of one row of its matrices.
+// No atomics: bits repeat. Compiled at run time (stage.py), and for a CPU by
+// the tests, which define EMULATED and what a GPU has.
+
+#ifndef EMULATED
+typedef unsigned int u32;
+#define DEVICE __device__ __forceinline__
+#define METHOD DEVICE
+#define KERNEL extern "C" __global__
+#define BOUNDS(blocks) __launch_bounds__(256, blocks)
+DEVICE u32 pair(float low, float high) {
+  u32 both;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
+  return both;
+}
+DEVICE void load4(u32 (&r)[4], const char* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"((u32)__cvta_generic_to_shared(row)) : "memory");
+}
+DEVICE void load4t(u32 (&r)[4], const char* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
+               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"((u32)__cvta_generic_to_shared(row)) : "memory");
+}
+DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
+  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
+               "{%0,%1,%2,%3};"
+               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
+}
+// The transpose of a matrix of 8 x 8 whose row i / 4 holds columns 2 (i % 4) and the next in lane i.
+DEVICE u32 turned(u32 v) {
+  u32 out;
+  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(v));
+  return out;
+}
+// The larger, NaN where either is NaN, as in PyTorch.
+DEVICE float larger(float a, float b) {
+  float out;
+  asm("max.NaN.f32 %0, %1, %2;" : "=f"(out) : "f"(a), "f"(b));
+  return out;
+}
+DEVICE u32 larger_pair(u32 a, u32 b) {
+  u32 out;
+  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
+  return out;
+}
+DEVICE u32 exchanged(u32 v, int lanes) { return __shfl_xor_sync(0xffffffffu, v, lanes); }
+DEVICE float across(float v, int lanes) { return __shfl_xor_sync(0xffffffffu, v, lanes); }
+#define SHARED extern __shared__ __align__(16)
+#endif
+
+#define EDGE 32
+#define WIDE 34              // pixels of a row with its border of zeros
+#define PIXELS (EDGE * EDGE)
+#define CELLS (PIXELS / 4)
+#define THREADS 256
+#define WARPS 8
+#define FRAMED (WIDE * WIDE * 16)
+#define GROUP (1.0f / (PIXELS * 8))
+// floats of a block's sums: weights of the graft by pair of taps, of the stage by row and half of the window, windows by
+// row, column (there is no fourth) and channel
+#define GRAFT_SUMS (5 * 128)
+#define STAGE_SUMS (6 * 128)
+#define WINDOW_SUMS (3 * 4 * 4)
+#define NORMS (GRAFT_SUMS + STAGE_SUMS + WINDOW_SUMS)
+#define SUMS (NORMS + 32)
+
+struct alignas(16) Eight { u32 w[4]; };  // channels of a pixel, bf16
+struct alignas(8) Four { u32 w[2]; };
+
+DEVICE float half_of(u32 v, int upper) { return __uint_as_float(upper ? v & 0xffff0000u : v << 16); }
+DEVICE float relu(float v) { return larger(v, 0.0f); }
+// The channels of a pair whose bit of ``picks`` (one byte a channel) is set.
+DEVICE u32 picked_of(u32 v, u32 picks, u32 bit) {
+  return (picks & bit ? v & 0xffffu : 0u) | (picks & bit << 8 ? v & 0xffff0000u : 0u);
+}
+
+// What a thread owns: channels 2 c and 2 c + 1 of the pixels that a product leaves with it. A warp has four rows of an
+// image; its product m has half a row, and of that a thread has pixel g and, as its second, pixel g + 8.
+struct Own {
+  int warp, lane, g, c;
+  METHOD int row(int m) const { return warp * 4 + (m >> 1); }
+  METHOD int column(int m, int second) const { return (m & 1) * 16 + second * 8 + g; }
+  METHOD int pixel(int m, int second) const { return row(m) * EDGE + column(m, second); }
+  METHOD int framed(int m, int second) const { return ((row(m) + 1) * WIDE + column(m, second) + 1) * 16 + c * 4; }
+  METHOD int cell(int m, int second) const { return (row(m) >> 1) * (EDGE / 2) + (column(m, second) >> 1); }
+  METHOD u32 bit(int m) const { return 1u << ((m >> 1 & 1) * 2 + (g & 1)); }  // of its cell's pixels
+};
+DEVICE Own owner(int thread) {
+  Own own = {thread >> 5, thread & 31, (thread & 31) >> 2, thread & 3};
+  return own;
+}
+
+// v -> scale v + shift for both channels of a thread.
+struct Line {
+  float scale[2], shift[2];
+  METHOD float of(u32 v, int e) const { return fmaf(half_of(v, e), scale[e], shift[e]); }
+};
+DEVICE Line normal(const float* moments, int c) {
+  Line line;
+#pragma unroll
+  for (int e = 0; e < 2; e++) {
+    line.scale[e] = moments[8 + 2 * c + e];
+    line.shift[e] = -moments[2 * c + e] * line.scale[e];
+  }
+  return line;
+}
+DEVICE Line scaled(const Line& line, const float* gain, const float* bias, int c) {
+  Line out;
+#pragma unroll
+  for (int e = 0; e < 2; e++) {
+    out.scale[e] = line.scale[e] * gain[2 * c + e];
+    out.shift[e] = fmaf(line.shift[e], gain[2 * c + e], bias[2 * c + e]);
+  }
+  return out;
+}
+
+// Pairs of taps of a product: those of a column that lie above each other, what is left of the last row, tap 8 alone,
+// which meets weights of zero the second time. So a lane reads from three places, and all else is known beforehand.
+#define TAPS {{0, 3}, {1, 4}, {2, 5}, {6, 7}, {8, 9}}
+// Weights [8, 8, 3, 3] of pairs of taps as the right side of a product: rows are inner channels of either tap
+// (ADJOINT: outer), columns the others. There is no tap 9.
+DEVICE void weights(u32 (&b)[5][2], const float* w, const Own& own, bool adjoint) {
+  constexpr int taps[5][2] = TAPS;
+  int n = own.g, k = own.c * 2;
+#pragma unroll
+  for (int s = 0; s < 5; s++)
+#pragma unroll
+    for (int h = 0; h < 2; h++) {
+      int tap = taps[s][h], at = adjoint ? k * 72 + n * 9 + tap : n * 72 + k * 9 + tap;
+      b[s][h] = tap < 9 ? pair(w[at], w[at + (adjoint ? 72 : 9)]) : 0u;
+    }
+}
+
+struct Places {
+  const char* at[3];
+  METHOD const char* of(int s, int sign) const {
+    constexpr int taps[5][2] = TAPS;
+    int tap = taps[s][0];
+    return at[s < 3 ? 0 : s - 2] + sign * ((tap / 3 - 1) * WIDE + tap % 3 - 1) * 16;
+  }
+};
+DEVICE Places places(const char* pixel, int second, int sign) {
+  Places out = {{pixel + second * sign * WIDE * 16, pixel + second * sign * 16, pixel}};
+  return out;
+}
+
+// Product m of a framed image with taps: pixels of half a row times channels.
+DEVICE void convolve(float (&d)[4], const char* image, const u32 (&b)[5][2], int sign, const Own& own, int m) {
+  const char* pixel = image + ((own.row(m) + 1) * WIDE + (m & 1) * 16 + 1 + (own.lane & 15)) * 16;
+  Places from = places(pixel, own.lane >> 4, sign);
+#pragma unroll
+  for (int r = 0; r < 4; r++) d[r] = 0.0f;
+#pragma unroll
+  for (int s = 0; s < 5; s++) {
+    u32 a[4];
+    load4(a, from.of(s, sign));
+    multiply(d, a, b[s][0], b[s][1]);
+  }
+}
+
+DEVICE void clear(char* memory, int bytes, int thread) {
+  Eight zero = {{0u, 0u, 0u, 0u}};
+  for (int i = thread * 16; i < bytes; i += THREADS * 16) *(Eight*)(memory + i) = zero;
+}
+
+// Sum of a value over the threads, for every thread.
+DEVICE float block_sum(float v, float* scratch, const Own& own) {
+#pragma unroll
+  for (int lanes = 16; lanes; lanes >>= 1) v += across(v, lanes);
+  if (!own.lane) scratch[own.warp] = v;
+  __syncthreads();
+  float sum = 0.0f;
+#pragma unroll
+  for (int w = 0; w < WARPS; w++) sum += scratch[w];
+  return sum;
+}
+
+// Leave a warp's sums of v: first of both channels, then second; [8 warps][first, second][8 channels].
+DEVICE void leave(float (&v)[4], float* scratch, const Own& own) {
+#pragma unroll
+  for (int lanes = 4; lanes < 32; lanes <<= 1)
+#pragma unroll
+    for (int i = 0; i < 4; i++) v[i] += across(v[i], lanes);
+  if (own.g == 0)
+#pragma unroll
+    for (int i = 0; i < 4; i++) scratch[own.warp * 16 + (i >> 1) * 8 + own.c * 2 + (i & 1)] = v[i];
+}
+DEVICE float left(const float* scratch, int i) {
+  float sum = 0.0f;
+#pragma unroll
+  for (int w = 0; w < WARPS; w++) sum += scratch[w * 16 + i];
+  return sum;
+}
+
+KERNEL void BOUNDS(3) forward(
+    const char* y1, const float* moments, const float* gain, const float* bias, const float* weight,
+    const float* gn_weight, const float* gn_bias, const float* gamma, const float* alpha, char* y2, float* gn_moments,
+    char* out, char* picks, int images) {
+  SHARED char memory[];
+  int thread = threadIdx.x;
+  Own own = owner(thread);
+  Line rectified = scaled(normal(moments, own.c), gain, bias, own.c);
+#if GRAFT
+  float *scratch = (float*)(memory + FRAMED), strength[2];
+  u32 b[5][2];
+  weights(b, weight, own, false);
+#pragma unroll
+  for (int e = 0; e < 2; e++) strength[e] = alpha[0] * gamma[2 * own.c + e];
+  clear(memory, FRAMED, thread);
+  __syncthreads();
+#endif
+  for (int image = blockIdx.x; image < images; image += gridDim.x) {
+    const char* from = y1 + (long long)image * PIXELS * 16 + own.c * 4;
+    u32 z[8][2];
+#pragma unroll
+    for (int m = 0; m < 8; m++)
+#pragma unroll
+      for (int second = 0; second < 2; second++) z[m][second] = *(const u32*)(from + own.pixel(m, second) * 16);
+#pragma unroll
+    for (int m = 0; m < 8; m++)
+#pragma unroll
+      for (int second = 0; second < 2; second++) {
+        u32 v = z[m][second];
+        z[m][second] = pair(relu(rectified.of(v, 0)), relu(rectified.of(v, 1)));
+#if GRAFT
+        *(u32*)(memory + own.framed(m, second)) = z[m][second];
+#endif
+      }
+#if GRAFT
+    __syncthreads();
+    u32 y[8][2];
+    float sum = 0.0f;
+    char* to = y2 + (long long)image * PIXELS * 16 + own.c * 4;
+#pragma unroll
+    for (int m = 0; m < 8; m++) {
+      float d[4];
+      convolve(d, memory, b, 1, own, m);
+#pragma unroll
+      for (int second = 0; second < 2; second++) {
+        u32 v = pair(d[2 * second], d[2 * second + 1]);
+        y[m][second] = v;
+        *(u32*)(to + own.pixel(m, second) * 16) = v;
+        sum += half_of(v, 0) + half_of(v, 1);
+      }
+    }
+    float mean = block_sum(sum, scratch, own) * GROUP;
+    sum = 0.0f;
+#pragma unroll
+    for (int m = 0; m < 8; m++)
+#pragma unroll
+      for (int i = 0; i < 4; i++) {
+        float d = half_of(y[m][i >> 1], i & 1) - mean;
+        sum = fmaf(d, d, sum);
+      }
+    float rstd = 1.0f / sqrtf(block_sum(sum, scratch + WARPS, own) * GROUP + 1e-5f);
+    if (!thread) gn_moments[2 * image] = mean, gn_moments[2 * image + 1] = rstd;
+    Line both;
+#pragma unroll
+    for (int e = 0; e < 2; e++) both.scale[e] = rstd, both.shift[e] = -mean * rstd;
+    both = scaled(both, gn_weight, gn_bias, own.c);
+#pragma unroll
+    for (int m = 0; m < 8; m++)
+#pragma unroll
+      for (int second = 0; second < 2; second++) {
+        float v[2];
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+          v[e] = fmaf(strength[e], relu(both.of(y[m][second], e)), half_of(z[m][second], e));
+        z[m][second] = pair(v[0], v[1]);
+      }
+#endif
+    char* pooled = out + (long long)image * CELLS * 16 + own.c * 4;
+    char* picked = picks + (long long)image * CELLS * 8 + own.c * 2;
+    // of two threads with one cell's columns the even one takes the cells of first pixels, the other those of second
+    int odd = own.g & 1;
+#pragma unroll
+    for (int m = 0; m < 8; m++) {
+      if (m & 2) continue;
+      u32 theirs[2], mine[2];
+#pragma unroll
+      for (int down = 0; down < 2; down++) {
+        mine[down] = odd ? z[m + 2 * down][1] : z[m + 2 * down][0];
+        theirs[down] = exchanged(odd ? z[m + 2 * down][0] : z[m + 2 * down][1], 4);
+      }
+      u32 top = larger_pair(larger_pair(mine[0], theirs[0]), larger_pair(mine[1], theirs[1])), at[2] = {};
+      // the first of equal maxima, as a bit
+#pragma unroll
+      for (int p = 3; p >= 0; p--) {
+        u32 differs = top ^ (odd == (p & 1) ? mine[p >> 1] : theirs[p >> 1]);
+        if (!(differs & 0xffffu)) at[0] = 1u << p;
+        if (!(differs & 0xffff0000u)) at[1] = 256u << p;
+      }
+      int cell = own.cell(m, odd);
+      *(u32*)(pooled + cell * 16) = top;
+      *(unsigned short*)(picked + cell * 8) = (unsigned short)(at[0] | at[1]);
+    }
+  }
+}
+
+KERNEL void BOUNDS(2) backward(
+    const char* grad, const char* picks, const char* x, const char* y1, const char* y2, const float* moments,
+    const float* gain, const float* bias, const float* weight, const float* gn_moments, const float* gn_weight,
+    const float* gn_bias, const float* gamma, const float* alpha, float* sums, int images) {
+  SHARED char memory[];
+  char *x_at = memory, *z_at = x_at + FRAMED, *dy_at = z_at + FRAMED;
+  float* scratch = (float*)(dy_at + FRAMED);
+  int thread = threadIdx.x;
+  Own own = owner(thread);
+  Line standard = normal(moments, own.c), rectified = scaled(standard, gain, bias, own.c);
+  float stage[6][4] = {}, norm[4] = {}, column[4] = {}, border[4] = {};
+  clear(x_at, FRAMED, thread);
+#if GRAFT
+  float graft[5][4] = {}, graft_norm = 0.0f, scale[2];
+  u32 b[5][2];
+  weights(b, weight, own, true);
+#pragma unroll
+  for (int e = 0; e < 2; e++) scale[e] = alpha[0] * gamma[2 * own.c + e] * gn_weight[2 * own.c + e];
+  clear(z_at, FRAMED, thread);
+  clear(dy_at, FRAMED, thread);
+#endif
+  __syncthreads();
+  for (int image = blockIdx.x; image < images; image += gridDim.x) {
+    const char* before = y1 + (long long)image * PIXELS * 16 + own.c * 4;
+    const char* given = grad + (long long)image * CELLS * 16 + own.c * 4;
+    const char* picked = picks + (long long)image * CELLS * 8 + own.c * 2;
+#pragma unroll
+    for (int k = 0; k < 4; k++) {
+      // two pixels side by side to a row of a matrix, so each stands twice
+      int i = thread + k * THREADS;
+      Four four = *(const Four*)(x + ((long long)image * PIXELS + i) * 8);
+      char* to = x_at + (((i >> 5) + 1) * WIDE + (i & 31) + 1) * 16;
+      *(Four*)to = four;
+      *(Four*)(to - 8) = four;
+      // of the windows' sums a tap lacks the row or the column that it leaves; the first warp has row 0, the last 31
+      bool edge = k == 0 && own.warp == 0 && i < EDGE || k == 3 && own.warp == WARPS - 1;
+#pragma unroll
+      for (int ch = 0; ch < 4; ch++) {
+        float v = half_of(four.w[ch >> 1], ch & 1);
+        column[ch] += v;
+        border[ch] += edge ? v : 0.0f;
+      }
+    }
+#if GRAFT
+    u32 g[4][2], at[4][2];  // of the cells of rows m and m + 2
+#pragma unroll
+    for (int k = 0; k < 4; k++)
+#pragma unroll
+      for (int second = 0; second < 2; second++) {
+        int cell = own.cell((k & 1) + (k >> 1) * 4, second);
+        g[k][second] = *(const u32*)(given + cell * 16);
+        at[k][second] = *(const unsigned short*)(picked + cell * 8);
+      }
+    const char* after = y2 + (long long)image * PIXELS * 16 + own.c * 4;
+    u32 y[8][2];
+#pragma unroll
+    for (int m = 0; m < 8; m++)
+#pragma unroll
+      for (int second = 0; second < 2; second++) {
+        y[m][second] = *(const u32*)(after + own.pixel(m, second) * 16);
+        u32 v = *(const u32*)(before + own.pixel(m, second) * 16);
+        *(u32*)(z_at + own.framed(m, second)) = pair(relu(rectified.of(v, 0)), relu(rectified.of(v, 1)));
+      }
+    float mean = gn_moments[2 * image], rstd = gn_moments[2 * image + 1], both[4] = {};
+    Line inner;
+#pragma unroll
+    for (int e = 0; e < 2; e++) inner.scale[e] = rstd, inner.shift[e] = -mean * rstd;
+    Line outer = scaled(inner, gn_weight, gn_bias, own.c);
+    u32 passed[8][2];
+#pragma unroll
+    for (int m = 0; m < 8; m++)
+#pragma unroll
+      for (int second = 0; second < 2; second++) {
+        int k = (m & 1) + (m >> 2) * 2;
+        u32 v = y[m][second], d = picked_of(g[k][second], at[k][second], own.bit(m));
+        d &= (outer.of(v, 0) > 0.0f ? 0xffffu : 0u) | (outer.of(v, 1) > 0.0f ? 0xffff0000u : 0u);
+        passed[m][second] = d;
+#pragma unroll
+        for (int e = 0; e < 2; e++) {
+          both[e] += half_of(d, e);
+          both[2 + e] = fmaf(half_of(d, e), half_of(v, e), both[2 + e]);
+        }
+      }
+    // sums with what is normalised, from those with what is not
+#pragma unroll
+    for (int e = 0; e < 2; e++) both[2 + e] = rstd * (both[2 + e] - mean * both[e]);
+    float* parts = scratch + (image / gridDim.x & 1) * 128;
+    leave(both, parts, own);
+    __syncthreads();
+    float total = left(parts, own.lane & 15);
+    graft_norm += total;
+    int channel = own.lane & 7;
+    float share = total * (alpha[0] * gamma[channel] * gn_weight[channel]);
+#pragma unroll
+    for (int lanes = 1; lanes < 8; lanes <<= 1) share += across(share, lanes);
+    float other = across(share, 8), s = (own.lane & 8 ? other : share) * GROUP, t = (own.lane & 8 ? share : other) * GROUP;
+    // rstd (scale d - s - xhat t)
+    float slope = -rstd * rstd * t, rest = -rstd * s - mean * slope, steep[2] = {rstd * scale[0], rstd * scale[1]};
+#pragma unroll
+    for (int m = 0; m < 8; m++)
+#pragma unroll
+      for (int second = 0; second < 2; second++) {
+        float v[2];
+#pragma unroll
+        for (int e = 0; e < 2; e++)
+          v[e] = fmaf(half_of(passed[m][second], e), steep[e], fmaf(half_of(y[m][second], e), slope, rest));
+        *(u32*)(dy_at + own.framed(m, second)) = pair(v[0], v[1]);
+      }
+#endif
+    __syncthreads();
+#pragma unroll 1
+    for (int k = 0; k < 4; k++) {
+      u32 reaching[2], at[2];
+#pragma unroll
+      for (int second = 0; second < 2; second++) {
+        int cell = own.cell((k & 1) + (k >> 1) * 4, second);
+        reaching[second] = *(const u32*)(given + cell * 16);
+        at[second] = *(const unsigned short*)(picked + cell * 8);
+      }
+#pragma unroll
+      for (int down = 0; down < 4; down += 2) {
+        int m = (k & 1) + (k >> 1) * 4 + down;
+        u32 left_side[4];  // gradients above, what they are of below, pixels across
+        float d[4] = {};
+#if GRAFT && !DETACH
+        convolve(d, dy_at, b, -1, own, m);
+#endif
+#pragma unroll
+        for (int second = 0; second < 2; second++) {
+          u32 v = *(const u32*)(before + own.pixel(m, second) * 16), direct, whole;
+          direct = picked_of(reaching[second], at[second], own.bit(down));
+          whole = pair(d[2 * second] + half_of(direct, 0), d[2 * second + 1] + half_of(direct, 1));
+          whole &= (rectified.of(v, 0) > 0.0f ? 0xffffu : 0u) | (rectified.of(v, 1) > 0.0f ? 0xffff0000u : 0u);
+#pragma unroll
+          for (int e = 0; e < 2; e++) {
+            norm[e] += half_of(whole, e);
+            norm[2 + e] = fmaf(half_of(whole, e), half_of(v, e), norm[2 + e]);
+          }
+          left_side[2 * second] = turned(whole);
+          left_side[2 * second + 1] = turned(v);
+        }
+        int first = ((own.row(m) + 1) * WIDE + (m & 1) * 16 + 1) * 16;
+        // BN's backward pass is put together from products of the gradient and of its own input with the windows
+        const char* x_from = x_at + first + ((own.lane & 15) + (own.lane >> 4) * 2) * 16;
+#pragma unroll
+        for (int ky = 0; ky < 3; ky++) {
+          u32 right[4];
+          load4t(right, x_from + ((ky - 1) * WIDE - 1) * 16);
+          multiply(stage[ky * 2], left_side, right[0], right[1]);
+          multiply(stage[ky * 2 + 1], left_side, right[2], right[3]);
+        }
+#if GRAFT
+        u32 right[4];
+        load4t(right, dy_at + first + (own.lane & 15) * 16);
+        Places from = places(z_at + first + ((own.lane & 7) + (own.lane >> 4) * 8) * 16, own.lane >> 3 & 1, 1);
+#pragma unroll
+        for (int s = 0; s < 5; s++) {
+          u32 a[4];
+          load4t(a, from.of(s, 1));
+          multiply(graft[s], a, right[0], right[1]);
+        }
+#endif
+      }
+    }
+    __syncthreads();
+  }
+#pragma unroll
+  for (int e = 0; e < 2; e++) norm[2 + e] = fmaf(norm[2 + e], standard.scale[e], norm[e] * standard.shift[e]);
+  leave(norm, scratch, own);
+  // warps add up in their order; the images are no longer needed
+  float *own_sums = (float*)memory + own.warp * NORMS, *lanes = (float*)memory + WARPS * NORMS;
+  int place = own.g * 8 + own.c * 2;
+#pragma unroll
+  for (int r = 0; r < 4; r++) {
+    int at = place + (r >> 1) * 64 + (r & 1);
+#pragma unroll
+    for (int tile = 0; tile < 6; tile++) own_sums[GRAFT_SUMS + tile * 128 + at] = stage[tile][r];
+#if GRAFT
+#pragma unroll
+    for (int tile = 0; tile < 5; tile++) own_sums[tile * 128 + at] = graft[tile][r];
+#endif
+    lanes[(own.warp * 4 + r) * 32 + own.lane] = column[r];
+    if (own.warp == 0) lanes[(WARPS * 4 + r) * 32 + own.lane] = border[r];
+    if (own.warp == WARPS - 1) lanes[(WARPS * 4 + 4 + r) * 32 + own.lane] = border[r];
+  }
+  __syncthreads();
+  float* to = sums + (long long)blockIdx.x * SUMS;
+  for (int i = GRAFT ? thread : GRAFT_SUMS + thread; i < GRAFT_SUMS + STAGE_SUMS; i += THREADS) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) sum += ((float*)memory)[w * NORMS + i];
+    to[i] = sum;
+  }
+  if (thread < 16) {
+    to[NORMS + thread] = left(scratch, thread);
+#if GRAFT
+    to[NORMS + 16 + thread] = graft_norm;
+#endif
+  }
+  __syncthreads();
+  if (thread < 128) {  // channel thread / 32, column thread % 32: over the warps
+    float sum = 0.0f;
+#pragma unroll
+    for (int w = 0; w < WARPS; w++) sum += lanes[w * 128 + thread];
+    lanes[thread] = sum;
+  }
+  __syncthreads();
+  if (thread < WINDOW_SUMS) {
+    int ky = thread / 16, kx = thread / 4 % 4, ch = thread % 4;
+    float sum = 0.0f;
+    for (int x = kx == 2; x < EDGE - (kx == 0); x++) {
+      float whole = lanes[ch * 32 + x];
+      if (ky == 0) whole -= lanes[(WARPS * 4 + 4 + ch) * 32 + x];
+      if (ky == 2) whole -= lanes[(WARPS * 4 + ch) * 32 + x];
+      sum += whole;
+    }
+    to[GRAFT_SUMS + STAGE_SUMS + thread] = sum;
+  }
+}
+
+// Column i of sums [blocks, SUMS], added up by the eight threads of a lane in a fixed order.
+DEVICE float column(const float* sums, int i, int blocks, float* scratch, int thread) {
+  float sum = 0.0f;
+#pragma unroll 8
+  for (int row = thread >> 5; row < blocks; row += 8) sum += sums[(long long)row * SUMS + i];
+  __syncthreads();
+  scratch[thread] = sum;
+  __syncthreads();
+  sum = 0.0f;
+  for (int part = 0; part < 8; part++) sum += scratch[part * 32 + (thread & 31)];
+  return sum;
+}
+
+// Blocks 0-19: gradient of the graft's weight; 20: of both norms and of gamma; 21-29: of the stage's weight.
+KERNEL void BOUNDS(1) finish(
+    const float* sums, const float* moments, const float* gain, const float* gn_weight, const float* gn_bias,
+    const float* gamma, const float* alpha, float* d_weight, float* d_norm, float* d_graft, float* d_graft_norm,
+    int blocks, int inner, float count) {
+  __shared__ float scratch[THREADS];
+  int thread = threadIdx.x, lane = thread & 31, block = blockIdx.x;
+  if (block < 20) {
+#if GRAFT
+    constexpr int taps[5][2] = TAPS;
+    int item = block * 32 + lane, tap = taps[item / 128][item / 64 % 2], c = item / 8 % 8, o = item % 8;
+    float sum = column(sums, item, blocks, scratch, thread);
+    if (thread < 32 && tap < 9) d_graft[o * 72 + c * 9 + tap] = sum;
+#endif
+  } else if (block == 20) {
+    float sum = column(sums, NORMS + lane, blocks, scratch, thread);
+    if (thread < 16) d_norm[thread] = sum;
+#if GRAFT
+    __syncthreads();
+    if (thread < 32) scratch[thread] = sum;
+    __syncthreads();
+    if (thread < 8) {
+      float first = scratch[16 + thread], second = scratch[24 + thread];
+      d_graft_norm[thread] = alpha[0] * gamma[thread] * second;
+      d_graft_norm[8 + thread] = alpha[0] * gamma[thread] * first;
+      d_graft_norm[16 + thread] = alpha[0] * (gn_weight[thread] * second + gn_bias[thread] * first);
+    }
+#endif
+  } else {
+    int item = (block - 21) * 32 + lane, o = item / 36, c = item / 9 % 4, ky = item / 3 % 3, kx = item % 3;
+    int tile = ky * 2 + kx / 2, n = kx % 2 * 4 + c, at = GRAFT_SUMS + tile * 128 + o * 8 + n;
+    float a = column(sums, at, blocks, scratch, thread), y = column(sums, at + 64, blocks, scratch, thread);
+    float w = column(sums, GRAFT_SUMS + STAGE_SUMS + ky * 16 + kx * 4 + c, blocks, scratch, thread);
+    float s = column(sums, NORMS + o, blocks, scratch, thread) / count;
+    float t = column(sums, NORMS + 8 + o, blocks, scratch, thread) / count;
+    // dL/dy = gain rstd (d - mean(d) - xhat mean(d xhat)) (Ioffe & Szegedy 2015), times each window
+    float rstd = moments[8 + o];
+    if (thread < 32 && c < inner)
+      d_weight[((o * inner + c) * 3 + ky) * 3 + kx] = gain[o] * rstd * (a - s * w - t * rstd * (y - moments[o] * w));
+  }
+}
