@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from benchmarks.machine import set_up
 from tests.gpu.lives import CUDA
-from worker.envs.morph.kernels import StagedGraft
+from worker.envs.morph.kernels import StagedGraft, unit
 from worker.envs.morph.network.blueprints import ConvNorm
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
@@ -222,6 +222,25 @@ def test_the_head_equals_the_mean_cross_entropy(fused: ModuleType, items: int, c
         gradients(fused.head_loss(x, layer, y), [x, *layer.parameters()]),
         gradients(loss, [wanted, *twin.parameters()]),
     )
+
+
+def test_the_head_need_not_multiply_by_the_one_that_gradients_begin_with(fused: ModuleType) -> None:
+    x, layer, y = draws(17, 8, 2, 2).requires_grad_(), nn.Linear(8, 10).to(CUDA), torch.arange(17, device=CUDA) % 10
+    loss = fused.head_loss(x, layer, y)
+    inputs = [x, *layer.parameters()]
+    one = unit(loss.device, loss.dtype)
+    begun = torch.autograd.grad(loss, inputs, grad_outputs=one, retain_graph=True)
+    halved = torch.autograd.grad(loss, inputs, grad_outputs=0.5 * one, retain_graph=True)
+    for whole, half in zip(begun, halved, strict=True):
+        assert torch.equal(0.5 * whole, half)
+
+
+def test_rows_are_noted_one_after_another(fused: ModuleType) -> None:
+    measured, batch = torch.zeros(3, 5, device=CUDA), torch.zeros(1, dtype=torch.int64, device=CUDA)
+    for place in range(3):
+        fused.note(torch.arange(3.0, device=CUDA) + 10 * place, measured, batch)
+    assert measured.tolist() == [[0, 1, 2, 0, 0], [10, 11, 12, 0, 0], [20, 21, 22, 0, 0]]
+    assert batch.tolist() == [3]
 
 
 @pytest.mark.parametrize("size", [5, 300, 9_000, 20_000])

@@ -7,6 +7,7 @@ by name when ``engine.path`` asks for them, and everything else is handed the lo
 from __future__ import annotations
 
 import importlib
+from functools import lru_cache
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -78,6 +79,10 @@ class Kernels(Protocol):
         """Return the mean cross-entropy of the head."""
         ...
 
+    def note(self, row: Tensor, measured: Tensor, batch: Tensor) -> None:
+        """Write row [W] to the first W columns of measured [n, M], in row ``batch`` [1], which goes up by one."""
+        ...
+
     def sgd(self, store: Any, active: Tensor, lr: Tensor, optim: Any) -> Tensor:
         """Clip ``store.grad``, step, and return its norm before clipping."""
         ...
@@ -97,6 +102,12 @@ class Kernels(Protocol):
     ) -> tuple[Tensor, Tensor]:
         """Return x and y of one batch of crops and flips, normalised by (mean, std, scale) and laid out as above."""
         ...
+
+
+@lru_cache(maxsize=64)
+def unit(device: torch.device, dtype: torch.dtype) -> Tensor:
+    """Return the one that gradients of a loss begin with; told apart by its address, it needs no product with it."""
+    return torch.ones((), device=device, dtype=dtype)
 
 
 def load_kernels(path: str) -> Kernels | None:

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lockstep.spec.tasks import HostShape, LmShape, Optim, SlotSpec
-from worker.envs.morph.kernels import load_kernels
+from worker.envs.morph.kernels import load_kernels, unit
 from worker.envs.morph.network.blend import Graft, Operator, isolated
 from worker.envs.morph.network.blueprints import ConvNorm
 from worker.envs.morph.network.hosts import SHADOW, CnnHost, Pass, build_host
@@ -115,7 +115,7 @@ class Network:
         self.store = ParamStore(self.host, self.host.inits(), adam=self.is_text, device=device, dtype=config.dtype)
         self.live: list[Cell | None] = [None] * len(self.slots)
         self._cells: dict[tuple[int, int, Operator], Cell] = {}
-        self.one = torch.ones((), device=device, dtype=config.dtype)
+        self.one = unit(device, config.dtype)
         self._true = torch.ones((), device=device, dtype=torch.bool)
         self._host_step = self._stepper(config.host)
         self._graft_step = self._stepper(config.graft)
@@ -201,13 +201,13 @@ class Network:
         features, taps = self._features(x, plan, how)
         loss = self.host.loss(features, y, how, self.config.dtype)
         stores = [self.store, *(self.cell(item.slot).store for item in plan if item.how != "shadow")]
-        grads = _gradients(loss, stores)
+        grads = _gradients(loss, stores, self.one)
         slots = [-1, *(item.slot for item in plan if item.how != "shadow"), *shadowed]
         for slot in shadowed:
             stores.append(self.cell(slot).store)
             tail = self._shadow_features(taps[slot], slot, plan)
             shadow = self.host.loss(tail, y, SHADOW, self.config.dtype)
-            grads += _gradients(shadow, stores[-1:])
+            grads += _gradients(shadow, stores[-1:], self.one)
         with torch.no_grad():
             stats.losses.append(loss.detach())
             if measure:
@@ -305,10 +305,10 @@ def gradient_health(total: float, vanishing: float, exploding: float) -> float:
     return float(min(max(1.0 - 0.5 * vanishing - 0.8 * exploding, 0.0), 1.0))
 
 
-def _gradients(loss: Tensor, stores: Sequence[ParamStore]) -> list[tuple[Tensor, ...]]:
+def _gradients(loss: Tensor, stores: Sequence[ParamStore], one: Tensor) -> list[tuple[Tensor, ...]]:
     """Return the gradients of ``loss``, one tuple per store."""
     params = [param for store in stores for param in store.params]
-    flat = torch.autograd.grad(loss, params)
+    flat = torch.autograd.grad(loss, params, grad_outputs=one)
     parts, start = [], 0
     for store in stores:
         parts.append(flat[start : start + len(store.params)])

@@ -178,6 +178,15 @@ def sgd(
 
 
 @triton.jit
+def note(row, measured, batch, width, stride, BLOCK: tl.constexpr):
+    """Write a row of measured where ``batch`` says, and count it; one warp, so that all read before it is counted."""
+    i = tl.arange(0, BLOCK)
+    at = tl.load(batch)
+    tl.store(measured + at * stride + i, tl.load(row + i, mask=i < width), mask=i < width)
+    tl.store(batch, at + 1)
+
+
+@triton.jit
 def add_rows(parts, out, rows, cols, BR: tl.constexpr, BC: tl.constexpr):
     """Sum [rows, cols] over rows, in a fixed order."""
     c = tl.program_id(0) * BC + tl.arange(0, BC)

@@ -17,6 +17,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody reads
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
 
+from worker.envs.morph.kernels import unit
 from worker.envs.morph.network.fused import kernels, launch
 from worker.envs.morph.network.fused.launch import EPS, Norm, add_rows, last
 from worker.envs.morph.network.fused.stage import fits as fits_stage
@@ -24,7 +25,7 @@ from worker.envs.morph.network.fused.stage import stage
 
 __all__ = [
     "augment", "block", "block_eval", "conv2d", "conv_group", "fits_group", "fits_stage", "group_relu", "head_loss",
-    "padded", "pool", "sgd", "stage",
+    "note", "padded", "pool", "sgd", "stage",
 ]  # fmt: skip
 
 #: Elements of the tile of one program of a pointwise pass.
@@ -126,6 +127,14 @@ def augment(
         images, labels, draws, batch, mean, std, x, y, scale, N=size, C=channels, CP=wide, E=edge, P=border, BLOCK=256
     )
     return x, y
+
+
+def note(row: Tensor, measured: Tensor, batch: Tensor) -> None:
+    """Write row [W] to the first W columns of measured [n, M], in row ``batch`` [1], which goes up by one."""
+    width = row.numel()
+    kernels.note[(1,)](
+        row, measured, batch, width, measured.stride(0), BLOCK=triton.next_power_of_2(width), num_warps=1
+    )
 
 
 def padded(x: Tensor) -> Tensor:
@@ -266,9 +275,10 @@ class _Head(torch.autograd.Function):
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         dx, sums = ctx.saved_tensors
         classes, channels = ctx.shape
-        sums = sums * grads[0]
+        if grads[0].data_ptr() != unit(grads[0].device, grads[0].dtype).data_ptr():
+            dx, sums = dx * grads[0].to(dx.dtype), sums * grads[0]
         dw, db = sums[: classes * channels].view(ctx.shape), sums[classes * channels : -1]
-        return dx * grads[0].to(dx.dtype), dw, db, None
+        return dx, dw, db, None
 
 
 def _is_even(x: Tensor) -> bool:
