@@ -66,7 +66,7 @@ def _lines(name: str, checked: Checked) -> str:
     if checked.treatment:
         lines += ["What Lockstep does with it:", *(f"  {key}: {text}" for key, text in checked.treatment.items())]
     if checked.scale is not None and checked.is_ok:
-        lines += ["For a specification, as a first guess:", *(f"  {line}" for line in checked.scale.lines())]
+        lines += ["For a specification, as a first guess:", *checked.scale.lines()]
     verdict = "can be trained in" if checked.is_ok else "cannot be trained in as it is"
     return "\n".join([*lines, f"{name} {verdict}"])
 

@@ -149,7 +149,7 @@ def _is_least_known(env_id: str) -> bool:
 def _sesoi(env_id: str | None, unit: str) -> str:
     """Return the line of the smallest effect of interest."""
     usual = 2.0 if env_id is None else _usual_sesoi(env_id)
-    told = f"the smallest difference worth acting on, in {unit or 'units of the return'}"
+    told = f"the smallest difference worth acting on, in {'units of the return' if env_id else unit}"
     chosen = "CHOOSE it: " if usual is None else "usual; "
     return f"{f'  sesoi: {2.0 if usual is None else usual}':36}# {chosen}{told}"
 

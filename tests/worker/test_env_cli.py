@@ -91,6 +91,7 @@ def test_values_for_an_analysis_are_measured_and_can_be_pasted(capsys: pytest.Ca
     lines = out.splitlines()
     at = lines.index("For a specification, as a first guess:")
     pasted = load_text("\n".join(lines[at + 1 : at + 4]))["analysis"]
+    assert lines[at + 1] == "analysis:", "indented as in a specification that spec init wrote"
     _, document = check(capsys, "fit", "--json")
     scale = json.loads(document)["scale"]
     assert pasted == {"sesoi": scale["sesoi"], "failure": {"floor": scale["floor"]}}
