@@ -12,6 +12,8 @@ import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+#: A smallest effect in SDs of single episodes: small by convention; the means that are compared vary far less.
+_SMALL = 0.2
 #: Where all random episodes return the same, a smallest effect is this share of it.
 _SHARE = 0.05
 #: A floor lies so many times the range of random episodes below the worst of them, unless steps cannot pay so little.
@@ -40,7 +42,7 @@ class Scale:
     def lines(self) -> list[str]:
         """Return the section of a specification."""
         chosen = f"  sesoi: {self.sesoi:g}" if self.sesoi is not None else "  sesoi: 1.0"
-        why = "about the SD of random episodes" if self.sd else "a twentieth of what random episodes return"
+        why = "a fifth of the SD of random episodes" if self.sd else "a twentieth of what random episodes return"
         told = why if self.sesoi is not None else "CHOOSE it: every random episode returned 0"
         floor = "no step paid less than 0" if self.floor == 0 else "below what random episodes returned"
         return [
@@ -62,7 +64,7 @@ def scale_of(returns: Sequence[float], least_reward: float | None, limit: int | 
         return None
     low, high, mean = min(returns), max(returns), statistics.fmean(returns)
     sd = statistics.stdev(returns) if len(returns) > 1 else 0.0
-    width = sd or _SHARE * abs(mean)
+    width = _SMALL * sd or _SHARE * abs(mean)
     sesoi = float(f"{width:.0e}") if width > 0 else None
     return Scale(len(returns), low, high, mean, sd, sesoi, _floor(low, high, least_reward, limit))
 
