@@ -68,8 +68,15 @@ def spec(**lockstep: Any) -> dict[str, Any]:
 
 
 def events(client: Client, experiment_id: str, kind: str) -> list[dict[str, Any]]:
-    page = client.call("GET", f"experiments/{experiment_id}/events", params={"limit": 1000})
-    return [event for event in page["items"] if event["type"] == kind]
+    """Return all events of a kind; the timeline of a fast task is longer than a page."""
+    found: list[dict[str, Any]] = []
+    params: dict[str, Any] = {"limit": 2000}
+    while (page := client.call("GET", f"experiments/{experiment_id}/events", params=params))["items"]:
+        found += [event for event in page["items"] if event["type"] == kind]
+        params["after"] = page["next"]
+        if page["next"] is None:
+            break
+    return found
 
 
 @pytest.fixture(scope="module")
