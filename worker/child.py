@@ -138,7 +138,7 @@ class Seat:
         self.saved = self.done = self.start = self.assignment.resume_round
         self.seqs: dict[str, int] = {}
         self.trainer: BlockTrainer
-        self.failed = False
+        self.failed, self.has_left = False, False
         #: Lets what was built wait for another assignment; None where none may follow.
         self.rest: Callable[[], None] | None = None
 
@@ -165,6 +165,7 @@ class Seat:
 
     def leave(self) -> None:
         """Say the last word: whatever this process does until its end is nothing of the assignment."""
+        self.has_left = True
         self.send("left")
 
 
@@ -389,7 +390,7 @@ def _rounds(pipes: Pipes, seats: Sequence[Seat]) -> None:
             elif _guarded(seat, lambda: _hand_in(seat, outcome)):  # noqa: B023 - called at once
                 continue
             here.remove(seat)
-        here = [seat for seat in here if not seat.failed]
+        here = [seat for seat in here if not seat.has_left]
 
 
 def _begin(seat: Seat) -> bool:

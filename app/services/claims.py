@@ -49,7 +49,7 @@ def look(ctx: Context, worker_ids: Sequence[str]) -> Look:
         free = workers.free_ids(session)
         others = [worker_id for worker_id in worker_ids if worker_id not in free]
         given = scheduling.give(ctx, session) if len(others) < len(worker_ids) else []
-        mine = sorted({*worker_ids}.intersection(*[chain.from_iterable(given)]))
+        mine = sorted({*worker_ids}.intersection(chain.from_iterable(given)))
         answers: Answers = {**_hand_out(ctx, session, workers.some(session, mine))} if mine else {}
     if given:
         ctx.bell.ring()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from lockstep.spec.sections import CLIP
 from worker.envs.base import Observation
 from worker.envs.family import Order, RunEnv
+from worker.envs.faults import EnvironmentFault
 from worker.envs.gymnasium import simulators
 from worker.envs.gymnasium.env import GymEnvs, make_envs, simulated_envs
 from worker.envs.gymnasium.rewards import GymReward, Transition, make_gym_reward
@@ -179,6 +181,34 @@ def test_each_resumes_what_the_other_has_left() -> None:
     assert [play(envs, actions[50:]) for envs in again] == [expected, expected]
 
 
+@pytest.mark.parametrize(("before", "steps"), [(0, 100), (10, 60)])
+def test_a_resumed_episode_goes_on_for_longer_than_its_replay_had_room_for(before: int, steps: int) -> None:
+    asked = order("Pendulum-v1")
+    plain, fast = both(asked)
+    actions = drawn(plain, 199)
+    for envs in (plain, fast):
+        envs.begin_round(0)
+    play(plain, actions[:steps])
+    play(fast, actions[:before])
+    for run in range(2):
+        fast.load_state_dict(run, plain.state_dict(run))
+    for envs in (plain, fast):
+        envs.begin_round(1)
+    assert play(plain, actions[steps:]) == play(fast, actions[steps:])
+
+
+def test_an_action_that_is_no_number_ends_both_where_it_was_taken() -> None:
+    for envs in both(order("Pendulum-v1")):
+        envs.begin_round(0)
+        play(envs, drawn(envs, 3))
+        actions = drawn(envs, 1)[0]
+        actions[1][2] = float("nan")
+        with pytest.raises(
+            EnvironmentFault, match=r"number 2, episode 0\) in step 4 returned .* nan, which is not finite"
+        ):
+            envs.step(actions)
+
+
 def test_a_replay_that_comes_to_another_observation_is_refused() -> None:
     _, fast = both(order("CartPole-v1"))
     fast.begin_round(0)
@@ -248,6 +278,38 @@ def test_code_that_is_not_the_known_one_is_stepped_by_itself(monkeypatch: pytest
 
     monkeypatch.setattr(CartPoleEnv, "step", step)
     assert simulated_envs(order("CartPole-v1"), {}, "train") is None
+
+
+def test_a_task_of_a_package_is_not_built_to_see_whether_it_has_a_simulator() -> None:
+    class Counted(CartPoleEnv):
+        """Counts how often it is built, as one does that holds a licence or a port."""
+
+        built = 0
+
+        def __init__(self) -> None:
+            Counted.built += 1
+            super().__init__()
+
+    build: Any = Counted
+    gymnasium.register("Counted-v0", build)
+    try:
+        assert simulated_envs(order("Counted-v0"), {}, "train") is None
+        assert Counted.built == 0
+    finally:
+        del gymnasium.registry["Counted-v0"]
+
+
+def test_a_method_that_is_wrapped_or_is_no_function_is_stepped_by_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    own: Any = CartPoleEnv.step
+    assert simulators.simulator_of(CartPoleEnv(), {}) is not None
+
+    @functools.wraps(own)
+    def step(self: CartPoleEnv, action: Any) -> Any:
+        return own(self, 0)
+
+    for method in (step, functools.partial(own)):
+        monkeypatch.setattr(CartPoleEnv, "step", method)
+        assert simulators.simulator_of(CartPoleEnv(), {}) is None
 
 
 def test_a_choice_that_is_none_is_refused() -> None:

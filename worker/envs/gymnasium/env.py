@@ -231,7 +231,7 @@ class GymEnvs(Hosted):
             if ends or cut or (self.resets_each_round and lanes[index].steps >= self.steps_per_round):
                 lanes[index].success = self._success(run, index, info)
                 ended[index] = DONE if ends else TIME_LIMIT if cut else CAPPED
-        self._check_finite(run, 0, E)
+        self._check_finite(run, self._obs[run])
         reward, flags = torch.from_numpy(native), self._flags(ended, active)
         if before is not None:
             stepping = time.perf_counter() - began
@@ -300,15 +300,6 @@ class GymEnvs(Hosted):
         what = f"returned {error}" if isinstance(error, BadValue) else f"raised {last_line(error)}"
         return EnvironmentFault(f"{self._where(run, index)} {what}")
 
-    def _check_finite(self, run: int, first: int, end: int) -> None:
-        """Refuse what is not finite in the observations of environments ``first:end`` before any statistic sees it."""
-        finite = np.isfinite(self._obs[run][first:end])
-        if not finite.all():
-            index = first + int((~finite.all(axis=1)).argmax())
-            values = self._obs[run][index][~finite[index - first]].tolist()
-            told = f"returned an observation that holds {values[0]}, which is not finite"
-            raise EnvironmentFault(f"{self._where(run, index)} {told}")
-
     def _at(self, run: int, index: int) -> tuple[int, int]:
         lane = self._lanes[run][index]
         return lane.episode, lane.steps
@@ -328,7 +319,7 @@ class GymEnvs(Hosted):
             raise self._fault(run, index, error) from error
         finally:
             cells[0] = OUTSIDE
-        self._check_finite(run, index, index + 1)
+        self._check_finite(run, self._obs[run][index : index + 1], index)
         self._ledgers[run].begin_episode(index)
         lane.started_at = datetime.now(UTC).isoformat()
         self._alive()

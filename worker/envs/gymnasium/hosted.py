@@ -72,6 +72,14 @@ class Hosted(Stepped):
             (terminated if outcome == DONE else truncated)[index] = True
         return terminated, truncated, torch.tensor(active)
 
+    def _check_finite(self, run: int, seen: np.ndarray, first: int = 0) -> None:
+        """Refuse observations [E, O], from environment ``first`` on, that are not finite: no statistic may see them."""
+        finite = np.isfinite(seen)
+        if not finite.all():
+            index = int((~finite.all(axis=1)).argmax())
+            told = f"returned an observation that holds {seen[index][~finite[index]][0]}, which is not finite"
+            raise EnvironmentFault(f"{self._where(run, first + index)} {told}")
+
     def _where(self, run: int, index: int) -> str:
         episode, step = self._at(run, index)
         place = f"in step {step}" if step else "in reset"

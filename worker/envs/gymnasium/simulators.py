@@ -137,6 +137,12 @@ _KNOWN: Mapping[type[Any], tuple[type[Any], str]] = {
 }
 
 
+def may_have_simulator(name: str) -> bool:
+    """Return whether a task may have one, by what Gymnasium's registry says it is."""
+    spec = gymnasium.registry.get(name)
+    return spec is not None and spec.entry_point in {f"{kind.__module__}:{kind.__name__}" for kind in _KNOWN}
+
+
 def simulator_of(env: gymnasium.Env[Any, Any], kwargs: Mapping[str, Any]) -> tuple[Simulator, int | None] | None:
     """Return what steps a task in batches and its limit of steps; None where only the task itself can.
 
@@ -186,8 +192,9 @@ _LIMIT = "_max_episode_steps"
 def _digest(parts: tuple[Any, ...]) -> str:
     """Return a digest of the source of functions; empty where it cannot be read."""
     try:
-        text = "\n".join(inspect.getsource(part) for part in parts)
-    except OSError:
+        # of the code itself: of a function that wraps another, the source of the other would be read
+        text = "\n".join(inspect.getsource(part.__code__) for part in parts)
+    except (AttributeError, OSError):
         return ""
     return hashlib.sha256(text.encode()).hexdigest()[:16]
 
