@@ -11,7 +11,9 @@ import pytest
 from typer.testing import CliRunner
 
 from app.cli.admin import app as command
+from app.cli.doctor import _database_lines
 from app.services import access
+from lockstep.client import Client
 from lockstep.revision import code_identity
 from tests.conftest import LiveServer
 from tests.factories import LOCAL, SimulatedWorker
@@ -76,6 +78,14 @@ def test_doctor_says_whether_the_token_is_taken(
     code, lines = doctor(**known, token=secret)
     assert code == 0
     assert f"server {guarded.url}: you are mia, role viewer; " in of_server(lines)[1]
+
+
+def test_doctor_does_not_say_of_an_older_server_that_its_database_is_another(sqlite_server: LiveServer) -> None:
+    with Client(sqlite_server.url) as client:
+        who = {name: value for name, value in client.call("GET", "session").items() if name in ("name", "role")}
+        assert [*_database_lines("server x", client, who, "0123")] == [
+            "server x: it does not say which database it has"
+        ]
 
 
 def test_doctor_says_that_a_named_server_does_not_answer(tmp_path: Path) -> None:

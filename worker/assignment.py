@@ -545,8 +545,8 @@ class AssignmentRunner:
         if self._finished and not self._stopped and self._failure is None:
             return p.ReleaseRequest(outcome="completed", seconds=seconds)
         if self._stop_cause is not None and self._failure is None:
-            border = "stopped at once" if self._for_good else "stopped at a round border"
-            detail = border if self._stopped else f"stopped: {self._exit}"
+            told = "stopped for good" if self._for_good else "stopped at a round border"
+            detail = told if self._stopped else f"stopped: {self._exit}"
             cause: Any = self._stop_cause
             return p.ReleaseRequest(outcome="stopped", cause=cause, detail=detail, seconds=seconds)
         if self._failure is not None:

@@ -338,8 +338,7 @@ def _guarded(seat: Seat, work: Callable[[], bool]) -> bool:
     try:
         return work()
     except GivenUp:
-        _give_up(seat)
-        return False
+        return _guarded(seat, lambda: _give_up(seat))
     except Exception as error:
         _fail(seat, error)
         return False

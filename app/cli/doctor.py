@@ -143,10 +143,11 @@ def _version_text(who: Mapping[str, Any]) -> str:
 
 def _database_lines(where: str, client: Client, who: Mapping[str, Any], epoch: str | None) -> Iterator[str]:
     """Say whether the server has the database that was looked at; of another one, what its workers cannot use."""
-    if epoch and who.get("epoch") == epoch:
+    there = who.get("epoch")  # an older server does not tell it
+    if epoch and there == epoch:
         yield f"{where}: its database is the one above"
         return
-    yield f"{where}: its database is not the one above"
+    yield f"{where}: " + ("its database is not the one above" if there else "it does not say which database it has")
     for item in client.workers():
         for defect in item["defects"]:
             yield _told(f"worker {isolated(item['name'])} there", **defect)

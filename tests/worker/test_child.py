@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+from collections.abc import Callable
 
 from lockstep.protocol import AssignedRun, Assignment
 from tests.worker.train.cases import CPU, GYM, GYM_ARMS, block
@@ -33,7 +34,8 @@ def _assignment(plan: BlockPlan) -> Assignment:
     )
 
 
-def test_a_cancel_before_the_first_round_is_told_once() -> None:
+def _cancelled_in_its_calibration(close: Callable[[], object]) -> list[str]:
+    """Return what is told, by kind, of an assignment that ends by calling ``close``."""
     norm = {"enabled": True, "sharing": "shared_frozen", "calibration_episodes": 2}
     plan, frames = block(GYM, GYM_ARMS, obs_norm=norm), io.BytesIO()
     pipes = Pipes(frames)
@@ -45,7 +47,16 @@ def test_a_cancel_before_the_first_round_is_told_once() -> None:
         progress=lambda *_: seat.told("stop", for_good=True) if seat.gos else None,
         unwanted=lambda: seat.unwanted,
     )
+    seat.opened.callback(close)
     seat.opened.callback(seat.trainer.close)
     seat.told("go")
     _rounds(pipes, [seat])
-    assert [json.loads(line)["type"] for line in frames.getvalue().splitlines()] == ["done", "left"]
+    return [json.loads(line)["type"] for line in frames.getvalue().splitlines()]
+
+
+def test_a_cancel_before_the_first_round_is_told_once() -> None:
+    assert _cancelled_in_its_calibration(lambda: None) == ["done", "left"]
+
+
+def test_an_environment_that_raises_when_it_is_closed_after_a_cancel_ends_its_assignment_alone() -> None:
+    assert _cancelled_in_its_calibration(lambda: 1 // 0) == ["failed", "left"]
