@@ -7,6 +7,7 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from app.errors import AppError
 from app.services import assignments, claims, ingest, submission, workers
 from app.services.context import Actor, Context
 from app.services.ingest import Upload
@@ -50,6 +51,15 @@ def submit(ctx: Context, spec: Mapping[str, Any] | None = None, actor: Actor = L
     return submission.submit(ctx, spec or tiny_spec(), actor)
 
 
+def claim(ctx: Context, worker_id: str) -> p.Assignment | None:
+    """Hand one worker what it was offered, after a look at the queue where that is nothing; raise why it is to go."""
+    seen = claims.look(ctx, [worker_id])
+    answer = {**seen.answers, **(claims.tell(ctx, seen.others) if seen.others else {})}.get(worker_id)
+    if isinstance(answer, AppError):
+        raise answer
+    return answer
+
+
 class SimulatedWorker:
     """A worker without a trainer: speaks the protocol through the use cases."""
 
@@ -91,7 +101,7 @@ class SimulatedWorker:
 
     def claim(self) -> p.Assignment | None:
         """Claim once."""
-        self.assignment = claims.claim(self.ctx, self.worker_id)
+        self.assignment = claim(self.ctx, self.worker_id)
         return self.assignment
 
     @property

@@ -75,20 +75,6 @@ def tell(ctx: Context, worker_ids: Sequence[str]) -> Answers:
     return answers
 
 
-def claim(ctx: Context, worker_id: str) -> Assignment | None:
-    """Hand one worker what it was offered, after a look at the queue where that is nothing.
-
-    Raises:
-        NotFoundError: for an unknown worker.
-        GoneError: when the worker is drained (end), or retired or lost (register again).
-    """
-    seen = look(ctx, [worker_id])
-    answer = {**seen.answers, **(tell(ctx, seen.others) if seen.others else {})}.get(worker_id)
-    if isinstance(answer, AppError):
-        raise answer
-    return answer
-
-
 def _hand_out(ctx: Context, session: Session, asking: Sequence[WorkerRow]) -> dict[str, Assignment]:
     """Return by worker what it is offered; the caller holds the blocks of these offers.
 

@@ -12,11 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 from app.errors import ConflictError, GoneError, LeaseLostError, NotFoundError
-from app.services import assignments, claims, ingest, workers
+from app.services import assignments, ingest, workers
 from app.services.context import Context
 from app.services.ingest import Upload
 from lockstep import protocol as p
 from tests.conftest import Clock
+from tests.factories import claim
 
 _CAUSES = {"cancel": "user", "pause": "user", "drain": "preempted", "abort": "preempted"}
 
@@ -156,7 +157,7 @@ class FlakyWorker:
         """Do the next thing of the share: claim, ready, round, checkpoint or release."""
         held = self.held
         if held is None:
-            self.call(lambda: claims.claim(self.ctx, self.worker_id), self._claimed, lost)
+            self.call(lambda: claim(self.ctx, self.worker_id), self._claimed, lost)
         elif self.is_fenced():
             return
         elif self.wall.elapsed >= self.kill_at:

@@ -278,18 +278,21 @@ def play(
                 views[i] = (result.observation, result.masks)
                 over[i] |= (result.terminated | result.truncated).cpu()
         held = [ends for ends, actor in zip(over, actors, strict=True) if actor is not None]
-        ended = sum(int(ends.sum()) for ends in held)
-        here = Evaluated(ended, len(held) * envs.num_envs, step + 1, envs.steps_per_round)
+        here = _how_far(held, step + 1, envs)
         reached(here)
         if time.monotonic() - told >= _TELL_SECONDS:
             told = time.monotonic()
-            count = f"{here.over} of {here.episodes} episodes are over"
-            limit = f"{here.steps:,} of at most {here.max_steps:,} steps"
-            print(f"evaluation: {count} after {limit}", flush=True)  # noqa: T201 - standard output is the log
+            print(f"evaluation: {here.text}", flush=True)  # noqa: T201 - standard output is the log
     episodes = [sorted(envs.pop_episodes(i), key=lambda e: e.env) for i in range(num_runs)]
     for i in range(num_runs):
         envs.pop_events(i)
     return episodes
+
+
+def _how_far(over: Sequence[Tensor], steps: int, envs: LockstepEnvs) -> Evaluated:
+    """Return how far the runs are that are evaluated, by which episodes [M] of each have ended."""
+    ended = sum(int(ends.sum()) for ends in over)
+    return Evaluated(ended, len(over) * envs.num_envs, steps, envs.steps_per_round)
 
 
 def mean(values: Sequence[float | None]) -> float:

@@ -96,6 +96,12 @@ class Evaluated:
     steps: int
     max_steps: int
 
+    @property
+    def text(self) -> str:
+        """The same in words."""
+        limit = f"{self.steps:,} of at most {self.max_steps:,} steps"
+        return f"{self.over} of {self.episodes} episodes are over after {limit}"
+
 
 class ArmOutOfMemory(RuntimeError):  # noqa: N818 - says what happened
     """The device ran out of memory in the work of one run alone.
