@@ -80,12 +80,20 @@ def specified(number: int, rounds: int, *, packed: bool) -> dict[str, Any]:
 
 
 def submit(client: Client, number: int, spec: dict[str, Any]) -> str:
-    """Submit the experiment of a number; a repeated call is harmless."""
+    """Submit the experiment of a number; a repeated call is harmless.
+
+    Raises:
+        ApiError: the specification is refused; an API that is away or has a fault is asked again.
+    """
     while True:
         try:
             return str(client.submit(spec, key=f"chaos-{number}")["id"])
-        except (ApiError, httpx.TransportError):
-            time.sleep(0.5)
+        except ApiError as error:
+            if error.status < 500:
+                raise
+        except httpx.TransportError:
+            pass
+        time.sleep(0.5)
 
 
 def statuses(client: Client, ids: list[str]) -> list[str]:

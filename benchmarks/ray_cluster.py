@@ -29,7 +29,7 @@ import ray
 from ray.cluster_utils import Cluster
 
 from benchmarks import served
-from benchmarks.chaos import differences, facts, submit, wait_for
+from benchmarks.chaos import differences, facts, specified, submit, wait_for
 from benchmarks.machine import save
 from lockstep.client import Client
 from worker.supervisor import descendants
@@ -146,7 +146,8 @@ def main() -> int:
             folder = Path(text)
             os.environ["LOCKSTEP_LOCK_DIR"] = str(folder / "locks")
             os.environ["LOCKSTEP_SPOOL_DIR"] = str(folder / "spools")
-            ids = [submit(service.client, number, options.rounds) for number in range(options.experiments)]
+            specs = [specified(number, options.rounds, packed=False) for number in range(options.experiments)]
+            ids = [submit(service.client, number, spec) for number, spec in enumerate(specs)]
             began = time.monotonic()
             if name == "ray":
                 found |= disturbed(service.client, service.url, ids, folder, random.Random(options.seed))
