@@ -201,13 +201,15 @@ class Network:
         features, taps = self._features(x, plan, how)
         loss = self.host.loss(features, y, how, self.config.dtype)
         stores = [self.store, *(self.cell(item.slot).store for item in plan if item.how != "shadow")]
-        grads = _gradients(loss, stores, self.one)
+        # without kernels nothing is saved by it, and PyTorch would import sympy to look at it
+        begin = None if self.kernels is None else self.one
+        grads = _gradients(loss, stores, begin)
         slots = [-1, *(item.slot for item in plan if item.how != "shadow"), *shadowed]
         for slot in shadowed:
             stores.append(self.cell(slot).store)
             tail = self._shadow_features(taps[slot], slot, plan)
             shadow = self.host.loss(tail, y, SHADOW, self.config.dtype)
-            grads += _gradients(shadow, stores[-1:], self.one)
+            grads += _gradients(shadow, stores[-1:], begin)
         with torch.no_grad():
             stats.losses.append(loss.detach())
             if measure:
@@ -305,10 +307,10 @@ def gradient_health(total: float, vanishing: float, exploding: float) -> float:
     return float(min(max(1.0 - 0.5 * vanishing - 0.8 * exploding, 0.0), 1.0))
 
 
-def _gradients(loss: Tensor, stores: Sequence[ParamStore], one: Tensor) -> list[tuple[Tensor, ...]]:
+def _gradients(loss: Tensor, stores: Sequence[ParamStore], begin: Tensor | None) -> list[tuple[Tensor, ...]]:
     """Return the gradients of ``loss``, one tuple per store."""
     params = [param for store in stores for param in store.params]
-    flat = torch.autograd.grad(loss, params, grad_outputs=one)
+    flat = torch.autograd.grad(loss, params, grad_outputs=begin)
     parts, start = [], 0
     for store in stores:
         parts.append(flat[start : start + len(store.params)])

@@ -56,7 +56,7 @@ def load(source: Path, defines: Sequence[str], shared: dict[str, int]) -> dict[s
     major, minor = torch.cuda.get_device_capability()
     options = [f"--gpu-architecture=sm_{major}{minor}", "--std=c++17", *(f"-D{item}" for item in defines)]
     module = ctypes.c_void_p()
-    _driver("cuModuleLoadData", ctypes.byref(module), _compile(source.read_text("utf-8"), options))
+    _driver("cuModuleLoadData", ctypes.byref(module), _compile(source.read_text(encoding="utf-8"), options))
     kernels = {}
     for name, size in shared.items():
         function = ctypes.c_void_p()
