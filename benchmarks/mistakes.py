@@ -59,7 +59,7 @@ Each was made against a real server and two workers, beside an experiment withou
 workers were idle and healthy in the end. Written by `python -m benchmarks.mistakes`, which checks every line
 (`--only TITLE` renews one). A refusal is what `lockstep submit` says (exit code 1) and the page shows under its form.
 Of an experiment that was taken it is the end of `lockstep watch` (exit code 1 unless it succeeded); its page shows the
-same reasons on top. Ids are left out.
+same reasons on top. Ids are left out, and so is where the project lies.
 
 | # | mistake | ends as | command line and page | report |
 |---|---|---|---|---|"""
@@ -295,7 +295,7 @@ def page(told: Mapping[str, Told], before: str = "") -> str:
 
 
 def _cell(text: str) -> str:
-    plain = re.sub(r"\b(run|exp)_[0-9a-f]+", r"\1_..", text)
+    plain = re.sub(r"\b(run|exp)_[0-9a-f]+", r"\1_..", text).replace(f"{ROOT.resolve()}/", "")
     return "<br>".join(line.strip().replace("|", "\\|") for line in plain.splitlines())
 
 
