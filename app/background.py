@@ -2,7 +2,8 @@
 
 A thread each: building a report may take seconds, as may a receiver, and the sweep must keep its rhythm meanwhile.
 All they do is idempotent and guarded in the database, so that any number of API processes may run them and a crash
-at any line loses nothing. The sweep, which looks at everything, is one process's at a time (app.services.leading).
+at any line loses nothing. The sweep, which looks at everything, is one process's at a time
+(app.services.queue.leading).
 """
 
 from __future__ import annotations
@@ -13,10 +14,13 @@ import time
 from collections.abc import Callable
 
 from app.delivery import Courier
-from app.services import disks, finishing, leading, retention, scheduling, sharing, sweeping
+from app.services import disks, retention
 from app.services.context import Context
 from app.services.operations import METRICS
-from app.store.opening import why_away
+from app.services.queue import leading, scheduling, sharing
+from app.services.results import finishing
+from app.services.training import sweeping
+from app.store.database.opening import why_away
 from lockstep.logs import get_logger
 
 _log = get_logger("background")

@@ -14,10 +14,10 @@ from collections.abc import Callable, Sequence
 from typing import TypeVar
 
 from app.lanes import Way
-from app.services import claims
 from app.services.context import Context
 from app.services.operations import METRICS
-from app.store.opening import is_busy
+from app.services.queue import claims
+from app.store.database.opening import is_busy
 from lockstep.logs import get_logger
 from lockstep.protocol import Assignment
 

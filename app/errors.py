@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Any
 
-from lockstep.spec.problems import Problem
+from lockstep.spec.text.problems import Problem
 
 MEDIA_TYPE = "application/problem+json"
 

@@ -15,16 +15,18 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.lanes import Way
-from app.services import live
 from app.services.context import Context
-from app.services.live import Batch, Interest, Position
+from app.services.experiments import live
+from app.services.experiments.live import Batch, Interest, Position
 from app.services.operations import METRICS, server_epoch
-from app.store.opening import why_away
+from app.store.database.opening import why_away
 from lockstep.logs import get_logger
 
 MAX_BUFFER_BYTES = 256 * 1024
 #: What is committed within so short a time of the first ring travels together.
 _GATHER_SECONDS = 0.02
+#: Another process may have written and its notice been lost: so often it is looked in any case.
+_LOOK_SECONDS = 1.0
 _log = get_logger("live")
 
 
@@ -174,8 +176,8 @@ class Hub:
         due = clock()
         with self._ctx.bell.listening() as rung:
             while True:
-                with contextlib.suppress(TimeoutError):  # another process may have written: look once a second
-                    async with asyncio.timeout(1.0):
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(_LOOK_SECONDS):
                         await rung.wait()
                 await asyncio.sleep(max(_GATHER_SECONDS, due - clock()))
                 due = clock() + period

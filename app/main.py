@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import AsyncIterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 
 from fastapi import FastAPI
@@ -11,6 +10,7 @@ from fastapi import FastAPI
 from app import middleware, openapi, problems
 from app.background import BackgroundTasks
 from app.claiming import Desk
+from app.exporting import Exports
 from app.lanes import Lanes
 from app.live import Hub
 from app.routes import artifacts, experiments, exports, live, operations, pages, reports, webhooks, workers
@@ -19,18 +19,14 @@ from app.services.context import Bell, Context
 from app.services.operations import ensure_epoch
 from app.services.throttling import Throttle
 from app.settings import Settings
-from app.store import opening
-from app.store.engine import Limits, Store
-from app.store.notices import Notices
-from app.store.points import MetricNames
+from app.store.database import opening
+from app.store.database.engine import Limits, Store
+from app.store.database.notices import Notices
+from app.store.records.points import MetricNames
 from lockstep.logs import configure, get_logger
 from lockstep.revision import code_identity
 
 _log = get_logger("server")
-#: Exports that are written at once. Two take turns at the interpreter and take as long as one after the other, while
-#: they and what answers them in the database leave other requests no processor: on two cores, with 12 stalled
-#: readers, their p99 was 302 ms with two writers and 130 ms with one.
-_EXPORT_WRITERS = 1
 DESCRIPTION = """Lockstep A/B experiments for reinforcement learning.
 
 Submit one experiment (arms x replicates, task, budget, registered analysis); workers train all arms of
@@ -81,7 +77,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     with opening.explained(settings.url):
         ensure_epoch(ctx)
     app.state.ctx = ctx
-    app.state.export_writers = ThreadPoolExecutor(_EXPORT_WRITERS, "export")
+    app.state.exports = Exports()
     app.state.lanes = lanes = Lanes(ctx)
     app.state.desk = Desk(lanes.claims)
     app.state.hub = Hub(lanes.people)
@@ -98,7 +94,7 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     finally:
         ctx.bell.close()
         await app.state.hub.stop()
-        app.state.export_writers.shutdown(wait=False, cancel_futures=True)
+        app.state.exports.stop()
         tasks.stop()
         if notices is not None:
             notices.stop()

@@ -23,7 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from app.errors import AppError, ForbiddenError, TooLargeError
 from app.problems import render
 from app.settings import Settings
-from app.store.engine import StartupError
+from app.store.database.engine import StartupError
 from lockstep.address import is_loopback
 
 _CSP = "default-src 'self'; frame-ancestors 'none'; object-src 'none'; base-uri 'self'; form-action 'self'"

@@ -16,10 +16,10 @@ from app.errors import MEDIA_TYPE, AppError, BusyError, InvalidError, problem_do
 from app.html import error_page, wants_page
 from app.routes.documents import ProblemDocument
 from app.services.operations import METRICS
-from app.store.opening import why_away
+from app.store.database.opening import why_away
 from lockstep.logs import get_logger
-from lockstep.spec.faults import dotted, sentence
-from lockstep.spec.problems import Problem, pointer
+from lockstep.spec.text.faults import dotted, sentence
+from lockstep.spec.text.problems import Problem, pointer
 
 _log = get_logger("errors")
 _CODES = {400: "malformed", 404: "not_found", 405: "method_not_allowed", 413: "too_large", 415: "media_type"}

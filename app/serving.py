@@ -11,6 +11,7 @@ import os
 import socket
 import sys
 import threading
+from collections.abc import Callable
 
 import uvicorn
 from fastapi import FastAPI
@@ -52,20 +53,36 @@ def _is_news(record: logging.LogRecord) -> bool:
 
 
 class Server(uvicorn.Server):
-    """Uvicorn that lets nobody wait once it is to stop."""
+    """Uvicorn that says when it can be asked, and lets nobody wait once it is to stop.
 
-    def __init__(self, app: FastAPI, settings: Settings) -> None:
-        self._app = app
+    Args:
+        app: what it serves.
+        settings: of the process.
+        listening: called once connections are taken.
+    """
+
+    def __init__(self, app: FastAPI, settings: Settings, listening: Callable[[], None] = lambda: None) -> None:
+        self._app, self._listening = app, listening
         super().__init__(config(app, settings))
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Start as uvicorn does, then say so."""
+        await super().startup(sockets)
+        if self.started:
+            self._listening()
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         """Send everybody away who waits, then end as uvicorn does."""
         end = threading.Timer(_END_SECONDS, _end)
         end.daemon = True
         end.start()
+        await self.send_away()
+        await super().shutdown(sockets)
+
+    async def send_away(self) -> None:
+        """Answer who waits for work or for a barrier, and tell live readers to come back."""
         self._app.state.ctx.bell.close()
         await self._app.state.hub.stop()
-        await super().shutdown(sockets)
 
 
 def _end() -> None:

@@ -10,7 +10,7 @@ from urllib.parse import quote
 from pydantic import Field, field_validator, model_validator
 from pydantic_settings import BaseSettings, NoDecode, SettingsConfigDict
 
-from app.store.engine import Pools
+from app.store.database.engine import Pools
 from lockstep.address import clean_path, is_loopback
 
 _POSTGRESQL = re.compile(r"postgres(ql)?(\+psycopg)?://(\S*@)?(\[[^\]]*\]|[^/:@?]*)(:\d+)?([/?]\S*)?")

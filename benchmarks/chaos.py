@@ -28,8 +28,8 @@ from typing import Any
 import httpx
 import psycopg
 
-from app.store import migrate
-from app.store.engine import Store
+from app.store.database import migrate
+from app.store.database.engine import Store
 from benchmarks.chaos_cast import NUM_WORKERS, ROOT, Cast, Cluster, NoPostgresError, strike
 from lockstep.client import ApiError, Client
 from tests.factories import cartpole_spec, tiny_spec

@@ -17,8 +17,8 @@ from pathlib import Path
 
 import httpx
 
-from worker.starter import TRAINING_NAME
-from worker.supervisor import descendants
+from worker.supervision.starter import TRAINING_NAME
+from worker.supervision.supervisor import descendants
 
 ROOT = Path(__file__).resolve().parents[1]
 NUM_WORKERS = 3

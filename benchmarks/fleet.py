@@ -30,7 +30,7 @@ from urllib.parse import urlsplit
 import httpx
 from sqlalchemy import text
 
-from app.store.engine import Store
+from app.store.database.engine import Store
 from benchmarks.control_plane import fresh, in_process, last_round, times
 from lockstep import protocol as p
 from tests import postgres

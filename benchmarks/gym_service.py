@@ -25,8 +25,8 @@ from benchmarks.run_experiments import save
 from benchmarks.served import end_after, service, wait
 from lockstep.client import Client
 from lockstep.spec.presets import merge
-from lockstep.spec.reading import load_text
 from lockstep.spec.resolve import parse
+from lockstep.spec.text.reading import load_text
 
 ANCHORS = {
     "CartPole-v1": "CleanRL 490.0 +- 6.1, baselines 497.5 +- 4.0, SB3 zoo 500 +- 0",

@@ -1,6 +1,7 @@
 """The engine alone: N hosts of the reference's shape train side by side, no policy, hardly any validation.
 
     python -m benchmarks.host_engine --hosts 4 8 16 --batch 512 --precision bf16 fp32 --grafts 0 --out FILE
+    python -m benchmarks.host_engine --variant fused --hosts 8 --batch 512 --grafts 1 --how shadow
 
 Variants: ``eager`` (plain, sequential), ``captured`` (one graph per host) and ``fused`` (captured, own
 kernels). Before it is timed, a variant's parameters are compared with eager after one epoch. Prints one
@@ -39,7 +40,7 @@ _BATCHES = 24
 
 @dataclass(frozen=True)
 class Cell:
-    """One measurement; ``grafts`` conv_light grafts are on, in the slots r0c0, r0c1, .."""
+    """One measurement; ``grafts`` conv_light grafts take part as ``how`` says, in the slots r0c0, r0c1, .."""
 
     variant: Literal["eager", "captured", "fused"]
     hosts: int
@@ -49,6 +50,7 @@ class Cell:
     grafts: int
     base: int
     images: int
+    how: Literal["blend", "shadow"] = "blend"
 
 
 class Bench:
@@ -72,7 +74,8 @@ class Bench:
             for slot in rows:
                 network.germinate(slot, blueprint_id("conv_light"), Operator.ADD, _draw(slot))
                 network.set_blend(slot, 1.0, active=True)
-            self.plan = tuple(SlotPlan(slot, "blend") for slot in network.in_execution_order(rows))
+            order = network.in_execution_order(rows)
+            self.plan = tuple(SlotPlan(slot, cell.how, detach=cell.how == "shadow") for slot in order)
         self.validators = [Validator(network, 16_384) for network in self.networks]
 
     def epoch(self, number: int) -> None:
@@ -152,6 +155,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     parser.add_argument("--precision", nargs="+", choices=("bf16", "fp32"), default=["bf16"])
     parser.add_argument("--variant", nargs="+", choices=("eager", "captured", "fused"), default=["captured", "fused"])
     parser.add_argument("--grafts", type=int, nargs="+", default=[0])
+    parser.add_argument("--how", choices=("blend", "shadow"), default="blend", help="how grafts train")
     parser.add_argument("--base", type=int, default=8)
     parser.add_argument("--images", type=int, default=50_000)
     parser.add_argument("--epochs", type=int, default=5)
@@ -163,7 +167,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     for variant, precision, hosts, batch, grafts in product(
         args.variant, args.precision, args.hosts, args.batch, args.grafts
     ):
-        cell = Cell(variant, hosts, batch, precision, args.tf32, grafts, args.base, args.images)
+        cell = Cell(variant, hosts, batch, precision, args.tf32, grafts, args.base, args.images, args.how)
         rows.append(measure(cell, args.epochs, device, rate))
         print(line(rows[-1]), flush=True)
     save(args.out, facts(device) | {"rows": rows})

@@ -42,10 +42,10 @@ TESTS = {
     f"{STATS}/estimands.py": ("stats/test_experiment", "stats/test_reviewed_faults"),
     f"{STATS}/planning.py": ("stats/test_golden",),
     f"{STATS}/power.py": ("stats/test_power",),
-    f"{REPORT}/staged.py": ("stats/test_reviewed_faults",),
-    f"{REPORT}/clock.py": ("stats/test_reviewed_faults",),
+    f"{REPORT}/findings/staged.py": ("stats/test_reviewed_faults",),
+    f"{REPORT}/findings/clock.py": ("stats/test_reviewed_faults",),
     f"{REPORT}/numbers.py": ("stats/test_reviewed_faults",),
-    f"{REPORT}/sections.py": ("report/test_build",),
+    f"{REPORT}/findings/sections.py": ("report/test_build",),
 }
 
 
@@ -298,13 +298,13 @@ MUTATIONS = (
     ),
     Mutation(
         "a later look overrules the first crossing",
-        f"{REPORT}/staged.py",
+        f"{REPORT}/findings/staged.py",
         "if p.in_family and p.is_settled}",
         "if p.in_family and not p.is_settled}",
     ),
     Mutation(
         "looks go on after the answer",
-        f"{REPORT}/staged.py",
+        f"{REPORT}/findings/staged.py",
         "if is_answered(found.result):",
         "if not found.result:",
     ),
@@ -316,13 +316,13 @@ MUTATIONS = (
     ),
     Mutation(
         "any guardrail at the undivided level",
-        f"{REPORT}/sections.py",
+        f"{REPORT}/findings/sections.py",
         "harm_level = analysis.alpha / max(1, ",
         "harm_level = analysis.alpha / max(1, 0 * ",
     ),
     Mutation(
         "a lost block counts for a look",
-        f"{REPORT}/clock.py",
+        f"{REPORT}/findings/clock.py",
         "complete = [r for r in seen if is_complete(inputs, table, r)]",
         "complete = list(seen)",
     ),

@@ -13,15 +13,16 @@ evaluation and no HTTP, which a pack has once and unpacked replicates each.
 ``--task`` chooses CartPole with a feed-forward policy, the same with 256 units a layer (``wide``), CartPole without
 velocities and an LSTM (``memory``), ``pendulum``, or ``acrobot``, whose simulator is not one of our own.
 
-``--baselines`` names the Python of an installation with Stable-Baselines3 that sees the same torch: it trains as many
-runs of PPO with the same settings one after the other on one thread. Its numbers are another implementation's, so only
-the time is compared.
+``--baselines`` names the Python of an installation with Stable-Baselines3 that sees the same torch: after each stretch
+it trains as many runs of PPO with the same settings one after the other on one thread. Its numbers are another
+implementation's, so only the time is compared.
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import gc
 import json
 import os
 import platform
@@ -29,6 +30,7 @@ import statistics
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -42,7 +44,7 @@ from lockstep.keys import replicate_seed
 from lockstep.spec.presets import merge
 from lockstep.spec.resolve import ResolvedSpec, parse
 from worker import numerics
-from worker.envs.gymnasium.simulated import SimulatedEnvs
+from worker.envs.gymnasium.stepping.simulated import SimulatedEnvs
 from worker.train.block import BlockPlan, BlockTrainer, RoundRecord, RunPlan
 from worker.train.cohort_runs import CohortRuns
 from worker.train.rounds import Rounds
@@ -60,11 +62,15 @@ _TASKS: dict[str, dict[str, Any]] = {
 }
 #: Where the seconds of a pack go: the name of a share, and what is timed for it.
 _PARTS: list[tuple[str, Any, str]] = [
+    ("environments", SimulatedEnvs, "take_all"),
     ("environments", SimulatedEnvs, "take_with"),
     ("environments", CohortRuns, "collect"),
+    ("acting", ActingStack, "act_for_all"),
     ("acting", ActingStack, "act"),
+    ("storing", ActingStack, "see_all"),
     ("storing", ActingStack, "see"),
     ("updates", Rounds, "_update"),
+    ("records", BlockTrainer, "record"),
 ]
 #: PPO of Stable-Baselines3 with the settings of the preset gym_classic; prints its processor and wall seconds.
 _BASELINE = """
@@ -114,17 +120,19 @@ def bare_steps(task: str, runs: int, steps: int) -> None:
                 env.reset(seed=index)
 
 
-def blocks(spec: ResolvedSpec, replicates: int, *, stacked: bool) -> list[BlockTrainer]:
-    """Return the block of each replicate."""
+def blocks(
+    spec: ResolvedSpec, replicates: range, *, stacked: bool, seed: int = ROOT_SEED, arms: int = _ARMS
+) -> list[BlockTrainer]:
+    """Return the block of each replicate, with the first ``arms`` of its arms."""
     rounds = spec.spec.budget.rounds
-    runs = tuple(RunPlan(a.label, a.label, i, "ppo", None, a.config) for i, a in enumerate(spec.arms))
+    runs = tuple(RunPlan(a.label, a.label, i, "ppo", None, a.config) for i, a in enumerate(spec.arms[:arms]))
     return [
         BlockTrainer(
-            BlockPlan("packing", f"blk{r}", 1, r, replicate_seed(ROOT_SEED, r), rounds, spec.hash, runs, _ARMS),
+            BlockPlan("packing", f"blk{r}", 1, r, replicate_seed(seed, r), rounds, spec.hash, runs, len(spec.arms)),
             torch.device("cpu"),
             stacked=stacked,
         )
-        for r in range(replicates)
+        for r in replicates
     ]
 
 
@@ -147,26 +155,42 @@ class Way:
     def train(self, rounds: int) -> list[str]:
         """Train so many rounds of every replicate and return the digests of all runs."""
         found: dict[tuple[int, int, str], str] = {}
+        for replicate, record in self.records(rounds):
+            found |= {(replicate, record.round, run.run_id): run.digest for run in record.runs}
+        return [digest for _, digest in sorted(found.items())]
+
+    def records(self, rounds: int) -> Iterator[tuple[int, RoundRecord]]:
+        """Train so many rounds of every replicate and yield the record of each with its replicate."""
         for group, pack in zip(self._groups, self._rounds, strict=True):
             for index in range(self._next, self._next + rounds):
                 for one, outcome in zip(group, pack.train([(block, index) for block in group]), strict=True):
                     if not isinstance(outcome, RoundRecord):
                         raise outcome
-                    found |= {(one.plan.replicate, index, run.run_id): run.digest for run in outcome.runs}
+                    yield one.plan.replicate, outcome
         self._next += rounds
-        return [digest for _, digest in sorted(found.items())]
 
 
-def compare(replicates: int, rounds: int, repeats: int, task: str = "cartpole") -> dict[str, Any]:
-    """Time ``repeats`` stretches of ``rounds`` rounds in every way, the order alternating."""
+def compare(
+    replicates: int, rounds: int, repeats: int, task: str = "cartpole", python: Path | None = None
+) -> dict[str, Any]:
+    """Time ``repeats`` stretches of ``rounds`` rounds in every way, the order alternating, and after each the others.
+
+    Args:
+        replicates: of two arms.
+        rounds: of a stretch.
+        repeats: stretches.
+        task: one of ``--task``.
+        python: of ``--baselines``, None where that is not asked for.
+    """
     spec = resolved(1 + rounds * repeats, replicates, task)
     ways = {
-        "packed": Way(blocks(spec, replicates, stacked=True), together=True, stacked=True),
-        "replicate_by_replicate": Way(blocks(spec, replicates, stacked=True), together=False, stacked=True),
-        "run_by_run": Way(blocks(spec, replicates, stacked=False), together=False, stacked=False),
+        "packed": Way(blocks(spec, range(replicates), stacked=True), together=True, stacked=True),
+        "replicate_by_replicate": Way(blocks(spec, range(replicates), stacked=True), together=False, stacked=True),
+        "run_by_run": Way(blocks(spec, range(replicates), stacked=False), together=False, stacked=False),
     }
     for way in ways.values():
         way.train(1)  # what is tried out and allocated once is not counted
+    settle()
     stretches = []
     for repeat in range(repeats):
         stretch: dict[str, Any] = {}
@@ -176,12 +200,20 @@ def compare(replicates: int, rounds: int, repeats: int, task: str = "cartpole") 
         if len({tuple(found) for found in digests.values()}) != 1:
             raise SystemExit(f"the numbers of the ways differ in stretch {repeat}")
         stretch["environments"], _ = timed(lambda: bare_steps(task, _ARMS * replicates, rounds * _ENVS * _STEPS))
+        if python is not None:
+            stretch["stable_baselines3"] = baselines(python, spec, _ARMS * replicates, rounds)
         stretches.append(stretch)
     return {"env_steps": _ARMS * replicates * rounds * _ENVS * _STEPS, "stretches": stretches, **ratios(stretches)}
 
 
+def settle() -> None:
+    """Keep the collector from walking what lives to the end, as a training process does before its first round."""
+    gc.collect()
+    gc.freeze()
+
+
 def ratios(stretches: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return by clock how many times longer than packed each other way took, and the environments' share of packed."""
+    """Return by clock how many times as long as packed everything else took, median of all stretches."""
     found: dict[str, Any] = {}
     for clock in _CLOCKS:
         of = {name: [item[name][clock] / item["packed"][clock] for item in stretches] for name in stretches[0]}
@@ -211,8 +243,11 @@ def baselines(python: Path, spec: ResolvedSpec, runs: int, rounds: int) -> dict[
 
 def profile(replicates: int, rounds: int, task: str = "cartpole") -> dict[str, float]:
     """Return the share of each part in the processor time of packed rounds; the clock itself costs a few percent."""
-    way = Way(blocks(resolved(1 + rounds, replicates, task), replicates, stacked=True), together=True, stacked=True)
+    way = Way(
+        blocks(resolved(1 + rounds, replicates, task), range(replicates), stacked=True), together=True, stacked=True
+    )
     way.train(1)
+    settle()
     spent = dict.fromkeys((name for name, _, _ in _PARTS), 0.0)
     inside = set[str]()
     with contextlib.ExitStack() as restored:
@@ -249,14 +284,7 @@ def main() -> int:
     if args.baselines is not None and args.task != "cartpole":
         parser.error("--baselines knows --task cartpole alone; leave one of them out")
     numerics.set_up(deterministic=True, tf32=False, threads=1)
-    found = compare(args.replicates, args.rounds, args.repeats, args.task)
-    if args.baselines is not None:
-        runs = _ARMS * args.replicates
-        theirs = baselines(args.baselines, resolved(args.rounds, args.replicates), runs, args.rounds)
-        for clock in _CLOCKS:
-            ours = statistics.median(item["packed"][clock] for item in found["stretches"])
-            found[clock]["stable_baselines3"] = theirs[clock] / ours
-        found["stable_baselines3"] = theirs
+    found = compare(args.replicates, args.rounds, args.repeats, args.task, args.baselines)
     if args.profile:
         found["shares"] = profile(args.replicates, args.rounds, args.task)
     for clock in _CLOCKS:

@@ -21,8 +21,8 @@ from playwright.sync_api import CDPSession, Page, sync_playwright
 from app.services.artifacts import FileStore
 from app.services.context import Bell, Context
 from app.settings import Settings
-from app.store.engine import Store
-from app.store.points import MetricNames
+from app.store.database.engine import Store
+from app.store.records.points import MetricNames
 from benchmarks.control_plane import fresh, in_process
 from benchmarks.snapshot import fill
 

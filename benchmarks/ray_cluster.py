@@ -32,7 +32,7 @@ from benchmarks import served
 from benchmarks.chaos import differences, facts, specified, submit, wait_for
 from benchmarks.machine import save
 from lockstep.client import Client
-from worker.supervisor import descendants
+from worker.supervision.supervisor import descendants
 
 _WORKERS, _NODES, _GPUS = 8, 5, 2
 #: What the server is told: a lost worker is noticed within seconds.

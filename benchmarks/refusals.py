@@ -24,11 +24,11 @@ from app.cli import admin, people, specs
 from app.cli.ends import ended_by
 from lockstep.client import Client
 from lockstep.spec.presets import merge
-from lockstep.spec.problems import InvalidSpecError
-from lockstep.spec.reading import load_text
 from lockstep.spec.resolve import parse
 from lockstep.spec.rules import check
 from lockstep.spec.template import template
+from lockstep.spec.text.problems import InvalidSpecError
+from lockstep.spec.text.reading import load_text
 
 TARGET = Path(__file__).parents[1] / "docs" / "results" / "refusals.md"
 HEAD = """# Mistakes and what each is told

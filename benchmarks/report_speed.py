@@ -23,8 +23,8 @@ import numpy as np
 
 from lockstep.report import build_report, render_html, report_json
 from lockstep.report.inputs import ArmFacts, ReportInputs, RunFacts, ScoreRow
-from lockstep.spec.analysis_rules import AnalysisSpec, analysis_hash, complete_analysis, validate_analysis
-from lockstep.spec.families import FAMILIES
+from lockstep.spec.environments.families import FAMILIES
+from lockstep.spec.inference.analysis_rules import AnalysisSpec, analysis_hash, complete_analysis, validate_analysis
 from lockstep.stats.curves import curve_max_t
 
 RESULT = Path(__file__).parent / "results" / "report_speed.json"

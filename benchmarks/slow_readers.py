@@ -27,7 +27,7 @@ from typing import Any
 
 import httpx
 
-from app.store.engine import Store
+from app.store.database.engine import Store
 from benchmarks.control_plane import Simulated, fresh, in_process, percentile, spread, times
 from benchmarks.viewers import hand_in
 from benchmarks.viewers import stall as stall_viewer

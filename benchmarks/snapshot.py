@@ -17,15 +17,15 @@ from typing import Any
 
 from sqlalchemy import insert, select, update
 
-from app.services import live
 from app.services.artifacts import FileStore
 from app.services.context import Bell, Context
-from app.services.live import Interest
+from app.services.experiments import live
+from app.services.experiments.live import Interest
 from app.settings import Settings
-from app.store import tables as t
-from app.store.engine import Store, utc
-from app.store.events import NewEvent, add_events
-from app.store.points import MetricNames
+from app.store.database.engine import Store, utc
+from app.store.records.events import NewEvent, add_events
+from app.store.records.points import MetricNames
+from app.store.schema import tables as t
 from benchmarks.control_plane import fresh
 from tests.factories import submit, tiny_spec
 

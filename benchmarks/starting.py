@@ -29,8 +29,8 @@ from typer.testing import CliRunner
 import worker.__main__ as worker_command
 from app.cli import admin, people
 from app.cli.ends import ended_by
-from app.store import migrate, opening
-from app.store.engine import Store
+from app.store.database import migrate, opening
+from app.store.database.engine import Store
 from tests import postgres
 
 TARGET = Path(__file__).parents[1] / "docs" / "results" / "starting.md"

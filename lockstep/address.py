@@ -16,6 +16,8 @@ from urllib.parse import SplitResult, urlsplit
 
 #: What may be told again of an address without a scheme: a host, perhaps with port and path, but no secret of ours.
 _HOST = re.compile(r"(?!(?:ls[a-z]|whs)_)[A-Za-z0-9.-]+(:\d+)?(/[\w./-]*)?")
+#: The whole of an experiment's id.
+EXPERIMENT_ID = r"^exp_[0-9a-z]{4,40}$"
 _PROXY_SCHEMES = ("http", "https", "socks5", "socks5h")
 
 

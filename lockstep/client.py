@@ -55,8 +55,8 @@ from lockstep.exchange import (
     with_headers,
 )
 from lockstep.exchange import ApiError as ApiError
-from lockstep.spec.problems import nearest
-from lockstep.spec.reading import looks_like_json
+from lockstep.spec.text.problems import nearest
+from lockstep.spec.text.reading import looks_like_json
 from lockstep.status import TERMINAL_RUN
 
 DEFAULT_URL = "http://127.0.0.1:7480"

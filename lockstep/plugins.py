@@ -17,7 +17,7 @@ from importlib.util import find_spec
 from itertools import groupby
 from pathlib import Path
 
-from lockstep.spec.families import FAMILIES
+from lockstep.spec.environments.families import FAMILIES
 
 REWARDS, ENVIRONMENTS = "lockstep.rewards", "lockstep.environments"
 _KINDS = {REWARDS: "reward", ENVIRONMENTS: "environment"}

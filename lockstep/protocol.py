@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
-from lockstep.text import Line, Name
+from lockstep.spec.text.schemas import schema_fault
+from lockstep.text import Line, Name, Searched
 
 #: 2: an assignment tells each arm's differences. 3: and the discount of each reward of cross-evaluation.
 #: 4: progress tells which code of the user's a training process is in. 5: a registration brings registries of tasks.
@@ -28,7 +29,61 @@ MAX_LOG_LINE_BYTES = 8_192
 
 MetricName = Annotated[str, Field(min_length=1, max_length=MAX_METRIC_NAME, pattern=r"^[\w./:-]+$")]
 Nonfinite = Literal["nan", "inf", "-inf"]
+Severity = Literal["debug", "info", "warning", "error"]
 Integer = Annotated[int, Field(ge=0, le=2**53)]
+#: Numbers of rounds, steps of an episode and sequence numbers: 32 bits hold them, and a batch of points more.
+Small = Annotated[int, Field(ge=0, le=2_000_000_000)]
+
+
+class _Columns(BaseModel):
+    """What is stored of a record in columns of their own, or reckoned with, where it is there."""
+
+    model_config = ConfigDict(strict=True)
+
+
+class _EpisodeColumns(_Columns):
+    round: Small | None = None
+    env_id: Small | None = None
+    episode_idx: Small | None = None
+    env_steps: Small | None = None
+    n_contributing: Small | None = None
+    host_seed_key: Annotated[str, Field(max_length=64)] | int | None = None  # of either family
+    outcome: Annotated[str, Field(max_length=32)] | None = None
+    mode: Annotated[str, Field(max_length=16)] | None = None
+    split: Annotated[str, Field(max_length=16)] | None = None
+    final_accuracy: float | None = None
+    committed_accuracy: float | None = None
+    best_accuracy: float | None = None
+    test_accuracy: float | None = None
+    episode_reward: float | None = None
+    episode_return_raw: float | None = None
+    final_loss: float | None = None
+    param_ratio: float | None = None
+    native_return: float | None = None
+    success: bool | float | None = None
+
+
+class _EventColumns(_Columns):
+    env_id: Small | None = None
+    severity: Severity = "info"
+
+
+def _fitting(columns: type[_Columns]) -> AfterValidator:
+    """Return the check that a record's values fit their columns; the record stays as it is."""
+
+    def check(record: dict[str, Any]) -> dict[str, Any]:
+        try:
+            columns.model_validate(record)
+        except ValidationError as error:
+            first = error.errors(include_url=False, include_context=False)[0]
+            raise ValueError(f"{first['loc'][0]} does not fit its column: {first['msg']}") from error
+        return record
+
+    return AfterValidator(check)
+
+
+Episode = Annotated[dict[str, Any], _fitting(_EpisodeColumns)]
+TrainingEvent = Annotated[dict[str, Any], _fitting(_EventColumns)]
 
 
 def version_problem(version: int, *, peer: str, side: str) -> str | None:
@@ -92,6 +147,27 @@ class TaskGroup(Wire):
     defect: Annotated[str, Field(max_length=1000)] | None = None
 
 
+def _check_environment(facts: dict[str, Any]) -> dict[str, Any]:
+    fault = schema_fault(facts) if "tasks" not in facts else "tasks stand beside environments; move them there"
+    if fault is not None:
+        raise ValueError(fault)
+    return facts
+
+
+def _check_reward(facts: dict[str, Any]) -> dict[str, Any]:
+    for name in ("env_kinds", "tasks"):
+        if not isinstance(facts.get(name, []), list) or not all(isinstance(text, str) for text in facts.get(name, [])):
+            raise ValueError(f"{name} must be a list of names")
+    fault = schema_fault(facts.get("schema", {}))
+    if fault is not None:
+        raise ValueError(fault)
+    return facts
+
+
+RewardFacts = Annotated[dict[str, Any], AfterValidator(_check_reward)]
+EnvironmentFacts = Annotated[dict[str, Any], AfterValidator(_check_environment)]
+
+
 class RegisterRequest(Wire):
     """A supervisor introduces itself."""
 
@@ -105,8 +181,8 @@ class RegisterRequest(Wire):
     protocol: int = PROTOCOL_VERSION
     versions: dict[str, str] = Field(default_factory=dict)
     datasets: dict[str, str] = Field(default_factory=dict, description="data set -> fingerprint")
-    rewards: dict[str, dict[str, Any]] = Field(default_factory=dict)
-    environments: dict[str, dict[str, Any]] = Field(default_factory=dict)
+    rewards: dict[str, RewardFacts] = Field(default_factory=dict)
+    environments: dict[str, EnvironmentFacts] = Field(default_factory=dict)
     tasks: dict[str, list[TaskGroup]] = Field(default_factory=dict, description="environment family -> its registry")
 
 
@@ -194,8 +270,8 @@ class Refusal(Wire):
 class ReadyRequest(Wire):
     """The child is up on its device, or refused."""
 
-    device_uid: str | None = None
-    resume_round: int = 0
+    device_uid: Searched | None = None
+    resume_round: Small = 0
     warm_up: dict[str, Any] = Field(default_factory=dict)
     refused: Refusal | None = None
 
@@ -230,10 +306,10 @@ class Progress(Wire):
         evaluation: how far an evaluation is that has taken a while; None in no such evaluation.
     """
 
-    assignment_id: str
-    lease: str
-    round: int = 0
-    step: int = 0
+    assignment_id: Searched
+    lease: Searched
+    round: Small = 0
+    step: Small = 0
     frame_age_seconds: float = 0.0
     inside: Annotated[str, Field(max_length=600)] = ""
     evaluation: EvaluationProgress | None = None
@@ -288,15 +364,15 @@ class RunRound(Wire):
         nf: what a null metric was, [name, word].
     """
 
-    run_id: str
+    run_id: Searched
     digest: Annotated[str, Field(pattern=r"^[0-9a-f]{64}$")]
     env_steps: Integer
-    first_seq: Integer
+    first_seq: Small
     metrics: dict[MetricName, float | None]
     nf: list[tuple[str, Nonfinite]] = Field(default_factory=list)
-    episodes: list[dict[str, Any]] = Field(default_factory=list)
-    eval_episodes: list[dict[str, Any]] = Field(default_factory=list)
-    events: list[dict[str, Any]] = Field(default_factory=list)
+    episodes: list[Episode] = Field(default_factory=list)
+    eval_episodes: list[Episode] = Field(default_factory=list)
+    events: list[TrainingEvent] = Field(default_factory=list)
     diverged: str | None = None
 
 
@@ -326,12 +402,12 @@ class BarrierReply(Wire):
 class Points(Wire):
     """Points of one run within its open round, columns of equal length."""
 
-    run_id: str
-    first_seq: Annotated[int, Field(ge=1)]
+    run_id: Searched
+    first_seq: Annotated[Small, Field(ge=1)]
     names: list[MetricName]
     name_index: list[int]
     step: list[Integer]
-    round: list[Integer]
+    round: list[Small]
     t: list[float]
     value: list[float | None]
     nf: list[tuple[int, Nonfinite]] = Field(default_factory=list)
@@ -352,8 +428,8 @@ class PointsReply(Wire):
 class LogLine(Wire):
     """One line of a child's output."""
 
-    seq: Annotated[int, Field(ge=1)]
-    level: Literal["debug", "info", "warning", "error"] = "info"
+    seq: Annotated[Small, Field(ge=1)]
+    level: Severity = "info"
     text: str
 
 
@@ -367,14 +443,14 @@ class LogsRequest(Wire):
 class CommitRun(Wire):
     """An uploaded checkpoint file that becomes valid."""
 
-    run_id: str
-    sha256: str
+    run_id: Searched
+    sha256: Searched
 
 
 class CommitRequest(Wire):
     """Commit the checkpoints of all runs of the assignment before ``next_round`` in one call."""
 
-    next_round: Annotated[int, Field(ge=0)]
+    next_round: Small
     runs: list[CommitRun]
 
 
@@ -385,7 +461,7 @@ class ReleaseRequest(Wire):
     cause: (
         Literal["preempted", "worker_lost", "oom", "timeout", "bug", "device", "environment", "config", "user"] | None
     ) = None
-    pinned_run: str | None = Field(None, description="run that alone caused an out-of-memory")
+    pinned_run: Searched | None = Field(None, description="run that alone caused an out-of-memory")
     detail: Annotated[str, Field(max_length=20_000)] = ""
     cleanup: Annotated[str, Field(max_length=2_000)] = "clean"
     seconds: float = 0.0

@@ -62,7 +62,7 @@ _ENDS = {"succeeded": "has succeeded", "failed": "has failed", "cancelled": "was
 
 
 def ended_text(status: str) -> str:
-    """Return what is said of an experiment that has come to its end, as the rest of a sentence."""
+    """Return what is said of an experiment, block or run in a state, as the rest of a sentence."""
     return _ENDS.get(status, f"is {status}")
 
 

@@ -3,8 +3,8 @@
 from alembic import context
 from sqlalchemy import make_url
 
-from app.store.engine import begun, make_engine
-from app.store.tables import metadata
+from app.store.database.engine import begun, make_engine
+from app.store.schema.tables import metadata
 
 
 def _compare_type(_context, _inspected, _metadata_column, _inspected_type, _metadata_type):

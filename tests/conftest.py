@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import shutil
+import socket
 import subprocess
 import sys
 import threading
@@ -28,10 +29,10 @@ from app.services.artifacts import FileStore
 from app.services.context import Bell, Context
 from app.services.operations import ensure_epoch
 from app.settings import Settings
-from app.store import migrate
-from app.store.engine import Store
-from app.store.points import MetricNames
-from app.store.tables import metadata
+from app.store.database import engine, migrate
+from app.store.database.engine import Store
+from app.store.records.points import MetricNames
+from app.store.schema.tables import metadata
 from lockstep.client import Client
 from tests import postgres
 
@@ -55,6 +56,14 @@ def pytest_runtest_makereport(item: pytest.Item, call: pytest.CallInfo[None]) ->
     if report.skipped and os.environ.get("LOCKSTEP_NO_SKIP") and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"skipped, which CI forbids: {report.longrepr}"
+
+
+@pytest.fixture(autouse=True, scope="session")
+def _patient_writers() -> Iterator[None]:
+    """Refuse nobody who waits for his turn to write because the machine is busy."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(engine, "_WRITER_WAIT_SECONDS", 60.0)
+        yield
 
 
 def _database_name() -> str:
@@ -172,18 +181,27 @@ class LiveServer:
     def stop(self) -> None:
         """Shut down and wait."""
         self.server.should_exit = True
-        self.thread.join(timeout=20)
+        self.thread.join(timeout=60)
+
+
+class ThreadServer(serving.Server):
+    """The server in a thread: it ends as one in a process does, but the process, which is that of the tests, stays."""
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """End without the clock that ends a process which hangs."""
+        await self.send_away()
+        await uvicorn.Server.shutdown(self, sockets)
 
 
 def start_server(settings: Settings, *, port: int = 0) -> LiveServer:
     """Run uvicorn in a thread on a port, 0 for a free one, and wait until it answers."""
     listener = listen(settings.model_copy(update={"port": port}))
     app = create_app(settings)
-    server = uvicorn.Server(serving.config(app, settings))
+    server = ThreadServer(app, settings)
     thread = threading.Thread(target=server.run, kwargs={"sockets": [listener]}, daemon=True)
     thread.start()
     url = f"http://127.0.0.1:{listener.getsockname()[1]}"
-    deadline = time.monotonic() + 20
+    deadline = time.monotonic() + 60
     while not server.started:
         if time.monotonic() > deadline or not thread.is_alive():
             raise RuntimeError("the server did not start")

@@ -8,9 +8,11 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from app.errors import AppError
-from app.services import assignments, claims, ingest, submission, workers
 from app.services.context import Actor, Context
-from app.services.ingest import Upload
+from app.services.experiments import submission
+from app.services.queue import claims
+from app.services.training import assignments, ingest, workers
+from app.services.training.ingest import Upload
 from lockstep import protocol as p
 from lockstep.spec.presets import merge
 

@@ -49,8 +49,8 @@ def pgbouncer(folder: Path, url: str, connections: int = 4) -> Iterator[str]:
     process = subprocess.Popen(command, pass_fds=[descriptor], stderr=subprocess.DEVNULL)
     os.close(descriptor)
     try:
-        wait_until(lambda: listens(port), timeout=20, what="PgBouncer")
+        wait_until(lambda: listens(port), timeout=60, what="PgBouncer")
         yield place.set(host="127.0.0.1", port=port).render_as_string(hide_password=False)
     finally:
         process.terminate()
-        process.wait(timeout=20)
+        process.wait(timeout=60)

@@ -52,11 +52,11 @@ def nginx(folder: Path, servers: Sequence[str], prefix: str = "", *, strips: boo
     (folder / "nginx.conf").write_text(_FRAME.format(folder=folder, temporary=temporary))
     process = subprocess.Popen([NGINX, "-p", folder, "-c", folder / "nginx.conf", "-e", folder / "error.log"])
     try:
-        wait_until(lambda: listens(port), timeout=20, what="nginx")
+        wait_until(lambda: listens(port), timeout=60, what="nginx")
         yield f"http://127.0.0.1:{port}{prefix}"
     finally:
         process.terminate()
-        process.wait(timeout=20)
+        process.wait(timeout=60)
 
 
 def listens(port: int) -> bool:

@@ -8,8 +8,8 @@ from typing import Any
 from sqlalchemy import Row, select
 from sqlalchemy.orm import Session
 
-from app.store import tables as t
-from app.store.results import current_rounds
+from app.store.records.results import current_rounds
+from app.store.schema import tables as t
 
 
 def counted_rounds(session: Session, experiment_id: str) -> Sequence[Row[Any]]:

@@ -12,8 +12,8 @@ from urllib.parse import urlsplit
 from sqlalchemy import insert, select
 
 from app.services.context import Context
-from app.store import tables as t
-from app.store.engine import Store, utc
+from app.store.database.engine import Store, utc
+from app.store.schema import tables as t
 from tests.factories import submit
 
 FORMS = ("csv", "json", "sqlite")

@@ -20,21 +20,21 @@ from typer.testing import CliRunner
 
 from app.cli import admin, people, specs, text
 from app.cli.watching import Board, beats
-from app.services.finishing import finish_due
-from app.services.ingest import post_logs
-from app.services.reading import answer_of
-from app.store.rows import Headline
+from app.services.experiments.reading import answer_of
+from app.services.results.finishing import finish_due
+from app.services.training.ingest import post_logs
+from app.store.rows.records import Headline
 from lockstep.client import Client
 from lockstep.protocol import LogsRequest
 from lockstep.report import build_report
 from lockstep.spec.presets import PRESETS
-from lockstep.spec.problems import InvalidSpecError
-from lockstep.spec.reading import load_text
 from lockstep.spec.reference import fields, markdown
 from lockstep.spec.resolve import parse
 from lockstep.spec.rules import check
 from lockstep.spec.tasks import TASKS
 from lockstep.spec.template import template
+from lockstep.spec.text.problems import InvalidSpecError
+from lockstep.spec.text.reading import load_text
 from tests.conftest import LiveServer
 from tests.factories import SimulatedWorker, submit, tiny_spec
 from tests.lockstep.report.factories import make_analysis, make_inputs
@@ -171,7 +171,10 @@ def test_what_is_submitted_can_be_listed_shown_steered_copied_and_extended(locks
     assert lockstep.json("compare", first, copy)["rows"] != []
     assert "budget.rounds" in lockstep("compare", first, copy)
     assert lockstep("extend", first, "1", "--exploratory") == "1 replicate added\n"
-    assert lockstep("cancel", second, "--reason", "enough") == f"{second} stops for good\n"
+    lockstep("cancel", second, first, code=2)
+    lockstep("cancel", second, "enough", "--reason", "enough", code=2)
+    assert lockstep("cancel", second, "it is enough") == f"{second} stops for good\n"
+    assert any("it is enough" in line for line in lockstep("events", second).splitlines())
     assert "shaped vs sparse" in lockstep("ab", "shaped-vs-sparse", "--dry-run")
     assert lockstep.json("ab", "shaped-vs-sparse", "--rounds", "1", "--envs", "4", "--sesoi", "1")["status"]
 

@@ -8,8 +8,8 @@ import yaml
 from typer.testing import CliRunner
 
 from app.cli.specs import app
-from lockstep.spec.reading import load_text
 from lockstep.spec.resolve import parse
+from lockstep.spec.text.reading import load_text
 from tests.factories import tiny_spec
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "digits-shaped-vs-simplified.yaml"

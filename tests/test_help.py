@@ -12,7 +12,7 @@ from typer.testing import CliRunner
 
 from app.cli import admin, launch, people, specs
 from worker import __main__ as worker
-from worker import data_cli, env_cli, reward_cli
+from worker.commands import data_cli, env_cli, reward_cli
 
 _PROGRAMS = {"lockstep": people.app, "admin": admin.app, "launch": launch.app, "spec": specs.app}
 

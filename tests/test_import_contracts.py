@@ -15,9 +15,9 @@ ROOT = Path(__file__).parents[1]
 PLANTED = {
     "lockstep-pure": ("lockstep/spec/plan.py", "import torch"),
     "lockstep-layers": ("lockstep/stats/paired.py", "import lockstep.spec.plan"),
-    "app-no-torch": ("app/store/events.py", "import torch"),
-    "worker-no-app": ("worker/spool.py", "import app.services.artifacts"),
-    "layers": ("app/store/events.py", "import app.services.artifacts"),
+    "app-no-torch": ("app/store/records/events.py", "import torch"),
+    "worker-no-app": ("worker/supervision/spool.py", "import app.services.artifacts"),
+    "layers": ("app/store/records/events.py", "import app.services.artifacts"),
     "people-light": ("app/cli/text.py", "import app.settings"),
     "sqlalchemy": ("lockstep/client.py", "import sqlalchemy"),
     "httpx": ("app/services/artifacts.py", "import httpx"),
@@ -28,7 +28,7 @@ PLANTED = {
     "gymnasium": ("worker/rl/algorithms/ppo.py", "import gymnasium"),
     "ray": ("app/services/artifacts.py", "import ray"),
     "triton": ("worker/envs/morph/engine/eager.py", "import triton"),
-    "supervisor-light": ("worker/spool.py", "import torch"),
+    "supervisor-light": ("worker/supervision/spool.py", "import torch"),
 }
 
 

@@ -12,9 +12,9 @@ import typer
 
 from app.cli import admin, launch, specs
 from app.cli.people import EPILOG, HANDED_OVER, app
-from worker import env_cli, reward_cli
 from worker.__main__ import parse
-from worker.agent import TOKEN_REFUSED
+from worker.commands import env_cli, reward_cli
+from worker.supervision.agent import TOKEN_REFUSED
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted(

@@ -12,8 +12,8 @@ import yaml
 from typer.testing import CliRunner
 
 from app.cli.people import app, with_alias
-from app.services.comparison import compare_runs, log_line
 from app.services.context import Context
+from app.services.training.comparison import compare_runs, log_line
 from app.store import experiments
 from lockstep.spec.metrics import shown_of
 from lockstep.spec.resolve import parse

@@ -61,7 +61,7 @@ def test_template_has_nothing_that_the_policy_forbids(template: Path) -> None:
 def test_arms_have_the_colours_of_the_page_in_the_report_too() -> None:
     page, report = (
         re.findall(r"--arm(\d): ?(#[0-9a-f]{6})", path.read_text())
-        for path in (WEB / "static" / "app.css", WEB.parents[1] / "lockstep" / "report" / "report.css")
+        for path in (WEB / "static" / "app.css", WEB.parents[1] / "lockstep" / "report" / "rendering" / "report.css")
     )
     assert len(page) == 16  # eight by day, eight by night
     assert report == page

@@ -18,11 +18,11 @@ from pydantic import TypeAdapter, ValidationError
 
 from lockstep.address import BadAddress, BadToken, clean_path, clean_token, clean_url, hidden, proxy_of
 from lockstep.logs import LEVELS, configure
-from lockstep.spec.faults import sentence
+from lockstep.spec.text.faults import sentence
 from lockstep.text import Name
-from worker.agent import CONFIGURATION, DEVICE_IN_USE, Agent
-from worker.devices import DeviceInUse, NoDevice, bind, host_name
-from worker.options import Options, within
+from worker.supervision.agent import CONFIGURATION, DEVICE_IN_USE, Agent
+from worker.supervision.devices import DeviceInUse, NoDevice, bind, host_name
+from worker.supervision.options import Options, within
 
 _PROBE_BYTES = 65_536
 _NAME: TypeAdapter[str] = TypeAdapter(Name)
@@ -30,9 +30,9 @@ _NAME: TypeAdapter[str] = TypeAdapter(Name)
 
 def main() -> int:
     """Run the command named by the first argument."""
-    commands = {"data": "worker.data_cli", "env": "worker.env_cli", "reward": "worker.reward_cli"}
-    if len(sys.argv) > 1 and sys.argv[1] in commands:
-        os.execv(sys.executable, [sys.executable, "-m", commands[sys.argv[1]], *sys.argv[2:]])  # noqa: S606 - own modules
+    if len(sys.argv) > 1 and sys.argv[1] in ("data", "env", "reward"):
+        command = f"worker.commands.{sys.argv[1]}_cli"
+        os.execv(sys.executable, [sys.executable, "-m", command, *sys.argv[2:]])  # noqa: S606 - own modules
     return run(sys.argv[1:])
 
 

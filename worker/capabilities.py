@@ -25,8 +25,9 @@ from typing import Any
 import torch
 
 from lockstep import plugins
-from lockstep.spec.families import FAMILIES
+from lockstep.spec.environments.families import FAMILIES
 from lockstep.spec.tasks import REWARD_MODES, TASKS
+from lockstep.spec.text.schemas import schema_fault
 from worker.envs import reward_plugins
 from worker.envs.arguments import arguments_of
 from worker.envs.families import load as load_family
@@ -121,7 +122,10 @@ def _schema_of(factory: Any) -> dict[str, Any]:
     batched = {"is_batched": True} if is_batched else {}
     declared = getattr(factory, "schema", None)
     if declared is not None:
-        return {**declared, **batched}
+        fault = schema_fault(declared)
+        if fault is not None:
+            raise Unfit(fault)
+        return {"properties": declared.get("properties", {}), **batched}
     names = arguments_of(factory)
     return batched if names is None else {"properties": {name: {} for name in names}, **batched}
 

@@ -40,13 +40,13 @@ from lockstep.nonfinite import encode_map, jsonable
 from lockstep.plugins import identities
 from lockstep.protocol import Assignment
 from lockstep.revision import code_identity
-from lockstep.spec.families import FAMILIES
+from lockstep.spec.environments.families import FAMILIES
 from worker import numerics
 from worker.checkpoint import CheckpointRefused, NoCheckpoint
 from worker.envs.faults import EnvironmentFault
 from worker.envs.inside import INSIDE, shared
-from worker.starter import TRAINING_NAME
-from worker.supervisor import END_OF_LOG
+from worker.supervision.starter import TRAINING_NAME
+from worker.supervision.supervisor import END_OF_LOG
 from worker.train.block import ArmOutOfMemory, BlockTrainer
 from worker.train.plan import BlockPlan, ConfigRefused, Evaluated, GivenUp, RoundRecord, RunPlan, RunRound
 from worker.train.rounds import Rounds

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 
 from worker import capabilities, child
-from worker.starter import REQUESTS_FD, SERVER_NAME
+from worker.supervision.starter import REQUESTS_FD, SERVER_NAME
 
 
 def fork(parent: int) -> int:

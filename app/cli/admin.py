@@ -9,13 +9,14 @@ import socket
 import sys
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 from pydantic import ValidationError
 
-from app.cli.demo import run_demo
+from app.cli.demo import DEMO_SPEC, run_demo
 from app.cli.doctor import ask_server, is_named, plugins_here, plugins_of, pools_text
 from app.cli.ends import fail, run, within
 from app.errors import AppError
@@ -26,12 +27,13 @@ from app.services.context import Actor, Bell, Context
 from app.services.operations import ensure_epoch, renew_epoch
 from app.serving import Server
 from app.settings import DATABASE_FILE, Settings
-from app.store import migrate, opening, scheduling, workers
-from app.store.engine import Limits, StartupError, Store, sqlite_module, sqlite_warning
-from app.store.points import MetricNames
-from app.store.rows import WorkerRow
+from app.store.database import migrate, opening
+from app.store.database.engine import Limits, StartupError, Store, sqlite_module, sqlite_warning
+from app.store.queue import scheduling, workers
+from app.store.records.points import MetricNames
+from app.store.rows.workers import WorkerRow
 from lockstep.direction import isolated
-from lockstep.spec.faults import sentence
+from lockstep.spec.text.faults import sentence
 from lockstep.status import WorkerStatus
 from lockstep.text import check_line
 
@@ -79,11 +81,16 @@ def serve(
     if settings.host_warning is not None:
         typer.echo(f"warning: {settings.host_warning}", err=True)
     shown = f"[{host}]" if ":" in host else host
-    typer.echo(f"Lockstep listens on http://{shown}:{actual}{settings.base_path}/")
-    sys.stdout.flush()
-    server = Server(create_app(settings), settings)
+    server = Server(
+        create_app(settings), settings, partial(_say_where, f"http://{shown}:{actual}{settings.base_path}/")
+    )
     server.run(sockets=[listener])
     raise typer.Exit(0 if server.started else UNUSABLE)
+
+
+def _say_where(url: str) -> None:
+    typer.echo(f"Lockstep listens on {url}")
+    sys.stdout.flush()
 
 
 def _preflight(settings: Settings) -> None:
@@ -272,9 +279,9 @@ def _look_here() -> tuple[str | None, list[WorkerRow]]:
 
 @app.command()
 def demo(
-    spec: Annotated[Path, typer.Option(exists=True, help="Specification to submit")] = Path(
-        "examples/cartpole-learning-rates.yaml"
-    ),
+    spec: Annotated[
+        Path, typer.Option(exists=True, show_default="CartPole, two learning rates", help="Specification to submit")
+    ] = DEMO_SPEC,
     workers: Annotated[int, typer.Option(parser=within(1, 64), help="Workers to start, each on a CPU")] = 2,
     port: Annotated[
         int | None, typer.Option(parser=within(0, 65_535), help="Port; default 7480, or a free one where that is taken")

@@ -23,8 +23,10 @@ import typer
 from app.cli.watching import Board
 from app.settings import Settings
 from lockstep.client import Client
-from lockstep.spec.reading import load_file
+from lockstep.spec.text.reading import load_file
 
+#: What is submitted where nothing else is named; it comes with the package.
+DEMO_SPEC = Path(__file__).with_name("demo.yaml")
 _START_SECONDS = 120.0
 
 
@@ -51,7 +53,7 @@ def run_demo(spec: Path, settings: Settings, *, num_workers: int) -> None:
                 typer.echo(line)
             status = frame.get("status", status) if frame["type"] == "end" else status
         _show_result(client, submitted["id"], settings.data_dir, page)
-    typer.echo(f"done in {time.monotonic() - began:.0f} s; `make serve` shows the page again")
+    typer.echo(f"done in {time.monotonic() - began:.0f} s; `lockstep serve` shows the page again")
     if status != "succeeded":
         raise typer.Exit(1)
 

@@ -11,16 +11,16 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from app.cli.ends import ended_by, reach
+from app.services.experiments.reading import defects_of
 from app.services.operations import PARTS
-from app.services.reading import defects_of
 from app.settings import Settings
-from app.store.rows import WorkerRow
+from app.store.rows.workers import WorkerRow
 from lockstep import plugins
 from lockstep.address import hidden
 from lockstep.client import ApiError, Client
 from lockstep.direction import isolated
 from lockstep.revision import code_identity
-from lockstep.spec.families import FAMILIES
+from lockstep.spec.environments.families import FAMILIES
 
 _ASK_SECONDS = 10.0
 #: Exit codes: the server refuses; it cannot be used as it is.

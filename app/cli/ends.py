@@ -19,7 +19,7 @@ import typer
 from app.cli.called import called
 from lockstep.address import BadAddress, by_way, hidden
 from lockstep.ranges import NumberT, number_within
-from lockstep.spec.problems import InvalidSpecError
+from lockstep.spec.text.problems import InvalidSpecError
 
 if TYPE_CHECKING:
     from lockstep.client import Client

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 import time
 from itertools import islice
@@ -17,7 +18,7 @@ from app.cli import text
 from app.cli.called import NAME, called
 from app.cli.ends import an_id, fail, reach, within
 from app.cli.files import SpecFile, form_of, load
-from lockstep.address import hidden
+from lockstep.address import EXPERIMENT_ID, hidden
 
 if TYPE_CHECKING:
     from lockstep.client import Client, Submitted
@@ -29,7 +30,8 @@ AsJson = Annotated[bool, typer.Option("--json", help="What the API answers, as J
 FOLLOWED_SECONDS = 600.0
 _REPORTS = {f".{form}": form for form in ("md", "html", "json", "csv", "py")}
 _EXPORTS = {".json": "json", ".csv": "csv", ".sqlite": "sqlite", ".db": "sqlite"}
-Reason = Annotated[str, typer.Option(help="Why: a sentence for the timeline")]
+Why = Annotated[str, typer.Argument(metavar="REASON", help="Why: a sentence for the timeline, in quotes")]
+Reason = Annotated[str, typer.Option(help="The same as an option")]
 
 
 def _json(document: Any) -> None:
@@ -282,9 +284,13 @@ def compare(
 _STEERED = {"cancel": "stops for good", "pause": "pauses at the end of its running rounds", "run": "goes on"}
 
 
-def _steer(experiment_id: str, action: str, reason: str, as_json: bool) -> None:
+def _steer(experiment_id: str, action: str, why: str, reason: str, as_json: bool) -> None:
+    if why and reason:
+        raise typer.BadParameter("give it once, behind the id or with --reason", param_hint="REASON")
+    if re.fullmatch(EXPERIMENT_ID, why.strip()):
+        raise typer.BadParameter(f"{why} is an experiment; steer one at a time", param_hint="REASON")
     with reach() as client:
-        document = client.steer(experiment_id, action, reason)
+        document = client.steer(experiment_id, action, why or reason)
     if as_json:
         _json(document)
     else:
@@ -293,21 +299,21 @@ def _steer(experiment_id: str, action: str, reason: str, as_json: bool) -> None:
 
 
 @app.command()
-def cancel(experiment_id: Id, reason: Reason = "", as_json: AsJson = False) -> None:
+def cancel(experiment_id: Id, why: Why = "", reason: Reason = "", as_json: AsJson = False) -> None:
     """Stop an experiment for good, now; what has been trained is kept."""
-    _steer(experiment_id, "cancel", reason, as_json)
+    _steer(experiment_id, "cancel", why, reason, as_json)
 
 
 @app.command()
-def pause(experiment_id: Id, reason: Reason = "", as_json: AsJson = False) -> None:
+def pause(experiment_id: Id, why: Why = "", reason: Reason = "", as_json: AsJson = False) -> None:
     """Stop an experiment at the end of its running rounds; `lockstep resume` goes on from there."""
-    _steer(experiment_id, "pause", reason, as_json)
+    _steer(experiment_id, "pause", why, reason, as_json)
 
 
 @app.command()
-def resume(experiment_id: Id, reason: Reason = "", as_json: AsJson = False) -> None:
+def resume(experiment_id: Id, why: Why = "", reason: Reason = "", as_json: AsJson = False) -> None:
     """Put a paused experiment back into the queue."""
-    _steer(experiment_id, "resume", reason, as_json)
+    _steer(experiment_id, "resume", why, reason, as_json)
 
 
 @app.command()

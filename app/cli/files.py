@@ -54,6 +54,6 @@ def load(file: Path) -> dict[str, Any]:
     Raises:
         InvalidSpecError: it is neither YAML nor JSON.
     """
-    from lockstep.spec.reading import load_bytes, load_file
+    from lockstep.spec.text.reading import load_bytes, load_file
 
     return load_bytes(sys.stdin.buffer.read()) if str(file) == "-" else load_file(file)

@@ -20,13 +20,13 @@ from app.cli.files import OtherFile, SpecFile, load
 from lockstep import plugins
 from lockstep.report import render_markdown, report_from_scores_csv, report_json
 from lockstep.spec import reference
-from lockstep.spec.families import FAMILIES
+from lockstep.spec.environments.families import FAMILIES
 from lockstep.spec.metrics import registered
 from lockstep.spec.presets import PRESETS
-from lockstep.spec.problems import InvalidSpecError, nearest
 from lockstep.spec.resolve import diff_paths, parse
 from lockstep.spec.rules import NOT_ASKED, Registered, all_problems, check, not_here
 from lockstep.spec.template import template
+from lockstep.spec.text.problems import InvalidSpecError, nearest
 
 app = typer.Typer(no_args_is_help=True, add_completion=False, help="Work on specifications without a server.")
 AsJson = Annotated[bool, typer.Option("--json", help="As JSON")]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from typing import Annotated, Any, BinaryIO, Literal
+from typing import Annotated, Any, BinaryIO
 
 from fastapi import APIRouter, Path, Query, Request, Response
 from starlette.responses import FileResponse
@@ -13,7 +13,9 @@ from app.errors import NotFoundError
 from app.routes import documents as d
 from app.routes.conditional import not_modified
 from app.routes.deps import ContextDep, Reader, StrictRoute
-from app.services import grafts, reading
+from app.services.experiments import reading
+from app.services.results import grafts
+from lockstep.protocol import Severity
 
 router = APIRouter(prefix="/api/v1", tags=["runs"], route_class=StrictRoute)
 
@@ -60,9 +62,7 @@ def read_logs(
     run_id: RunId,
     after: Annotated[str | None, Query(max_length=20_000, description="Lines after this cursor")] = None,
     before: Annotated[str | None, Query(max_length=20_000, description="Lines before this cursor")] = None,
-    level: Annotated[
-        Literal["debug", "info", "warning", "error"], Query(description="The least severe lines to return")
-    ] = "info",
+    level: Annotated[Severity, Query(description="The least severe lines to return")] = "info",
     tail: Annotated[int, Query(ge=1, le=2000, description="Lines at most")] = 200,
 ) -> Any:
     """Read log lines of the run's block: the newest ones, those after a cursor, or those before one."""

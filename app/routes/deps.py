@@ -20,7 +20,7 @@ from app.errors import AppError, ForbiddenError, InvalidError, UnauthorizedError
 from app.lanes import LANE, in_lane, passing, way_of
 from app.services import access, audit
 from app.services.context import Actor, Context
-from lockstep.spec.problems import Problem, nearest, pointer
+from lockstep.spec.text.problems import Problem, nearest, pointer
 
 SESSION_COOKIE = "lockstep_session"
 #: Things a page of a list holds unless another number is asked for.
@@ -97,14 +97,13 @@ class StrictRoute(APIRoute):
         handler = super().get_route_handler()
         known = {field.alias for field in get_flat_params(self.dependant) if isinstance(field.field_info, params.Query)}
         is_plain = not (inspect.iscoroutinefunction(self.endpoint) or inspect.isasyncgenfunction(self.endpoint))
-        lane = "workers" if PROTOCOL_TAG in self.tags else "people"
 
         async def strict(request: Request) -> Response:
             unknown = next((name for name in request.query_params if name not in known), None)
             if unknown is not None:
                 raise _unknown_parameter(unknown, known)
             asked = StrictRequest(request.scope, request.receive)
-            asked.scope[LANE] = lane
+            asked.scope[LANE] = self.lane
             try:
                 if not is_plain:
                     return await handler(asked)
@@ -116,6 +115,17 @@ class StrictRoute(APIRoute):
                 raise
 
         return strict
+
+    @property
+    def lane(self) -> str:
+        """The lane of its calls."""
+        return "workers" if PROTOCOL_TAG in self.tags else "people"
+
+
+class BeatRoute(StrictRoute):
+    """The route of heartbeats, which have places of their own in the lane of workers."""
+
+    lane = "beats"
 
 
 async def get_context(connection: HTTPConnection) -> Context:

@@ -6,8 +6,8 @@ from typing import Any
 
 from pydantic import BaseModel, ConfigDict, Field
 
-from lockstep.spec.reading import load_text
 from lockstep.spec.template import template
+from lockstep.spec.text.reading import load_text
 
 #: Where the OpenAPI document has the schema of a specification.
 SPECIFICATION = "#/components/schemas/Specification"

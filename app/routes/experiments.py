@@ -24,19 +24,22 @@ from app.routes.deps import (
     json_object,
     run_once,
 )
-from app.services import pages, reading, series, steering, submission
+from app.services import steering
 from app.services.context import Actor, Context
-from app.services.live import MAX_CURSOR, Position
-from app.services.reading import ListRequest
-from app.services.series import SeriesRequest
-from lockstep.spec.problems import InvalidSpecError
-from lockstep.spec.reading import load_bytes
+from app.services.experiments import pages, reading, submission
+from app.services.experiments.live import MAX_CURSOR, Position
+from app.services.experiments.reading import ListRequest
+from app.services.results import series
+from app.services.results.series import SeriesRequest
+from lockstep.address import EXPERIMENT_ID
+from lockstep.spec.text.problems import InvalidSpecError
+from lockstep.spec.text.reading import load_bytes
 from lockstep.status import Desired
 from lockstep.text import Name, Note, Searched, Word, control_at
 
 router = APIRouter(prefix="/api/v1", tags=["experiments"], route_class=StrictRoute)
 
-ExperimentId = Annotated[str, Path(pattern=r"^exp_[0-9a-z]{4,40}$", description="Experiment id")]
+ExperimentId = Annotated[str, Path(pattern=EXPERIMENT_ID, description="Experiment id")]
 Limit = Annotated[int, Query(ge=1, le=200, description="Things a page")]
 _SPEC_BODY: dict[str, Any] = {
     "requestBody": {

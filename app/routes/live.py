@@ -22,7 +22,7 @@ from app.routes.deps import Reader as ReadActor
 from app.routes.experiments import ExperimentId
 from app.services import access, steering
 from app.services.context import Context
-from app.services.live import MAX_CURSOR, Interest, Position
+from app.services.experiments.live import MAX_CURSOR, Interest, Position
 from app.services.operations import server_epoch
 
 router = APIRouter(prefix="/api/v1", tags=["live"], route_class=StrictRoute)

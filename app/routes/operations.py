@@ -21,7 +21,9 @@ from app.routes.deps import (
     Reader,
     StrictRoute,
 )
-from app.services import access, audit, operations, pages, steering, waiting
+from app.services import access, audit, operations, steering
+from app.services.experiments import pages
+from app.services.queue import waiting
 from lockstep.revision import code_identity
 from lockstep.text import Name
 

@@ -7,7 +7,7 @@ from functools import cache
 
 from fastapi import APIRouter, FastAPI, Request
 from fastapi.staticfiles import StaticFiles
-from starlette.responses import HTMLResponse, Response
+from starlette.responses import HTMLResponse, RedirectResponse, Response
 from starlette.types import Scope
 
 from app.html import STATIC, render_page
@@ -51,6 +51,12 @@ def experiment_page(request: Request, experiment_id: str) -> HTMLResponse:
 def compare_page(request: Request) -> HTMLResponse:
     """Several experiments side by side; the query names them."""
     return render_page(request, "compare.html")
+
+
+@router.get("/experiments")
+def experiments_page(request: Request) -> RedirectResponse:
+    """The list of experiments, where a shortened address of one looks for it."""
+    return RedirectResponse(f"{request.scope['root_path']}/")
 
 
 @router.get("/queue")

@@ -14,10 +14,11 @@ from app.routes import documents as d
 from app.routes.conditional import tagged
 from app.routes.deps import PAGE, ContextDep, Cursor, Operator, PageLimit, Reader, StrictRoute
 from app.routes.experiments import ExperimentId
-from app.services import calibration, pages, reports
+from app.services.experiments import pages
+from app.services.results import calibration, reports
 from lockstep.report.export import recompute_script
-from lockstep.report.html import render_html
-from lockstep.report.markdown import render_markdown
+from lockstep.report.rendering.html import render_html
+from lockstep.report.rendering.markdown import render_markdown
 
 router = APIRouter(prefix="/api/v1", tags=["reports"], route_class=StrictRoute)
 

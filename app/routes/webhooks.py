@@ -9,7 +9,8 @@ from pydantic import BaseModel, Field
 
 from app.routes import documents as d
 from app.routes.deps import PAGE, Admin, ContextDep, Cursor, PageLimit, StrictRoute
-from app.services import pages, webhooks
+from app.services import webhooks
+from app.services.experiments import pages
 
 router = APIRouter(prefix="/api/v1", tags=["webhooks"], route_class=StrictRoute)
 WebhookId = Annotated[str, Path(pattern=r"^whk_[0-9a-z]{4,40}$", description="Webhook id")]

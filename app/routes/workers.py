@@ -15,6 +15,7 @@ from app.lanes import in_lane
 from app.routes import documents as d
 from app.routes.deps import (
     PAGE,
+    BeatRoute,
     ContextDep,
     Cursor,
     Lease,
@@ -24,9 +25,10 @@ from app.routes.deps import (
     StrictRoute,
     WorkerActor,
 )
-from app.services import assignments, ingest, pages, reading, workers
-from app.services.ingest import Upload
+from app.services.experiments import pages, reading
 from app.services.operations import METRICS
+from app.services.training import assignments, ingest, workers
+from app.services.training.ingest import Upload
 from lockstep import protocol as p
 from lockstep.text import Line
 
@@ -57,21 +59,29 @@ async def claim_block(actor: WorkerActor, request: Request, worker_id: WorkerId,
     """Wait for an assignment; repeating the call returns the same offer."""
     desk: Desk = request.app.state.desk
     assignment = await desk.wait(worker_id, wait)
-    if assignment is None:
-        return Response(status_code=204)
-    return Response(assignment.model_dump_json(), media_type="application/json")
+    return Response(status_code=204) if assignment is None else _answer(assignment)
 
 
-@router.post(
+def _answer(reply: BaseModel) -> Response:
+    """Return a reply as it is: given a model FastAPI would validate it once more, on a further way through a thread."""
+    return Response(reply.model_dump_json(), media_type="application/json")
+
+
+def heartbeat(ctx: ContextDep, actor: WorkerActor, worker_id: WorkerId, beat: p.HeartbeatRequest) -> Response:
+    """Renew leases and learn what is wanted."""
+    with METRICS.heartbeat_seconds.time():
+        return _answer(workers.heartbeat(ctx, worker_id, beat))
+
+
+router.add_api_route(
     "/workers/{worker_id}/heartbeat",
+    heartbeat,
+    methods=["POST"],
     tags=["worker"],
     response_model=p.HeartbeatReply,
     responses=d.problems(404, 409, 410),
+    route_class_override=BeatRoute,
 )
-def heartbeat(ctx: ContextDep, actor: WorkerActor, worker_id: WorkerId, beat: p.HeartbeatRequest) -> Any:
-    """Renew leases and learn what is wanted."""
-    with METRICS.heartbeat_seconds.time():
-        return workers.heartbeat(ctx, worker_id, beat)
 
 
 @router.post(
@@ -82,9 +92,9 @@ def heartbeat(ctx: ContextDep, actor: WorkerActor, worker_id: WorkerId, beat: p.
 )
 def report_ready(
     ctx: ContextDep, actor: WorkerActor, assignment_id: AssignmentId, lease: Lease, ready: p.ReadyRequest
-) -> Any:
+) -> Response:
     """Say that the child is up on its device, or that it refused."""
-    return assignments.ready(ctx, assignment_id, lease, ready)
+    return _answer(assignments.ready(ctx, assignment_id, lease, ready))
 
 
 @router.put(
@@ -100,10 +110,10 @@ def put_round(
     index: RoundIndex,
     lease: Lease,
     results: p.RoundRequest,
-) -> Any:
+) -> Response:
     """Hand in a round; idempotent by run, attempt, round and digest."""
     METRICS.ingest_rows.inc(sum(len(run.metrics) for run in results.runs))
-    return assignments.put_round(ctx, assignment_id, lease, index, results)
+    return _answer(assignments.put_round(ctx, assignment_id, lease, index, results))
 
 
 @router.get(
@@ -144,10 +154,10 @@ async def wait_at_barrier(
 )
 def post_points(
     ctx: ContextDep, actor: WorkerActor, assignment_id: AssignmentId, lease: Lease, points: p.PointsRequest
-) -> Any:
+) -> Response:
     """Store points of the open round, each once."""
     METRICS.ingest_rows.inc(sum(len(series.value) for series in points.series))
-    return ingest.post_points(ctx, assignment_id, lease, points)
+    return _answer(ingest.post_points(ctx, assignment_id, lease, points))
 
 
 @router.post("/assignments/{assignment_id}/logs", tags=["worker"], status_code=204, responses=d.problems(404, 409))

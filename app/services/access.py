@@ -12,8 +12,8 @@ from app.errors import ForbiddenError, NotFoundError, TooManyError, Unauthorized
 from app.services.audit import record
 from app.services.context import Actor, Context
 from app.store import access
-from app.store.engine import utc
-from app.store.rows import TokenRow
+from app.store.database.engine import utc
+from app.store.rows.access import TokenRow
 from lockstep.logs import get_logger
 
 _log = get_logger("access")

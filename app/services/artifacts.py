@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from app.errors import BusyError, StartupError, TooLargeError
 from app.settings import Settings
-from app.store import folders
+from app.store.database import folders
 
 _CHUNK_BYTES = 2**20
 #: What the system says where nothing is, or a symbolic link or another thing that holds no object.

@@ -11,8 +11,8 @@ from dataclasses import dataclass, field, replace
 from app.services.artifacts import FileStore
 from app.services.throttling import Throttle
 from app.settings import Settings
-from app.store.engine import Lane, Store
-from app.store.points import MetricNames
+from app.store.database.engine import Lane, Store
+from app.store.records.points import MetricNames
 
 
 class Bell:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from sqlalchemy.orm import Session
 
 from app.services.context import Context
-from app.store import scheduling
+from app.store.queue import scheduling
 
 #: A folder that has not been announced for so many sweeps is gone.
 _LATELY_SWEEPS = 12

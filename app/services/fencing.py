@@ -6,28 +6,30 @@ from sqlalchemy.orm import Session
 
 from app.errors import ConflictError, GoneError, LeaseLostError, NotFoundError
 from app.services.context import Context
-from app.store import blocks, experiment_cache, leases, workers
-from app.store.rows import AssignmentRow, BlockRow, WorkerRow
+from app.store import experiment_cache
+from app.store.queue import leases, workers
+from app.store.rows.assignments import AssignmentRow
+from app.store.rows.experiments import BlockRow
+from app.store.rows.workers import WorkerRow
 from lockstep.status import WorkerStatus
 
 _STOP_MARGIN_SECONDS = 10.0
 
 
-def fenced(session: Session, assignment_id: str, token: str) -> tuple[AssignmentRow, BlockRow]:
-    """Return (assignment, its block), both locked, if the lease holds.
+def fenced(ctx: Context, session: Session, assignment_id: str, token: str) -> tuple[AssignmentRow, BlockRow, float]:
+    """Return (assignment, its block, now), both rows locked, if the lease holds.
 
     Raises:
         NotFoundError: for an unknown assignment.
         LeaseLostError: when the lease does not hold.
     """
     # lock order is block, then assignment, everywhere: a sweep and a round cannot deadlock
-    block = blocks.of_assignment(session, assignment_id)
-    if block is None:
+    held = leases.fence(ctx.store, session, assignment_id, token)
+    if held is not None:
+        return held
+    if leases.get(session, assignment_id) is None:
         raise NotFoundError(f"no assignment {assignment_id}", code="unknown_assignment")
-    row = leases.fence(session, assignment_id, token)
-    if row is None or row.attempt != block.attempt:
-        raise LeaseLostError(f"the lease of assignment {assignment_id} does not hold any more")
-    return row, block
+    raise LeaseLostError(f"the lease of assignment {assignment_id} does not hold any more")
 
 
 def refuse_gone(session: Session, worker: WorkerRow, *gone: WorkerStatus) -> None:

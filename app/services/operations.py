@@ -11,7 +11,8 @@ from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, gene
 
 from app.errors import StartupError
 from app.services.context import Context
-from app.store import blocks, migrate, scheduling
+from app.store.database import migrate
+from app.store.queue import blocks, scheduling
 from lockstep.status import BlockStatus
 
 

@@ -6,7 +6,7 @@ from sqlalchemy.orm import Session
 
 from app.errors import ConflictError
 from app.services.context import Context
-from app.store import quotas
+from app.store.records import quotas
 
 _MIB = 2**20
 

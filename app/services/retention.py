@@ -6,7 +6,7 @@ The leader purges rows; every process takes away files from its own disk, which 
 from __future__ import annotations
 
 from app.services.context import Context
-from app.store import purging
+from app.store.records import purging
 
 #: Experiments that are purged at once, and files that are looked up at once.
 _EXPERIMENTS, _FILES = 10, 500

@@ -11,11 +11,12 @@ from app.errors import ConflictError, ForbiddenError, NotFoundError, Preconditio
 from app.services.audit import record
 from app.services.context import Actor, Context
 from app.services.fencing import grace
-from app.store import blocks, experiments, scheduling
-from app.store.blocks import Why
-from app.store.engine import utc
-from app.store.events import NewEvent, add_events
-from app.store.rows import BlockRow, ExperimentRow
+from app.store import experiments
+from app.store.database.engine import utc
+from app.store.queue import blocks, scheduling
+from app.store.queue.blocks import Why
+from app.store.records.events import NewEvent, add_events
+from app.store.rows.experiments import BlockRow, ExperimentRow
 from lockstep.status import TERMINAL_BLOCK, TERMINAL_EXPERIMENT, BlockStatus, Cause, Desired
 
 

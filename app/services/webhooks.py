@@ -18,9 +18,9 @@ from typing import Any
 from app.errors import InvalidError, NotFoundError
 from app.services.audit import record
 from app.services.context import Actor, Context
-from app.store import webhooks
-from app.store.rows import DeliveryRow, WebhookRow
-from app.store.webhooks import EVENTS as EVENTS
+from app.store.records import webhooks
+from app.store.records.webhooks import EVENTS as EVENTS
+from app.store.rows.access import DeliveryRow, WebhookRow
 from lockstep.address import BadAddress, clean_url, hidden
 
 #: A receiver has this long to answer; no other process asks it within three times as long.

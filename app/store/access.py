@@ -8,10 +8,11 @@ from typing import Any
 from sqlalchemy import ColumnElement, delete, insert, or_, select, update
 from sqlalchemy.orm import Session
 
-from app.store import tables as t
-from app.store.engine import utc
-from app.store.logs import ignore_duplicates
-from app.store.rows import AuditRow, IdempotencyRow, TicketRow, TokenRow, columns, every, one
+from app.store.database.engine import utc
+from app.store.records.logs import ignore_duplicates
+from app.store.rows.access import AuditRow, IdempotencyRow, TicketRow, TokenRow
+from app.store.rows.selecting import columns, every, one
+from app.store.schema import tables as t
 
 
 def insert_token(session: Session, now: float, values: Mapping[str, Any]) -> None:

@@ -16,9 +16,9 @@ from sqlalchemy import bindparam, select
 from sqlalchemy.orm import Session
 
 from app.store import experiments
-from app.store import tables as t
-from app.store.engine import KEPT
-from app.store.rows import ArmRow
+from app.store.database.engine import KEPT
+from app.store.rows.experiments import ArmRow
+from app.store.schema import tables as t
 from lockstep.spec.metrics import primary_of
 
 _KEPT_EXPERIMENTS = 256

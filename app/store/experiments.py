@@ -29,21 +29,21 @@ from sqlalchemy import (
 )
 from sqlalchemy.orm import Session
 
-from app.store import tables as t
-from app.store.engine import Store, utc
-from app.store.prepared import pairs_in, update_one
-from app.store.rows import (
+from app.store.database.engine import Store, utc
+from app.store.database.prepared import pairs_in, update_one
+from app.store.rows.assignments import AssignmentRow
+from app.store.rows.experiments import (
     ArmRow,
     BlockRow,
     BlockState,
     ExperimentRow,
     ListedExperiment,
+    RunInRound,
     RunOfArm,
     RunRow,
-    columns,
-    every,
-    one,
 )
+from app.store.rows.selecting import columns, every, one
+from app.store.schema import tables as t
 from lockstep.status import (
     ACTIVE_BLOCK,
     OPEN_BLOCK,
@@ -205,6 +205,25 @@ _RUN = select(*columns(RunRow, t.run), t.arm.c.label, t.arm.c.reward_mode, t.arm
 )
 _RUNS = _RUN.order_by(t.run.c.replicate, t.run.c.generation, t.run.c.arm_index)
 _RUNS_OF_BLOCK = _RUNS.where(t.run.c.block_id == bindparam("block_id"))
+
+
+def runs_in_round(session: Session, assignment: AssignmentRow, index: int) -> list[RunInRound]:
+    """Return the runs of an assignment's block by arm, each with what is stored of a round of this attempt."""
+    given = {"of_assignment": assignment.id, "attempt": assignment.attempt, "index": index}
+    return every(RunInRound, session.execute(_RUNS_IN_ROUND, {**given, "block_id": assignment.block_id}))
+
+
+_IS_MINE = and_(t.assignment_run.c.assignment_id == bindparam("of_assignment"), t.assignment_run.c.run_id == t.run.c.id)
+_OF_ROUND = and_(
+    t.round_result.c.run_no == t.run.c.no,
+    t.round_result.c.attempt == bindparam("attempt"),
+    t.round_result.c.round == bindparam("index"),
+)
+_RUNS_IN_ROUND = (
+    _RUNS_OF_BLOCK.outerjoin(t.assignment_run, _IS_MINE)
+    .outerjoin(t.round_result, _OF_ROUND)
+    .add_columns(t.assignment_run.c.run_id.is_not(None), t.round_result.c.digest)
+)
 
 
 def runs_of_assignment(session: Session, assignment_id: str) -> list[RunOfArm]:
@@ -404,6 +423,21 @@ def change_run(session: Session, run_id: str, **values: Any) -> None:
     update_one(session, t.run, run_id, values)
 
 
+def note_round(session: Session, env_steps: Mapping[str, float], rounds_done: int) -> None:
+    """Note how many rounds runs have done by now, and their steps, {run id: steps}."""
+    steps = {run_id: repr(float(number)) for run_id, number in env_steps.items()}
+    given = {"env_steps": json.dumps(steps), "rounds_done": rounds_done}
+    session.execute(_NOTE_ROUND[session.get_bind().dialect.name], given)
+
+
+def _note_round_of(pairs: FromClause) -> Update:
+    done = {"rounds_done": bindparam("rounds_done"), "stalled": False}
+    return update(t.run).where(t.run.c.id == pairs.c.key).values(env_steps=cast(pairs.c.value, Float), **done)
+
+
+_NOTE_ROUND = {name: _note_round_of(pairs) for name, pairs in pairs_in("env_steps").items()}
+
+
 def last_record(session: Session, block: BlockRow) -> dict[str, Any]:
     """Return how a run of the block was computed that started last before this one and may count; {} without one."""
     found = session.execute(_LAST_RECORD, {"experiment_id": block.experiment_id, "block_id": block.id})
@@ -429,18 +463,19 @@ def may_be_due(session: Session) -> list[str]:
 
     Those are the unfinished ones without an open block, or with planned looks; each is looked at again.
     """
-    open_block = (
-        select(t.block.c.id)
-        .where(t.block.c.experiment_id == t.experiment.c.id, t.block.c.status.in_(OPEN_BLOCK))
-        .exists()
-    )
-    planned = t.experiment.c.analysis["looks"]["mode"].as_string() == "planned"
-    query = select(t.experiment.c.id, t.experiment.c.deleted_at).where(
-        t.experiment.c.finished_at.is_(None), or_(~open_block, planned)
-    )
     # a condition on deleted_at would let SQLite take the index of the listing, which holds every experiment
-    rows = session.execute(query.order_by(t.experiment.c.created_at, t.experiment.c.id))
-    return [row.id for row in rows if row.deleted_at is None]
+    return [row.id for row in session.execute(_MAY_BE_DUE) if row.deleted_at is None]
+
+
+_OPEN_BLOCK = select(t.block.c.id).where(
+    t.block.c.experiment_id == t.experiment.c.id, t.is_among(t.block.c.status, sorted(OPEN_BLOCK))
+)
+_IS_PLANNED = t.experiment.c.analysis["looks"]["mode"].as_string() == "planned"
+_MAY_BE_DUE = (
+    select(t.experiment.c.id, t.experiment.c.deleted_at)
+    .where(t.experiment.c.finished_at.is_(None), or_(~_OPEN_BLOCK.exists(), _IS_PLANNED))
+    .order_by(t.experiment.c.created_at, t.experiment.c.id)
+)
 
 
 def add_device_seconds(session: Session, assignment_id: str, seconds: float) -> None:
@@ -466,12 +501,6 @@ def mark_stalled(session: Session, run_ids: Sequence[str], stalled: bool) -> int
         .returning(t.run.c.id)
     )
     return len(changed.all())
-
-
-def any_stalled(session: Session, run_ids: Sequence[str]) -> bool:
-    """Return whether any of some runs has the flag ``stalled``."""
-    query = select(t.run.c.id).where(t.run.c.id.in_(run_ids), t.run.c.stalled)
-    return session.execute(query.limit(1)).first() is not None
 
 
 def edge_rank(session: Session, rank: float | None, *, below: bool, skip: str = "") -> float:

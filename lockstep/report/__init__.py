@@ -7,8 +7,8 @@ HTML, Markdown and CSV. Verdict sentences come from fixed templates only.
 from lockstep.report.build import build_report, report_json
 from lockstep.report.csv import safe_cell, scores_csv
 from lockstep.report.export import recompute_script, report_files, report_from_scores_csv
-from lockstep.report.html import render_html
-from lockstep.report.markdown import render_markdown
+from lockstep.report.rendering.html import render_html
+from lockstep.report.rendering.markdown import render_markdown
 
 __all__ = [
     "build_report",

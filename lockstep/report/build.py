@@ -16,17 +16,14 @@ from typing import Any
 import numpy as np
 import scipy
 
-from lockstep.report.clock import Clock, cancelled_blocks, finished_blocks, is_extendable
-from lockstep.report.comparisons import comparison, early_stop_rows, quantity_row
 from lockstep.report.csv import scores_csv
-from lockstep.report.curves import curve_plot, curve_test, time_to_threshold
-from lockstep.report.gates import Gate, failed_void, flag_gates, is_balanced, void_gates
-from lockstep.report.headline import Finding, headline
-from lockstep.report.inputs import MetricScores, ReportInputs, metric_scores, score_table
-from lockstep.report.learning import Learning, learning, learning_section
-from lockstep.report.numbers import difference_unit, number, unit_of
-from lockstep.report.opposed import Opposed, opposed, opposed_section
-from lockstep.report.sections import (
+from lockstep.report.findings.clock import Clock, cancelled_blocks, finished_blocks, is_extendable
+from lockstep.report.findings.comparisons import comparison, early_stop_rows, quantity_row
+from lockstep.report.findings.curves import curve_plot, curve_test, time_to_threshold
+from lockstep.report.findings.gates import Gate, failed_void, flag_gates, is_balanced, void_gates
+from lockstep.report.findings.learning import Learning, learning, learning_section
+from lockstep.report.findings.opposed import Opposed, opposed, opposed_section
+from lockstep.report.findings.sections import (
     arm_table,
     bayes_panel,
     cross_scores,
@@ -44,10 +41,13 @@ from lockstep.report.sections import (
     training_rows,
     worst_level,
 )
-from lockstep.report.staged import Judged, judge
+from lockstep.report.findings.staged import Judged, judge
+from lockstep.report.headline import Finding, headline
+from lockstep.report.inputs import MetricScores, ReportInputs, metric_scores, score_table
+from lockstep.report.numbers import difference_unit, number, unit_of
 from lockstep.report.words.methods import methods_sentence, methods_sentences
 from lockstep.report.words.sentences import decisive_pair
-from lockstep.spec.analysis import analysis_hash
+from lockstep.spec.inference.analysis import analysis_hash
 from lockstep.stats.estimands import bimodal_arms
 from lockstep.stats.failures import Sensitivity, analyse_with_sensitivity
 from lockstep.stats.power import Needed

@@ -23,7 +23,7 @@ from lockstep.report.inputs import (
     ScoreRow,
     direction_of,
 )
-from lockstep.spec.analysis import AnalysisSpec
+from lockstep.spec.inference.analysis import AnalysisSpec
 
 COLUMNS = ("arm", "replicate", "metric", "raw", "oriented", "status", "device")
 _FORMULA = ("=", "+", "-", "@", "\t", "\r")

@@ -9,9 +9,9 @@ from typing import Any
 from lockstep.report import recompute
 from lockstep.report.build import build_report, report_json
 from lockstep.report.csv import inputs_from_csv, scores_csv
-from lockstep.report.html import render_html
 from lockstep.report.inputs import ReportInputs
-from lockstep.report.markdown import render_markdown
+from lockstep.report.rendering.html import render_html
+from lockstep.report.rendering.markdown import render_markdown
 
 
 def report_from_scores_csv(

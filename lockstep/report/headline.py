@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from lockstep.report.clock import Clock, cancelled_blocks, is_extendable, planned_blocks
-from lockstep.report.gates import Gate, failed_void
+from lockstep.report.findings.clock import Clock, cancelled_blocks, is_extendable, planned_blocks
+from lockstep.report.findings.gates import Gate, failed_void
+from lockstep.report.findings.learning import NOT_LEARNED, Learning
+from lockstep.report.findings.opposed import TRAINING_DISAGREES, Opposed
+from lockstep.report.findings.sections import nondeterminism, pair_correlation
+from lockstep.report.findings.staged import Judged
 from lockstep.report.inputs import MetricScores, ReportInputs
-from lockstep.report.learning import NOT_LEARNED, Learning
 from lockstep.report.numbers import number
-from lockstep.report.opposed import TRAINING_DISAGREES, Opposed
-from lockstep.report.sections import nondeterminism, pair_correlation
-from lockstep.report.staged import Judged
 from lockstep.report.words.sentences import WINNER_WITH_HARM, Doubt, VerdictFacts, lost_text, verdict_sentence
 from lockstep.spec.metrics import is_reward_dependent
 from lockstep.stats.estimands import Contradiction, contradictions

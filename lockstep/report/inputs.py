@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import Any
 
-from lockstep.spec.analysis import AnalysisSpec
-from lockstep.spec.gymnasium import RANDOM_NUMBERS, RESUMED_EPISODES
+from lockstep.spec.environments.gymnasium import RANDOM_NUMBERS, RESUMED_EPISODES
+from lockstep.spec.inference.analysis import AnalysisSpec
 from lockstep.spec.metrics import find_metric
 from lockstep.stats.scores import ArmScores, arm_scores
 

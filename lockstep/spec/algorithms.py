@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.spec.arms import ResolvedArm
-from lockstep.spec.families import family_of
-from lockstep.spec.problems import Problem, nearest
+from lockstep.spec.environments.families import family_of
 from lockstep.spec.sections import Env
+from lockstep.spec.text.problems import Problem, nearest
 
 
 @dataclass(frozen=True)

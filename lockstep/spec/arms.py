@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from lockstep.spec import sections
-from lockstep.spec.problems import pointer
+from lockstep.spec.text.problems import pointer
 
 
 def discount_of(config: Mapping[str, Any]) -> float:

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.spec.families import FAMILIES
-from lockstep.spec.family import Shown
+from lockstep.spec.environments.families import FAMILIES
+from lockstep.spec.environments.family import Shown
 
 #: Everything below these is derived from the training reward or measured while training on it.
 REWARD_PREFIXES = ("train/", "reward/", "xeval/")

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 
 from lockstep.spec.algorithms import ALGORITHMS
-from lockstep.spec.families import family_of
+from lockstep.spec.environments.families import family_of
 from lockstep.spec.resolve import ResolvedSpec
 
 #: Runs beyond which one more in a process saves little and its failure would cost many.
@@ -70,7 +70,6 @@ def _obstacle(resolved: ResolvedSpec) -> str | None:
     for arm in learnt:
         net, precision = arm.config["net"], arm.config["precision"]["policy"]
         obstacles = {
-            f"net.body {net['body']}": net["body"] != "mlp",
             f"net.encoder {net.get('encoder')}": net.get("encoder") is not None,
             f"precision.policy {precision}": precision != "fp32",
             "ppo.prob_floor": any(floor > 0 for floor in arm.config["ppo"]["prob_floor"].values()),

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.spec.families import family_of
+from lockstep.spec.environments.families import family_of
 from lockstep.spec.resolve import ResolvedSpec
 
 

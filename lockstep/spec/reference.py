@@ -10,14 +10,14 @@ from typing import Any
 
 import yaml
 
-from lockstep.spec.families import FAMILIES
-from lockstep.spec.gymnasium import FIELDS, FOREIGN_SECTIONS
+from lockstep.spec.environments.families import FAMILIES
+from lockstep.spec.environments.gymnasium import FIELDS, FOREIGN_SECTIONS
 from lockstep.spec.metrics import registered
 from lockstep.spec.presets import PRESETS
-from lockstep.spec.problems import nearest
 from lockstep.spec.resolve import Spec
 from lockstep.spec.sections import Env
 from lockstep.spec.tasks import TASKS
+from lockstep.spec.text.problems import nearest
 
 _NUMBERS = {"number": "number", "integer": "whole number"}
 _WORDS = {"string": "text", "boolean": "true or false", "null": "null", "object": "mapping", **_NUMBERS}
@@ -177,6 +177,7 @@ specification.
 ## Fields
 
 `[]` stands for each entry of a list. A default of `null` is filled in from the task, the family or another field.
+Numbers of training are 0 or of a magnitude from 1e-18 to 1e18: float32 holds those and their squares.
 What only tasks of `env.kind: morphogenesis` have (hosts that grow grafts) comes after all that is general."""
 _MORPHOGENESIS_NOTE = "Gymnasium tasks have none of these. The constants of `reward` are those of its built-in modes."
 _FAMILIES_NOTE = "Registered environments and reward modes of plug-ins come on top: docs/extending.md."

@@ -16,20 +16,20 @@ from pydantic import BaseModel, Field, ValidationError
 
 from lockstep.spec import sections, tasks
 from lockstep.spec.algorithms import ALGORITHMS
-from lockstep.spec.analysis_rules import (
+from lockstep.spec.arms import Difference, ResolvedArm
+from lockstep.spec.environments.families import family_of
+from lockstep.spec.inference.analysis_rules import (
     AnalysisSpec,
     complete_analysis,
     default_analysis,
     problems_from_validation_error,
 )
-from lockstep.spec.arms import Difference, ResolvedArm
-from lockstep.spec.canonical import canonical_hash
-from lockstep.spec.families import family_of
-from lockstep.spec.faults import Location, paths_of, problems_of, remedy_for_key
 from lockstep.spec.presets import PRESETS, merge
-from lockstep.spec.problems import InvalidSpecError, Problem, nearest, pointer
-from lockstep.spec.reading import MAX_DEPTH, depth, too_deep
 from lockstep.spec.rewards import Reward
+from lockstep.spec.text.canonical import canonical_hash
+from lockstep.spec.text.faults import Location, paths_of, problems_of, remedy_for_key
+from lockstep.spec.text.problems import InvalidSpecError, Problem, nearest, pointer
+from lockstep.spec.text.reading import MAX_DEPTH, MAX_ENTRIES, depth, entries, too_deep, too_many
 from lockstep.text import control_at
 
 ModelT = TypeVar("ModelT", bound=BaseModel)
@@ -160,6 +160,9 @@ def _check_plain(raw: Mapping[str, Any]) -> None:
         raise _problem("", "malformed", message, "use text, finite numbers, lists and mappings") from error
     if depth(raw) > MAX_DEPTH:
         raise too_deep()
+    number = entries(raw)
+    if number > MAX_ENTRIES:
+        raise too_many(number)
     place = control_at(raw)
     if place is not None:
         raise _problem(place, "control_character", "control characters are not allowed", "remove them")

@@ -6,9 +6,9 @@ further fields by its schema, so extra keys are judged by ``lockstep.spec.rules`
 
 from __future__ import annotations
 
-from pydantic import ConfigDict, Field, FiniteFloat
+from pydantic import ConfigDict, Field
 
-from lockstep.spec.sections import NonNegative, Positive, Section
+from lockstep.spec.sections import NonNegative, Positive, Real, Section
 
 
 class Reward(Section):
@@ -96,7 +96,7 @@ class Reward(Section):
         0.15, description="Pay of PRUNE of a graft with c below prune_harmful_below, reward units"
     )
     prune_weak_pay: NonNegative = Field(0.1, description="Pay of PRUNE of a graft with c from there to 0, reward units")
-    prune_harmful_below: FiniteFloat = Field(-0.5, description="Contribution c below which a graft is harmful, pp")
+    prune_harmful_below: Real = Field(-0.5, description="Contribution c below which a graft is harmful, pp")
     prune_good_base: NonNegative = Field(
         0.3, description="Price of PRUNE of a graft with c >= 0, at c = 0, reward units"
     )
@@ -122,7 +122,7 @@ class Reward(Section):
         0.3, description="Further price of FOSSILIZE of a graft that only seems to help, reward units"
     )
     ransomware_contribution: NonNegative = Field(0.1, description="It seems to help when c is above this, pp")
-    ransomware_effect: FiniteFloat = Field(-0.2, description="and does not when cf is below this, pp")
+    ransomware_effect: Real = Field(-0.2, description="and does not when cf is below this, pp")
     commit_min_contribution: Positive = Field(
         1.0, description="Contribution c from which a commitment is paid, pp; also what simplified counts"
     )
@@ -152,7 +152,7 @@ class Reward(Section):
     basic_plus_min_steps: Positive = Field(
         5.0, description="Least number of steps over which the pool is released, steps"
     )
-    basic_plus_low: FiniteFloat = Field(-0.05, description="Least release of a step, reward units")
+    basic_plus_low: Real = Field(-0.05, description="Least release of a step, reward units")
     basic_plus_high: NonNegative = Field(0.1, description="Largest release of a step, reward units")
     # simplified (2.9)
     op_cost: NonNegative = Field(0.01, description="Price of any op but WAIT (simplified), reward units")

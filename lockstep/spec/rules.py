@@ -1,7 +1,7 @@
 """Cross-field rules of a specification: each finding names the fields and the remedy.
 
 ``check`` returns problems (refusals) and warnings. The rules of the analysis are in
-``lockstep.spec.analysis_rules``; this module hands them the facts they need.
+``lockstep.spec.inference.analysis_rules``; this module hands them the facts they need.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from lockstep.spec.algorithms import ALGORITHMS
-from lockstep.spec.analysis_rules import validate_analysis
 from lockstep.spec.arms import ResolvedArm
-from lockstep.spec.families import FAMILIES, family_of
+from lockstep.spec.environments.families import FAMILIES, family_of
+from lockstep.spec.inference.analysis_rules import validate_analysis
 from lockstep.spec.plan import env_steps_per_run
 from lockstep.spec.presets import PRESETS, PUBLISHED_STEPS
-from lockstep.spec.problems import InvalidSpecError, Problem, meant, nearest, pointer
 from lockstep.spec.resolve import ResolvedSpec, parse
 from lockstep.spec.rewards import Reward
-from lockstep.spec.schemas import flat_problems
 from lockstep.spec.sections import Arm, Budget, Env
+from lockstep.spec.text.problems import InvalidSpecError, Problem, meant, nearest, pointer
+from lockstep.spec.text.schemas import flat_problems
 
 #: A budget below this share of what its preset is used with is called little.
 _LITTLE = 0.05
@@ -99,7 +99,7 @@ def all_problems(raw: Mapping[str, Any], found: Sequence[Problem], registered: R
     if faulty & _BASIC:
         return list(found)
     sound = {name: value for name, value in raw.items() if name not in faulty - {"arms"}}
-    if "arms" in faulty:
+    if "arms" in faulty & raw.keys():
         sound["arms"] = _without_overrides(raw["arms"])
     try:
         further = check(parse(sound), registered)[0]

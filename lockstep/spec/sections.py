@@ -8,15 +8,30 @@ from __future__ import annotations
 
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, FiniteFloat, Tag
+from pydantic import AfterValidator, BaseModel, ConfigDict, Discriminator, Field, FiniteFloat, Tag
 
 from lockstep.spec.tasks import Optim
 from lockstep.text import Id, Name, Note, Word
 
+#: Magnitudes that training computes with: float32 holds them and their squares in full precision (1.2e-38 to 3.4e38).
+SMALLEST, LARGEST = 1e-18, 1e18
+
+
+def _check_magnitude(value: float) -> float:
+    if value != 0 and not SMALLEST <= abs(value) <= LARGEST:
+        reason = f"float32, in which training computes, cannot hold {value:g} and its square"
+        raise ValueError(f"{reason}; use a magnitude from {SMALLEST:g} to {LARGEST:g}")
+    return value
+
+
 Text = Annotated[str, Field(max_length=200)]
-Positive = Annotated[FiniteFloat, Field(gt=0)]
-NonNegative = Annotated[FiniteFloat, Field(ge=0)]
-Count = Annotated[int, Field(ge=1)]
+Real = Annotated[FiniteFloat, AfterValidator(_check_magnitude)]
+Positive = Annotated[FiniteFloat, Field(gt=0), AfterValidator(_check_magnitude)]
+NonNegative = Annotated[FiniteFloat, Field(ge=0), AfterValidator(_check_magnitude)]
+#: Far beyond every count, and inside the integers that arrays hold.
+MOST = 10**9
+Count = Annotated[int, Field(ge=1, le=MOST)]
+Countable = Annotated[int, Field(ge=0, le=MOST)]
 Unit = Annotated[FiniteFloat, Field(ge=0, le=1)]
 _SLOTS, _EPISODE = "@slots", "@episode"
 Scalar = bool | int | FiniteFloat | str | None
@@ -46,7 +61,7 @@ class FinishedEpisode(Section):
     """An evaluation episode of a finished run, whose final grafts a static control copies."""
 
     run: str = Field(max_length=40, description="Run id")
-    episode: int = Field(ge=0, description="Evaluation episode of its last evaluation, greedy where it has both")
+    episode: Countable = Field(description="Evaluation episode of its last evaluation, greedy where it has both")
 
 
 def _static_form(value: Any) -> str:
@@ -85,7 +100,7 @@ class Governor(Section):
     """Thresholds of the safety governor, in multiples of ln(classes) (environment.md 8)."""
 
     window: int = Field(20, ge=5, le=1000, description="Finite validation losses kept")
-    nonfinite_batches: int = Field(3, ge=1, description="Batches with a non-finite gradient that panic")
+    nonfinite_batches: Count = Field(3, description="Batches with a non-finite gradient that panic")
     explosion: Positive = Field(4.0, description="Loss above this many ln K panics")
     collapse_best: Positive = Field(0.6, description="Best loss below this many ln K ..")
     collapse_band: Positive = Field(0.065, description=".. and loss within this many ln K of ln K")
@@ -147,11 +162,11 @@ class Env(Section):
     param_budget: Count | None = Field(None, description="Graft parameters per host")
     batch_size: Count | None = Field(None, description="Images per batch; default: the task's")
     batches_per_step: Count | None = Field(None, description="Batches per env step; default: the task's")
-    val_images: int | None = Field(None, ge=200, description="Images per validation; null = whole split")
+    val_images: int | None = Field(None, ge=200, le=MOST, description="Images per validation; null = whole split")
     augment: bool | None = Field(None, description="Crop and flip; default: the task's")
-    min_training_epochs: int | None = Field(None, ge=0, description="Dwell D; null = of the pace")
-    min_prune_age: int | None = Field(None, ge=0, description="Steps; null = of the pace")
-    embargo: int | None = Field(None, ge=0, description="Steps; null = of the pace")
+    min_training_epochs: Countable | None = Field(None, description="Dwell D; null = of the pace")
+    min_prune_age: Countable | None = Field(None, description="Steps; null = of the pace")
+    embargo: Countable | None = Field(None, description="Steps; null = of the pace")
     pace: Literal["standard", "quick"] | None = Field(None, description="Time constants; default: the task's")
     train_signal: Literal["shadow", "ste"] = Field(
         "shadow", description="How a blending graft is trained: beside the host or through it"

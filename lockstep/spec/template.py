@@ -6,15 +6,15 @@ import json
 import shlex
 from typing import Any
 
-from lockstep.spec.families import FAMILIES, family_of
+from lockstep.spec.environments.families import FAMILIES, family_of
 from lockstep.spec.metrics import default_primary, find_metric
 from lockstep.spec.presets import PRESETS
-from lockstep.spec.problems import InvalidSpecError, Problem, nearest
-from lockstep.spec.reading import load_text
 from lockstep.spec.reference import fields
 from lockstep.spec.resolve import parse
 from lockstep.spec.rules import check
 from lockstep.spec.tasks import get_task
+from lockstep.spec.text.problems import InvalidSpecError, Problem, nearest
+from lockstep.spec.text.reading import load_text
 
 _HEAD = """# Two arms, each trained experiment.replicates times. `lockstep spec check FILE` needs no server.
 # With one (`lockstep serve`) `lockstep plan FILE` says what it costs and finds, `lockstep submit FILE` runs it.

@@ -16,8 +16,9 @@ from fastapi.routing import APIRoute
 from app.errors import ConflictError, UnauthorizedError
 from app.main import create_app
 from app.routes.deps import Admin, Operator, Reader, Submitter, WorkerActor
-from app.services import access, audit, reading
+from app.services import access, audit
 from app.services.context import Actor, Context
+from app.services.experiments import reading
 from app.services.throttling import Throttle
 from app.settings import Settings
 from tests.api.test_bodies import ROUTERS

@@ -3,16 +3,20 @@
 from __future__ import annotations
 
 import json
+import re
+from typing import Any
 
 import httpx
 import pytest
 from fastapi.routing import APIRoute
+from pydantic import ValidationError
 from websockets.exceptions import ConnectionClosed
 
 from app.routes import artifacts, experiments, exports, live, operations, reports, webhooks, workers
 from app.routes.deps import StrictRoute
+from lockstep.protocol import RegisterRequest
 from tests.conftest import LiveServer
-from tests.factories import submit, tiny_spec
+from tests.factories import SimulatedWorker, submit, tiny_spec
 from tests.live.test_protocol import socket_of
 
 pytestmark = pytest.mark.server
@@ -71,7 +75,7 @@ def test_frame_of_a_socket_with_a_key_twice_closes_it_and_names_the_key(server: 
         socket.recv()
         socket.send('{"type": "subscribe", "after": null, "after": "x"}')
         with pytest.raises(ConnectionClosed) as closed:
-            socket.recv(timeout=10)
+            socket.recv(timeout=60)
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 4400
     assert "'after' is given twice" in closed.value.rcvd.reason
@@ -82,3 +86,66 @@ def test_every_route_with_a_body_reads_strict_json() -> None:
     with_body = [route for route in routes if (route.methods or set()) & {"POST", "PUT", "PATCH"}]
     assert [route.path for route in with_body if not isinstance(route, StrictRoute)] == []
     assert len(with_body) > len(WAYS)
+
+
+#: (method, path, what is wrong in a valid body of a worker): each fits its type, and no column that it goes to.
+TOO_LARGE: list[tuple[str, str, dict[str, Any]]] = [
+    ("PUT", "rounds/0", {"first_seq": 2**31}),
+    *(
+        ("PUT", "rounds/0", {"episodes": [wrong]})
+        for wrong in ({"env_id": 2**63}, {"episode_reward": [1]}, {"mode": 3})
+    ),
+    ("PUT", "rounds/0", {"episodes": [{"native_return": "1"}]}),
+    ("PUT", "rounds/0", {"episodes": [{"success": []}]}),
+    ("PUT", "rounds/0", {"eval_episodes": [{"outcome": "a" * 33}]}),
+    *(("PUT", "rounds/0", {"events": [wrong]}) for wrong in ({"env_id": "a"}, {"severity": "loud"})),
+    ("POST", "checkpoints", {"next_round": 2**63}),
+    ("POST", "checkpoints", {"next_round": 1, "runs": [{"run_id": "\x00", "sha256": "a" * 64}]}),
+    ("POST", "checkpoints", {"next_round": 1, "runs": [{"run_id": "run_0000", "sha256": "\x00"}]}),
+    ("POST", "metrics", {"run_id": "\x00"}),
+    ("POST", "release", {"outcome": "error", "cause": "oom", "pinned_run": "\x00"}),
+    ("POST", "logs", {"lines": [{"seq": 2**63, "text": ""}]}),
+    ("POST", "metrics", {"round": [2**40]}),
+    ("POST", "ready", {"resume_round": 2**64}),
+]
+
+
+def test_what_fits_no_column_is_refused_and_the_worker_goes_on(http: httpx.Client, server: LiveServer) -> None:
+    submit(server.ctx, tiny_spec(budget={"rounds": 1}))
+    worker = SimulatedWorker(server.ctx).register()
+    while worker.claim() is None:
+        worker.beat("idle")
+    held = worker.held
+    run: dict[str, Any] = {
+        "run_id": held.runs[0].run_id,
+        "digest": "a" * 64,
+        "env_steps": 1,
+        "first_seq": 1,
+        "metrics": {},
+    }
+    points: dict[str, Any] = {"names": ["a"], "name_index": [0], "step": [1], "round": [0], "t": [1.0], "value": [1.0]}
+    series = {"run_id": run["run_id"], "first_seq": 1, **points}
+    for method, path, wrong in TOO_LARGE:
+        body = {"rounds/0": {"runs": [run | wrong]}, "metrics": {"series": [series | wrong]}}.get(path, wrong)
+        if path == "checkpoints":
+            body = {"runs": [{"run_id": run["run_id"], "sha256": "a" * 64}], **wrong}
+        headers = {"Lockstep-Lease": held.lease}
+        answer = http.request(method, f"/api/v1/assignments/{held.assignment_id}/{path}", json=body, headers=headers)
+        assert answer.status_code == 422, (path, wrong, answer.text)
+    worker.train(rounds=1)
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        ({"rewards": {"z": {"schema": {"properties": {"p": "number"}}}}}, "schema.properties['p'] is 'number'"),
+        ({"rewards": {"z": {"env_kinds": "gymnasium"}}}, "env_kinds must be a list of names"),
+        ({"environments": {"z": {"properties": {"p": {"minimum": "0"}}}}}, "has minimum '0'"),
+        ({"environments": {"z": {"tasks": ["a"]}}}, "tasks stand beside environments"),
+    ],
+)
+def test_a_schema_that_cannot_judge_is_refused_when_a_worker_brings_it(facts: dict[str, Any], told: str) -> None:
+    """It would be an error 500 for every specification that names it."""
+    device = {"uid": "cpu:h:0", "kind": "cpu", "device_class": "cpu", "model": "test", "memory_bytes": 1}
+    with pytest.raises(ValidationError, match=re.escape(told)):
+        RegisterRequest.model_validate({"name": "w", "host": "h", "incarnation": "i", "device": device, **facts})

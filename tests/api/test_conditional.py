@@ -7,7 +7,7 @@ import hashlib
 import httpx
 import pytest
 
-from app.services.ingest import Upload, put_file
+from app.services.training.ingest import Upload, put_file
 from tests.conftest import LiveServer, wait_until
 from tests.factories import SimulatedWorker, submit, tiny_spec
 
@@ -24,7 +24,7 @@ def test_reports_exports_files_and_static_files_are_sent_once(server: LiveServer
     upload = Upload(worker.held.runs[0].run_id, "policy", "a", None, hashlib.sha256(content).hexdigest())
     put_file(server.ctx, worker.held.assignment_id, worker.held.lease, upload, [content])
     worker.train(1)
-    wait_until(lambda: http.get(f"{api}/report").status_code == 200, timeout=20, what="the report")
+    wait_until(lambda: http.get(f"{api}/report").status_code == 200, what="the report")
     [artifact] = [item for item in http.get(f"{api}/artifacts").json()["items"] if item["kind"] == "policy"]
     static = http.get("/").text.partition('rel="stylesheet" href="')[2].partition('"')[0]
     forms = [f"{api}/report?format={form}" for form in ("json", "html", "md", "csv", "py")]

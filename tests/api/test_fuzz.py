@@ -64,7 +64,7 @@ def test_api_answers_every_case_as_documented(url: str, label: str) -> None:
     def every_case(case: schemathesis.Case[Any]) -> None:
         if label.endswith(("/claim", "/barrier")):
             case.query = {**(case.query or {}), "wait": 0}
-        response = case.call(base_url=url, timeout=20)
+        response = case.call(base_url=url, timeout=60)
         case.validate_response(response, checks=checks)
 
     every_case()

@@ -10,7 +10,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from app.services.finishing import finish_due
+from app.services.results.finishing import finish_due
 from lockstep.report import report_from_scores_csv
 from tests.conftest import LiveServer
 from tests.factories import SimulatedWorker, submit, tiny_spec

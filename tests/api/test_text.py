@@ -14,7 +14,7 @@ from typer.testing import CliRunner
 
 from app.cli.people import app as command
 from app.services.artifacts import FileStore
-from app.services.cursors import encode_cursor
+from app.services.experiments.cursors import encode_cursor
 from lockstep.direction import isolated
 from lockstep.spec.presets import merge
 from tests.conftest import LiveServer, wait_until

@@ -16,7 +16,7 @@ def browser() -> Iterator[Browser]:
     """Chromium without a screen."""
     if not CHROMIUM.exists():
         pytest.skip("no chromium at /usr/bin/chromium")
-    expect.set_options(timeout=20_000)  # a machine with other work on it
+    expect.set_options(timeout=60_000)  # a machine with other work on it
     with sync_playwright() as playwright:
         made = playwright.chromium.launch(executable_path=str(CHROMIUM), args=["--no-sandbox"])
         yield made

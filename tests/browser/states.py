@@ -6,15 +6,18 @@ import hashlib
 from collections.abc import Callable
 from typing import Any
 
-from app.services import assignments, ingest, steering, submission
-from app.services.finishing import finish_due
-from app.services.workers import heartbeat
+from app.services import steering
+from app.services.experiments import submission
+from app.services.results.finishing import finish_due
+from app.services.training import assignments, ingest
+from app.services.training.workers import heartbeat
 from lockstep import protocol as p
 from lockstep.status import Desired
 from tests.conftest import LiveServer, wait_until
 from tests.factories import LOCAL, SimulatedWorker, submit, tiny_spec
 
 LONG = "a comparison whose name goes on and on until nothing that is meant for two words can hold it any more"
+UNBROKEN = "one_word_" * 7
 ARABIC = "مقارنة المكافآت"
 HEBREW = "השוואת תגמולים"
 
@@ -173,11 +176,13 @@ def many(server: LiveServer) -> str:
 def named(server: LiveServer) -> str:
     """Return the id of an experiment with long names and names written from right to left."""
     arms = [
-        {"label": "a-very-long-label-of-an-arm-tha", "reward": "shaped"},
-        {"label": "B-short", "reward": "simplified"},
+        {"label": "a_label_that_has_no_place_to_be_", "reward": "shaped"},
+        {"label": "B_as_long_as_any_label_may_ever_", "reward": "simplified"},
     ]
     return finished(
-        server, experiment={"name": f"{LONG} {ARABIC} {HEBREW}", "replicates": 6, "tags": [ARABIC, "blue"]}, arms=arms
+        server,
+        experiment={"name": f"{UNBROKEN}{UNBROKEN} {ARABIC} {HEBREW}", "replicates": 6, "tags": [ARABIC, UNBROKEN]},
+        arms=arms,
     )
 
 

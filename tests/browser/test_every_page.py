@@ -58,7 +58,7 @@ def looked_at(page: Page, name: str) -> list[str]:
 
 def _fits(page: Page, width: int) -> bool:
     """Return whether nothing is wider than the window, once charts have followed its new width."""
-    for _ in range(20):
+    for _ in range(400):
         if page.evaluate("() => document.documentElement.scrollWidth") <= width:
             return True
         page.wait_for_timeout(50)
@@ -115,9 +115,10 @@ def test_a_wrong_address_is_told_in_the_style_of_the_house(sqlite_server: LiveSe
     expect(page.locator("h1")).to_have_text("Not Found")
     expect(page.locator("main")).to_contain_text("There is no page /nowhere here.")
     assert looked_at(page, "error-404") == []
-    page.goto(f"{sqlite_server.url}/experiments/exp_0000000000")
-    expect(page.locator("#missing")).to_be_visible()
-    expect(page.locator("#experiment")).to_be_hidden()
+    for unknown in ("what%20is%20no%20id", "exp_0000000000"):
+        page.goto(f"{sqlite_server.url}/experiments/{unknown}")
+        expect(page.locator("#missing")).to_be_visible()
+        expect(page.locator("#experiment")).to_be_hidden()
     assert looked_at(page, "experiment-missing") == []
     page.get_by_role("link", name="All experiments").click()
     expect(page.locator("h1")).to_have_text("Experiments")

@@ -14,10 +14,11 @@ from playwright.sync_api import Page, expect
 
 from lockstep.client import Client
 from tests.browser.states import claim, finished, retried, worker_of
-from tests.conftest import LiveServer, WorkerProcess
+from tests.conftest import LiveServer, WorkerProcess, wait_until
 from tests.factories import cartpole_spec, submit, tiny_spec
 
 pytestmark = [pytest.mark.browser, pytest.mark.server]
+NO_EMPTY_SECTION = "() => [...document.querySelectorAll('section')].every((s) => !s.offsetHeight || s.innerText.trim())"
 
 
 def points_on(page: Page) -> int:
@@ -52,7 +53,7 @@ def test_curve_grows_and_verdict_appears_without_reload(
     expect(page.locator("#verdict-code")).to_have_text("no inference")
     page.locator(".tabs a", has_text="Report").click()
     frame = page.frame_locator("#report")
-    expect(frame.locator("body")).to_contain_text("eval/accuracy", timeout=20_000)
+    expect(frame.locator("body")).to_contain_text("eval/accuracy")
     assert page.evaluate("() => window.sameDocument") is True
 
 
@@ -72,13 +73,15 @@ def test_cartpole_opens_on_a_curve_and_watch_tells_the_return(
         page.goto(f"{sqlite_server.url}/experiments/{experiment_id}")
         expect(page.locator("#connection")).to_have_text("live")
         expect(page.locator("#metric")).to_have_value("train/native_return_mean")
+        wait_until(lambda: sqlite_server.app.state.hub.num_readers == 2, what="page and command to follow")
         start_worker(sqlite_server.url)
         wait_for_points(page, 6)
         expect(page.locator("#score-name")).to_have_text("train/native_return_mean")
         page.locator("summary", has_text="Data").click()
         expect(page.locator("tr[data-arm=B] .score")).to_have_text(re.compile(r"^\d+(\.\d+)?$"))
         expect(page.locator("#difference svg")).to_be_visible()
-        lines = (watch.communicate(timeout=60)[0]).splitlines()
+        assert page.evaluate(NO_EMPTY_SECTION), "the room of what this experiment has not"
+        lines = (watch.communicate(timeout=120)[0]).splitlines()
     rounds = [line for line in lines if " round " in line]
     assert "replicate 0, round 3/3" in rounds[-1]
     assert all(re.search(r"A: native return \d+\.\d\d \| B: native return \d+\.\d\d$", line) for line in rounds)
@@ -98,7 +101,7 @@ def test_a_failed_experiment_says_why_and_shows_the_log(
     expect(page.locator("#causes")).to_be_hidden()
     start_worker(sqlite_server.url)
     told = page.locator("#cause-list li")
-    expect(told).to_contain_text("replicate 0 failed, cause config: env: env.id='CartPole-v1' with env", timeout=60_000)
+    expect(told).to_contain_text("replicate 0 failed, cause config: env: env.id='CartPole-v1' with env")
     expect(told).to_contain_text("ValueError: Expect the max_episode_steps to be positive")
     expect(page.locator("#retry")).to_be_visible()
     expect(page.locator("#retry-note")).to_contain_text("It corrects no field: where one is wrong, ")
@@ -117,7 +120,7 @@ def test_a_long_evaluation_says_on_the_page_how_far_it_is(sqlite_server: LiveSer
     far = "evaluating replicate 0: 37 of 200 episodes are over after 400 of at most 1,000 steps"
     expect(page.locator("#facts")).to_contain_text(far)
     worker.beat(round=1, evaluation={"over": 150, "episodes": 200, "steps": 700, "max_steps": 1000})
-    expect(page.locator("#facts")).to_contain_text("150 of 200 episodes", timeout=40_000)
+    expect(page.locator("#facts")).to_contain_text("150 of 200 episodes")
     worker.hand_in(1)
     worker.beat(round=2)
     expect(page.locator("#facts")).not_to_contain_text("evaluating")
@@ -142,10 +145,19 @@ def test_plan_stands_beside_what_is_written_and_tells_faults_and_power(sqlite_se
     page.goto(f"{sqlite_server.url}/new")
     page.locator("textarea").fill("experiment: {name: x}\narms: [{label: a}, {label: b}]\nppoo: {}\n")
     expect(page.locator("#plan-result")).to_contain_text("did you mean 'ppo'?")
+    page.once("dialog", lambda asked: asked.accept())  # what was written is replaced
     page.locator("#example").select_option(label="CartPole-v1, two learning rates")
     expect(page.locator("#plan-result")).to_contain_text("10 blocks, 20 runs")
     page.locator("button[type=submit]").click()
     expect(page.locator("#name")).to_have_text("my first comparison")
+
+
+def test_the_list_names_the_winner_first_where_it_is_the_control_too(sqlite_server: LiveServer, page: Page) -> None:
+    finished(sqlite_server, analysis={"inference": "full", "sesoi": 2.0, "control": "B"})
+    page.goto(sqlite_server.url)
+    row = page.locator("#experiments tbody tr")
+    expect(row).to_contain_text("winner meaningful B +10")
+    expect(row.locator("svg")).to_have_attribute("aria-label", re.compile(r"B minus A: \+10"))
 
 
 @pytest.mark.parametrize("width", [1280, 390])
@@ -162,7 +174,7 @@ def test_answer_difference_and_lanes_of_a_finished_experiment_fit_the_screen(
     expect(page.locator("#verdict-code")).to_have_text("winner meaningful")
     expect(page.locator("#verdict-sentence code").first).to_have_text("B")
     expect(page.locator("#verdict-numbers")).to_have_text(
-        re.compile(r"95 % CI .* \(whether there is a difference\) · 90 % CI .* \(whether it matters\)")
+        re.compile(r"95\s%\sCI .* \(whether there is a difference\) · 90\s%\sCI .* \(whether it matters\)")
     )
     expect(page.locator("#difference svg")).to_have_attribute("aria-label", re.compile("B minus A: mean .10"))
     expect(page.locator("#difference")).to_contain_text("replicate 5")
@@ -218,3 +230,20 @@ def test_a_replicate_that_was_tried_again_counts_once_and_no_green_stands_beside
     expect(page.locator("#verdict-code")).to_have_text("invalid")
     expect(page.locator("#status")).to_have_class("badge void")
     expect(page.locator(".lane")).to_have_count(4)
+
+
+def test_the_difference_says_of_an_arm_that_it_diverged(sqlite_server: LiveServer, page: Page) -> None:
+    analysis = {"inference": "none", "failure": {"floor": 0.0}}
+    spec = tiny_spec(experiment={"replicates": 2}, budget={"rounds": 2}, analysis=analysis)
+    experiment_id, worker = submit(sqlite_server.ctx, spec), worker_of(sqlite_server)
+    for diverged in (["B"], []):
+        claim(worker)
+        worker.hand_in(0)
+        worker.hand_in(1, diverged=diverged)
+        worker.checkpoint(2)
+        worker.release()
+    page.goto(f"{sqlite_server.url}/experiments/{experiment_id}")
+    expect(page.locator("#difference .note")).to_contain_text("B diverged in 1 of 2 replicates")
+    expect(page.locator("#difference circle title").first).to_have_text(re.compile("before an arm diverged"))
+    expect(page.locator(".lane", has_text="diverged")).to_have_count(1)
+    expect(page.locator("#difference circle title").last).not_to_have_text(re.compile("diverged"))

@@ -7,7 +7,7 @@ import re
 import pytest
 from playwright.sync_api import Page, expect
 
-from lockstep.spec.reading import load_text
+from lockstep.spec.text.reading import load_text
 from tests.conftest import LiveServer
 
 pytestmark = [pytest.mark.browser, pytest.mark.server]
@@ -72,3 +72,24 @@ def test_a_fault_leads_to_its_line_and_the_cursor_is_told_what_may_stand_there(
     text.fill("ppo:\n  lr: 1")
     text.press("End")
     expect(page.locator("#completion")).to_contain_text("Adam learning rate")
+
+
+def test_it_begins_with_an_example_and_asks_before_it_replaces_what_was_written(
+    sqlite_server: LiveServer, page: Page
+) -> None:
+    page.goto(f"{sqlite_server.url}/new")
+    text, example = page.get_by_role("textbox", name="Specification"), page.locator("#example")
+    expect(example).to_have_value("CartPole-v1, two learning rates")
+    expect(page.locator("#plan-result")).to_contain_text("10 blocks")
+    written = text.input_value() + "# mine\n"
+    text.fill(written)
+    page.once("dialog", lambda asked: asked.dismiss())
+    example.select_option(label="preset digits_cpu")
+    assert (text.input_value(), example.input_value()) == (written, "CartPole-v1, two learning rates")
+    page.once("dialog", lambda asked: asked.accept())
+    example.select_option(label="preset digits_cpu")
+    expect(text).not_to_have_value(re.compile("# mine"))
+    example.select_option(label="a specification of your own")  # nothing was written since: nothing to ask
+    expect(text).to_have_value("")
+    expect(page.locator("#plan-result")).to_have_text("Write a specification, or start from an example.")
+    expect(page.locator("#power svg")).to_have_count(0)

@@ -16,7 +16,7 @@ def follow(
     frames: list[dict[str, Any]] = []
     deadline = time.monotonic() + timeout
     address = url.replace("http", "ws") + f"/api/v1/experiments/{experiment_id}/ws"
-    with connect(address, max_size=None) as socket:
+    with connect(address, max_size=None, open_timeout=60) as socket:
         socket.send(json.dumps({"type": "subscribe", "metrics": metrics or [], "after": None}))
         while not frames or frames[-1]["type"] != "end":
             frame = json.loads(socket.recv(timeout=max(1.0, deadline - time.monotonic())))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from app.services.context import Context
-from app.store import points
+from app.store.records import points
 from lockstep.client import Client
 from tests.rounds import counted_rounds
 

@@ -51,4 +51,4 @@ def test_a_process_trains_one_block_after_another_as_one_process_each_would(
         waiting = child_of(worker)
         assert waiting is not None
         worker.process.terminate()
-        wait_until(lambda: not runs(waiting), timeout=20, what="the end of the process that was free")
+        wait_until(lambda: not runs(waiting), timeout=60, what="the end of the process that was free")

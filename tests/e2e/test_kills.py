@@ -15,8 +15,8 @@ from tests.conftest import LiveServer, WorkerProcess, wait_until
 from tests.e2e.following import follow
 from tests.e2e.numbers import numbers_of
 from tests.factories import tiny_spec
-from worker.starter import SERVER_NAME, TRAINING_NAME
-from worker.supervisor import descendants
+from worker.supervision.starter import SERVER_NAME, TRAINING_NAME
+from worker.supervision.supervisor import descendants
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("training")]
 ROUNDS = 9

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-import time
+import shutil
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 from typer.testing import CliRunner
@@ -27,20 +28,23 @@ _ENDLESS = {
 
 
 def test_long_evaluation_shows_how_far_it_is_and_ends_at_once_when_cancelled(
-    sqlite_server: LiveServer, start_worker: Callable[..., WorkerProcess]
+    make_server: Callable[..., LiveServer],
+    sqlite_template: Path,
+    tmp_path: Path,
+    start_worker: Callable[..., WorkerProcess],
 ) -> None:
-    with Client(sqlite_server.url) as client:
+    shutil.copy(sqlite_template, tmp_path / "lockstep.db")
+    server = make_server(f"sqlite:///{tmp_path / 'lockstep.db'}", grace_seconds=60.0)
+    with Client(server.url) as client:
         experiment_id = client.submit(_ENDLESS)["id"]
-        start_worker(sqlite_server.url)
-        wait_until(lambda: client.show(experiment_id)["evaluating"], timeout=60, what="the evaluation")
+        start_worker(server.url)
+        wait_until(lambda: client.show(experiment_id)["evaluating"], what="the evaluation")
         far = client.show(experiment_id)["evaluating"]
         assert (far["over"], far["episodes"], far["max_steps"]) == (0, 16, 100_000)
         assert 0 < far["steps"] < 100_000
-        shown = CliRunner().invoke(command, ["show", experiment_id], env={"LOCKSTEP_URL": sqlite_server.url}).stdout
+        shown = CliRunner().invoke(command, ["show", experiment_id], env={"LOCKSTEP_URL": server.url}).stdout
         assert "evaluating replicate 0: 0 of 16 episodes are over after" in shown
         client.steer(experiment_id, "cancel", "enough")
-        began = time.monotonic()
-        wait_until(lambda: block_status(client, experiment_id) == "cancelled", timeout=60, what="cancelled")
-        # a heartbeat until it is heard, a step until it is seen, and the end of the process
-        assert time.monotonic() - began < 5.0
+        # a heartbeat until it is heard, a step until it is seen, and the end of the process: far less than its grace
+        wait_until(lambda: block_status(client, experiment_id) == "cancelled", timeout=45, what="cancelled")
         assert client.show(experiment_id)["evaluating"] is None

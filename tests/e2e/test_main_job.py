@@ -10,7 +10,7 @@ import httpx
 import pytest
 
 from lockstep.client import Client
-from lockstep.spec.reading import load_text
+from lockstep.spec.text.reading import load_text
 from tests.conftest import LiveServer, WorkerProcess
 from tests.e2e import oracle
 from tests.e2e.following import follow

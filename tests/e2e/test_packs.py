@@ -15,10 +15,11 @@ from typing import Any
 
 import pytest
 
-from app.services import sharing
+from app.services.queue import sharing
 from app.settings import Settings
-from app.store import blocks, experiments
-from app.store.blocks import Why
+from app.store import experiments
+from app.store.queue import blocks
+from app.store.queue.blocks import Why
 from lockstep.client import Client
 from lockstep.spec.presets import merge
 from lockstep.status import Cause, Desired
@@ -163,7 +164,7 @@ def test_a_worker_that_starts_later_is_given_its_share_of_a_pack(
     experiment = house.client.submit(merge(spec(), {"budget": {"rounds": 10_000}}))["id"]
     wait_until(lambda: min(house.done(experiment)) >= 2, what="rounds of each")
     start_worker(house.server.url, "--host", "another")
-    wait_until(lambda: house.packed(experiment)[4:] == [[2, 3]] * 2, timeout=120, what="two that are trained elsewhere")
+    wait_until(lambda: house.packed(experiment)[4:] == [[2, 3]] * 2, timeout=300, what="two that are trained elsewhere")
     ready = events(house.client, experiment, "warmup_completed")[4:]
     resumed = {event["replicate"]: event["round"] for event in ready}
     assert min(resumed.values()) >= 2, "nothing was lost"

@@ -28,8 +28,10 @@ SOAK = bool(os.environ.get("LOCKSTEP_SOAK"))
 ROOT = Path(__file__).parents[2]
 
 
-#: A lease that outlasts the stalls of a loaded machine, for tests whose worker must not lose it.
-STEADY = {"lease_ttl_seconds": 6.0}
+#: A lease that outlasts the stalls of a loaded machine, for tests whose worker must not lose it; and one that is soon
+#: over, for tests of its end.
+STEADY = {"lease_ttl_seconds": 60.0}
+BRIEF = {"lease_ttl_seconds": 6.0}
 
 
 @pytest.fixture
@@ -46,11 +48,15 @@ class LightWorker:
     log: Path
     notes: Path
 
-    def note(self, name: str, timeout: float = 30.0) -> str:
+    def note(self, name: str, timeout: float = 60.0) -> str:
         """Wait for what the trainer wrote down."""
         path = self.notes / name
         wait_until(path.exists, timeout=timeout, what=f"note {name} ({self.log.read_text()[-500:]})")
         return path.read_text()
+
+    def tell(self, name: str) -> None:
+        """Tell the trainer to go on that waits for this word."""
+        (self.notes / name).touch()
 
     def pids(self) -> list[int]:
         """Return the processes that the trainer named."""
@@ -119,7 +125,7 @@ class ServerProcess:
         found = re.search(r"http://127\.0\.0\.1:(\d+)", line)
         assert found, f"the server said {line!r}"
         self.port, self.url = int(found.group(1)), found.group(0)
-        wait_until(self.is_up, timeout=20, what="the server")
+        wait_until(self.is_up, timeout=60, what="the server")
         return self
 
     def close(self) -> None:
@@ -136,7 +142,7 @@ class ServerProcess:
         assert self.process is not None
         began = time.monotonic()
         self.process.send_signal(number)
-        self.process.wait(timeout=30)
+        self.process.wait(timeout=60)
         return time.monotonic() - began
 
 
@@ -163,7 +169,7 @@ def server_process(tmp_path: Path, database_url: str) -> Iterator[Callable[..., 
 def is_up(url: str) -> bool:
     """Return whether a server answers at an address."""
     try:
-        return httpx.get(f"{url}/healthz", timeout=2).status_code == 200
+        return httpx.get(f"{url}/healthz", timeout=20).status_code == 200
     except httpx.TransportError:
         return False
 

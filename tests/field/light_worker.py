@@ -6,11 +6,11 @@ import os
 import sys
 
 from lockstep.logs import configure
-from worker import supervisor
 from worker.__main__ import listen, parse, token_of
-from worker.agent import DEVICE_IN_USE, Agent
-from worker.devices import DeviceInUse, bind
-from worker.options import Options
+from worker.supervision import supervisor
+from worker.supervision.agent import DEVICE_IN_USE, Agent
+from worker.supervision.devices import DeviceInUse, bind
+from worker.supervision.options import Options
 
 
 class LightAgent(Agent):

@@ -15,7 +15,7 @@ import pytest
 from sqlalchemy import make_url, text
 
 from app.settings import Settings
-from app.store.opening import connect
+from app.store.database.opening import connect
 from tests import postgres
 from tests.conftest import LiveServer, wait_until
 from tests.field.conftest import ROOT, StartLight, is_up
@@ -73,11 +73,11 @@ def test_l63_what_answers_in_the_place_of_a_server_is_told_in_a_sentence(
     )
     assert (told.returncode, len(told.stderr.splitlines())) == (3, 1)
     assert to_people in told.stderr
-    wait_until(lambda: said in worker.log.read_text(), timeout=30, what="word of it")
+    wait_until(lambda: said in worker.log.read_text(), timeout=60, what="word of it")
     if waits:
         assert worker.process.poll() is None
     else:
-        assert worker.process.wait(timeout=30) == 3
+        assert worker.process.wait(timeout=60) == 3
     assert "Traceback" not in worker.log.read_text()
 
 
@@ -122,8 +122,8 @@ def test_l68_a_printed_ipv6_address_works_and_head_is_answered_as_get(tmp_path: 
             assert process.stdout is not None
             url = process.stdout.readline().split()[-1].rstrip("/")
             assert url.startswith("http://[::1]:")
-            with httpx.Client(base_url=url, timeout=20) as http:
-                wait_until(lambda: is_up(url), timeout=20, what="the server")
+            with httpx.Client(base_url=url, timeout=60) as http:
+                assert is_up(url), "it said that it listens before it did"
                 for path in ("/", "/queue", "/workers", "/healthz", "/readyz"):
                     got, head = http.get(path), http.head(path)
                     assert (head.status_code, head.content) == (got.status_code, b"")

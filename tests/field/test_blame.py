@@ -22,7 +22,7 @@ from app.cli.admin import app as admin
 from app.cli.text import plan_text
 from lockstep import plugins
 from lockstep.client import ApiError, Client
-from lockstep.report.tables import fact_items
+from lockstep.report.rendering.tables import fact_items
 from lockstep.spec.presets import merge
 from tests.conftest import LiveServer, WorkerProcess, wait_until
 from tests.factories import SimulatedWorker
@@ -152,7 +152,7 @@ def test_l52_two_bad_experiments_fail_with_their_cause_and_a_good_one_succeeds(
 ) -> None:
     worker = start_with_packages(sqlite_server.url)
     with Client(sqlite_server.url) as client:
-        wait_until(lambda: client.call("GET", "workers")["items"], timeout=180, what=f"a worker ({worker.log})")
+        wait_until(lambda: client.call("GET", "workers")["items"], what=f"a worker ({worker.log})")
         # side by side, both replicates would find out for themselves
         in_turn = {"pack": 1}
         misspelt = client.submit(spec("misspelt", env={"id": "picky", "kwargs": {"lenght": 3}}, lockstep=in_turn))["id"]
@@ -267,14 +267,14 @@ def test_a_hang_in_code_of_the_user_is_blamed_on_it_before_and_after_the_process
         }
         good = client.submit(spec("good", replicates=1))["id"]
         for place, experiment_id in ids.items():
-            wait_until(partial(is_stopped, experiment_id), timeout=120, what=f"an end of {place}")
+            wait_until(partial(is_stopped, experiment_id), what=f"an end of {place}")
             block = first_block(client, experiment_id)
             assert block["cause"] == "environment", block["cause_text"]
             assert block["cause_text"].startswith(HANGS[place])
             assert ", the limit is 10 s; where it stands is in the log" in block["cause_text"]
         for experiment_id in ids.values():
-            wait_until(partial(shows_stack, experiment_id), timeout=30, what="the stack of the hang")
-        wait_until(lambda: client.show(good)["status"] == "succeeded", timeout=60, what="success of another")
+            wait_until(partial(shows_stack, experiment_id), what="the stack of the hang")
+        wait_until(lambda: client.show(good)["status"] == "succeeded", what="success of another")
         assert {w["status"] for w in client.call("GET", "workers")["items"]} <= {"idle", "cleaning"}
 
 
@@ -331,24 +331,24 @@ def test_l54_an_evaluation_of_three_times_the_stall_limit_is_no_hang(
     start_with_packages: Callable[[str], WorkerProcess],
 ) -> None:
     shutil.copy(sqlite_template, tmp_path / "lockstep.db")
-    limits = {**STEADY, "stall_after_seconds": 1.0, "stall_kill_seconds": 2.0}
+    limits = {**STEADY, "stall_after_seconds": 2.0, "stall_kill_seconds": 4.0}
     url = make_server(f"sqlite:///{tmp_path / 'lockstep.db'}", **limits).url
     start_with_packages(url)
     with Client(url) as client:
-        # one episode of 60 steps for each of two arms: 6 s, in which every step is scored under both arms' rewards
-        document = spec("slow", replicates=1, env={"id": "slow"}, eval={"max_steps": 60})
+        # one episode of 120 steps for each of two arms: 12 s, in which every step is scored under both arms' rewards
+        document = spec("slow", replicates=1, env={"id": "slow"}, eval={"max_steps": 120})
         planned = plan_text(client.plan(document)).splitlines()
         assert (
-            "evaluation: 1 episode of each policy, acting greedily (eval.mode), cut after 60 steps (eval.max_steps)"
+            "evaluation: 1 episode of each policy, acting greedily (eval.mode), cut after 120 steps (eval.max_steps)"
             in planned
         )
         slow = client.submit(document)["id"]
-        wait_until(lambda: client.show(slow)["status"] in ("succeeded", "failed"), timeout=90, what="an end")
+        wait_until(lambda: client.show(slow)["status"] in ("succeeded", "failed"), what="an end")
         block = first_block(client, slow)
         assert (block["status"], block["attempt"], block["cause"]) == ("succeeded", 1, None), block["cause_text"]
         evaluation = client.series(slow, ["eval/native_return_mean"], x="round")
-        assert [curve.mean.tolist() for curve in evaluation] == [[60.0], [60.0]]
+        assert [curve.mean.tolist() for curve in evaluation] == [[120.0], [120.0]]
         # field lesson L53: both episodes count, with the return they had when they were cut, and the report says so
         facts = dict(fact_items(wait_until(lambda: report_of(client, slow), what="a report")))
         assert facts["Evaluation"] == "1 episode of each frozen policy, acting greedily"
-        assert facts["Evaluation episodes cut"] == "A: 1 of 1, B: 1 of 1; after 60 steps (eval.max_steps)"
+        assert facts["Evaluation episodes cut"] == "A: 1 of 1, B: 1 of 1; after 120 steps (eval.max_steps)"

@@ -50,17 +50,18 @@ def test_l02_link_cut_for_two_ttl_leaves_one_owner_and_equal_results(
     tokens = {role: access.create(server.ctx, role, role, None, LOCAL).secret for role in ("worker", "admin")}
     there = server.url.replace("127.0.0.1", far.address)
     with Client(server.url, token=tokens["admin"]) as client:
-        cut = light_worker(there, seconds=0.1, before=far.inside, LOCKSTEP_TOKEN=tokens["worker"])
+        cut = light_worker(there, "until_told", 0.1, before=far.inside, LOCKSTEP_TOKEN=tokens["worker"])
         experiment_id = client.submit(tiny_spec(budget={"rounds": _ROUNDS}, experiment={"replicates": 1}))["id"]
-        wait_until(lambda: first_block(client, experiment_id)["open_round"] > 3, timeout=30, what="rounds")
+        wait_until(lambda: first_block(client, experiment_id)["open_round"] == 3, what="rounds")
         other = light_worker(server.url, seconds=0.1, LOCKSTEP_TOKEN=tokens["worker"])
-        wait_until(lambda: len(client.workers()) == 2, timeout=30, what="the other worker")
+        wait_until(lambda: len(client.workers()) == 2, what="the other worker")
         with Owners([cut.log, other.log]) as owners:
             far.cut(how)
+            cut.tell("go")  # it trains on, and knows nothing
             time.sleep(2 * _TTL)
-            assert first_block(client, experiment_id)["attempt"] > 1  # the other one has it
+            wait_until(lambda: first_block(client, experiment_id)["attempt"] > 1, what="the other one to have it")
             far.heal(how)
-            wait_until(lambda: client.show(experiment_id)["status"] == "succeeded", timeout=60, what="the end")
+            wait_until(lambda: client.show(experiment_id)["status"] == "succeeded", what="the end")
             wait_until(lambda: "lease_lost" in cut.log.read_text(), timeout=60, what="word of the server")
         assert owners.doubled == []
         assert owners.frozen  # it halted before the lease could be another's

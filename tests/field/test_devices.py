@@ -13,14 +13,16 @@ import pynvml
 import pytest
 
 from app.errors import ConflictError
-from app.services import assignments, reading, sweeping, workers
 from app.services.context import Context
+from app.services.experiments import reading
+from app.services.training import assignments, sweeping, workers
 from lockstep import protocol as p
 from lockstep.client import Client
 from tests.conftest import Clock, LiveServer, wait_until
 from tests.factories import SimulatedWorker, submit, tiny_spec
 from tests.field.conftest import StartLight
-from worker import devices
+from worker import capabilities
+from worker.supervision import devices
 
 GPU = p.Device(uid="GPU-1", kind="gpu", device_class="H", model="H", memory_bytes=2**36)
 
@@ -80,7 +82,7 @@ def test_l22_discovery_asks_the_runtime_and_never_splits_the_variable(monkeypatc
 
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "0,1,2,3,0")  # CUDA's own rules: none is visible
     assert devices.discover_gpus() == []
-    source = Path(devices.__file__).read_text() + Path(devices.__file__).with_name("capabilities.py").read_text()
+    source = Path(devices.__file__).read_text() + Path(capabilities.__file__).read_text()
     assert 'environ["CUDA_VISIBLE_DEVICES"]' not in source
     assert 'environ.get("CUDA_VISIBLE_DEVICES"' not in source
 

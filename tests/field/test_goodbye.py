@@ -8,6 +8,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -16,9 +17,10 @@ from lockstep.client import Client
 from tests.conftest import LiveServer, WorkerProcess, wait_until
 from tests.factories import tiny_spec
 from tests.field.conftest import StartLight, first_block
+from tests.packages import write_package
 
 #: Far beyond the time that a test takes: whoever waits for it fails.
-LONG = {"lease_ttl_seconds": 60.0, "heartbeat_seconds": 10.0}
+LONG = {"lease_ttl_seconds": 2400.0, "heartbeat_seconds": 600.0}
 pytestmark = pytest.mark.server
 
 
@@ -94,7 +96,7 @@ def test_worker_whose_registration_was_never_answered_says_goodbye(
         assert [row["status"] for row in found] == ["starting"]
         lossy.deaf.clear()
         worker.process.send_signal(signal.SIGTERM)
-        assert worker.process.wait(timeout=30) == 0
+        assert worker.process.wait(timeout=60) == 0
         assert listed(client) == []
 
 
@@ -106,11 +108,9 @@ def test_worker_stopped_while_it_claims_says_goodbye_at_once(
     with Client(server.url) as client:
         wait_until(lambda: [row["status"] for row in listed(client)] == ["idle"], what="an idle worker")
         time.sleep(0.05)
-        began = time.monotonic()
         worker.process.send_signal(signal.SIGTERM)
-        wait_until(lambda: listed(client) == [], timeout=LONG["heartbeat_seconds"] / 2, what="the goodbye")
-        assert worker.process.wait(timeout=30) == 0
-        assert time.monotonic() - began < LONG["heartbeat_seconds"]
+        wait_until(lambda: listed(client) == [], timeout=LONG["heartbeat_seconds"] / 10, what="the goodbye")
+        assert worker.process.wait(timeout=60) == 0
         experiment_id = client.submit(tiny_spec())["id"]  # nothing is given to it any more
         time.sleep(0.05)
         assert first_block(client, experiment_id)["attempt"] == 0
@@ -118,12 +118,20 @@ def test_worker_stopped_while_it_claims_says_goodbye_at_once(
 
 @pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)
 def test_worker_stopped_before_it_knows_what_it_can_train_does_not_register(
-    make_server: Callable[..., LiveServer], database_url: str, start_worker: Callable[..., WorkerProcess]
+    make_server: Callable[..., LiveServer],
+    database_url: str,
+    start_worker: Callable[..., WorkerProcess],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    write_package(
+        tmp_path / "site", "lasting", "import time\ntime.sleep(600)\n", "[lockstep.rewards]\nx = lasting_code:x\n"
+    )
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path / "site"))
     server = make_server(database_url, **LONG)
     worker = start_worker(server.url)
     wait_until(lambda: b"worker on cpu" in worker.log.read_bytes(), timeout=60, what="the first line")
     worker.process.send_signal(signal.SIGTERM)
-    assert worker.process.wait(timeout=30) == 0
+    assert worker.process.wait(timeout=50) == 0  # sooner than it knows
     with Client(server.url) as client:
         assert client.call("GET", "workers", params={"retired": True})["items"] == []

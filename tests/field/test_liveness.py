@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import signal
 import threading
@@ -16,19 +17,21 @@ from pydantic import ValidationError
 from sqlalchemy import select, text, update
 
 from app.errors import AppError, LeaseLostError
-from app.services import assignments, reading, steering, sweeping
+from app.services import steering
 from app.services.context import Bell, Context
-from app.services.finishing import finish_due
+from app.services.experiments import reading
 from app.services.operations import ensure_epoch
+from app.services.results.finishing import finish_due
+from app.services.training import assignments, sweeping
 from app.settings import Settings
-from app.store import tables as t
-from app.store.engine import Store
+from app.store.database.engine import Store
+from app.store.schema import tables as t
 from lockstep import protocol as p
 from lockstep.client import Client
 from lockstep.status import Desired
 from tests.conftest import LiveServer, wait_until
 from tests.factories import LOCAL, SimulatedWorker, submit, tiny_spec
-from tests.field.conftest import SOAK, STEADY, ServerProcess, StartLight, block_status, first_block, timeline
+from tests.field.conftest import BRIEF, SOAK, STEADY, ServerProcess, StartLight, block_status, first_block, timeline
 from tests.services.simulation import FlakyWorker, Wall
 
 
@@ -71,7 +74,10 @@ def events_of(ctx: Context, experiment_id: str, status: str) -> list[dict[str, A
 
 
 @pytest.mark.server
-def test_l01_killed_worker_leaves_running_by_itself(server: LiveServer, light_worker: StartLight) -> None:
+def test_l01_killed_worker_leaves_running_by_itself(
+    make_server: Callable[..., LiveServer], database_url: str, light_worker: StartLight
+) -> None:
+    server = make_server(database_url, **BRIEF)
     with Client(server.url) as client:
         experiment_id = client.submit(tiny_spec(budget={"rounds": 50}))["id"]
         worker = light_worker(server.url, seconds=0.2)
@@ -119,7 +125,10 @@ def test_l02_worker_cut_off_for_two_ttl_never_shares_its_block(sim: Context, wal
 
 
 @pytest.mark.server
-def test_l03_experiment_of_a_killed_worker_can_be_cancelled_and_deleted(server: LiveServer) -> None:
+def test_l03_experiment_of_a_killed_worker_can_be_cancelled_and_deleted(
+    make_server: Callable[..., LiveServer], database_url: str
+) -> None:
+    server = make_server(database_url, **BRIEF)
     with Client(server.url) as client:
         experiment_id = client.submit(tiny_spec())["id"]
         worker = SimulatedWorker(server.ctx).register()
@@ -156,7 +165,10 @@ def test_l04_late_heartbeat_changes_nothing_and_a_late_result_is_refused(sim: Co
 
 
 @pytest.mark.server
-def test_l05_fenced_round_and_release_never_end_the_workers_loop(server: LiveServer, light_worker: StartLight) -> None:
+def test_l05_fenced_round_and_release_never_end_the_workers_loop(
+    make_server: Callable[..., LiveServer], database_url: str, light_worker: StartLight
+) -> None:
+    server = make_server(database_url, **BRIEF)
     with Client(server.url) as client:
         experiment_id = client.submit(tiny_spec(budget={"rounds": 6}))["id"]
         worker = light_worker(server.url, seconds=0.3)
@@ -249,22 +261,20 @@ def test_l09_child_that_shows_no_progress_keeps_its_lease_and_is_stalled(
     make_server: Callable[..., LiveServer], database_url: str, light_worker: StartLight, halted: bool
 ) -> None:
     server = make_server(database_url, **STEADY, stall_after_seconds=1.5)
-    seconds = 600.0 if SOAK else 5.0
     with Client(server.url) as client:
         experiment_id = client.submit(tiny_spec(budget={"rounds": 1}))["id"]
-        worker = light_worker(server.url, "gil", 1.0 if halted else seconds)
-        pid = worker.pids()[0]
+        worker = light_worker(server.url, "gil")
+        [pid] = worker.pids()
         if halted:
-            import os
-
             os.kill(pid, signal.SIGSTOP)
         wait_until(lambda: client.runs(experiment_id)[0]["stalled"], what="stalled")
-        time.sleep(0.05)
+        time.sleep(600.0 if SOAK else 0.05)
         assert block_status(client, experiment_id) == "running"
+        assert client.runs(experiment_id)[0]["stalled"]
         if halted:
-            wait_until(lambda: time.monotonic() > 0 and client.runs(experiment_id)[0]["stalled"], what="stalled")
             os.kill(pid, signal.SIGCONT)
-        wait_until(lambda: block_status(client, experiment_id) == "succeeded", timeout=seconds + 120, what="the end")
+        worker.tell("go")
+        wait_until(lambda: block_status(client, experiment_id) == "succeeded", timeout=120, what="the end")
         assert first_block(client, experiment_id)["attempt"] == 1
 
 

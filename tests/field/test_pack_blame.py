@@ -27,9 +27,12 @@ class Trapped(gymnasium.Wrapper):
     def __init__(self, trap):
         super().__init__(gymnasium.make("CartPole-v1"))
         self.trap = pathlib.Path(trap)
+        self.steps = 0
 
     def step(self, action):
-        time.sleep(0.002)
+        self.steps += 1
+        # after three rounds slowly until the trap is set: else all of them may be over before it is
+        time.sleep(0.002 if self.steps < 24 or self.trap.with_name("set").exists() else 0.05)
         if self.trap.exists():
             does = self.trap.read_text()
             self.trap.unlink()
@@ -76,6 +79,7 @@ def test_only_the_replicate_that_took_its_process_down_is_blamed(
         wait_until(lambda: min(run["rounds_done"] for run in client.runs(experiment_id)) >= 2, what="rounds")
         (tmp_path / "new").write_text(trap)
         (tmp_path / "new").rename(tmp_path / "trap")
+        (tmp_path / "set").touch()
         status = follow(server.url, experiment_id)[-1]["status"]
         told = causes(client, experiment_id)
         assert status == "succeeded", told

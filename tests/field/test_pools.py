@@ -10,15 +10,28 @@ import httpx
 import pytest
 from pydantic import ValidationError
 
+from app import lanes
 from app.settings import Settings
-from app.store.engine import Lane
-from tests.conftest import LiveServer
+from app.store.database import engine
+from app.store.database.engine import Lane
+from app.store.queue import blocks
+from lockstep.protocol import LEASE_HEADER
+from tests.conftest import LiveServer, wait_until
 from tests.factories import SimulatedWorker, submit
 
 _SIZES = {"pool_workers": 3, "pool_people": 2, "pool_exports": 2}
 #: More than the threads that all calls share.
 _CROWD = 60
-_SOON_SECONDS = 5.0
+#: Far less than a call waits for a place here: who is answered within it has not waited.
+_SOON_SECONDS = 20.0
+_WAIT_SECONDS = 120.0
+
+
+@pytest.fixture(autouse=True)
+def _patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Let nobody of a crowd give up while a test goes on, however long it takes on a busy machine."""
+    monkeypatch.setattr(engine, "_POOL_SECONDS", _WAIT_SECONDS)
+    monkeypatch.setattr(lanes, "_WAIT_SECONDS", _WAIT_SECONDS)
 
 
 @pytest.fixture
@@ -30,11 +43,11 @@ def server(make_server: Callable[..., LiveServer], database_url: str) -> LiveSer
 @contextmanager
 def exhausted(server: LiveServer, lane: Lane, path: str) -> Iterator[None]:
     """Hold every connection of a lane while a crowd asks for what needs one; nobody of it is answered."""
-    engine = server.ctx.store.on(lane).engine
+    connections = server.ctx.store.on(lane).engine
     limits = httpx.Limits(max_connections=_CROWD)
-    with ExitStack() as held, httpx.Client(base_url=server.url, timeout=60, limits=limits) as http:
+    with ExitStack() as held, httpx.Client(base_url=server.url, timeout=_WAIT_SECONDS, limits=limits) as http:
         for _ in range(server.settings.pools.by_lane[lane]):
-            held.enter_context(engine.connect())
+            held.enter_context(connections.connect())
         with ThreadPoolExecutor(_CROWD) as crowd:
             asked = [crowd.submit(http.request, *path.split()) for _ in range(_CROWD)]
             try:
@@ -79,6 +92,38 @@ def test_workers_that_hold_all_their_connections_leave_people_theirs(server: Liv
     submit(server.ctx)
     with exhausted(server, "workers", "POST /api/v1/workers/wrk_none/claim?wait=0"):
         serves_people(server)
+
+
+@pytest.mark.pg
+@pytest.mark.server
+@pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)  # on SQLite one row cannot be held alone
+def test_calls_of_workers_that_wait_for_a_row_in_crowds_leave_heartbeats_their_places(
+    make_server: Callable[..., LiveServer], database_url: str
+) -> None:
+    server = make_server(database_url, pool_workers=4, statement_timeout_seconds=3 * _WAIT_SECONDS)
+    submit(server.ctx)
+    worker = SimulatedWorker(server.ctx, "w0").register()
+    held = wait_until(worker.claim, what="an assignment")
+    other = SimulatedWorker(server.ctx, "w1").register()  # later: it would be as good for the only block
+    address = f"/api/v1/assignments/{held.assignment_id}/ready"
+    asked = {"device_uid": worker.device.uid, "resume_round": 0}
+    beat = {"incarnation": other.incarnation, "state": "idle", "progress": [], "health": {}, "spool_bytes": 0}
+
+    limits = httpx.Limits(max_connections=_CROWD)
+    with (
+        httpx.Client(base_url=server.url, timeout=_WAIT_SECONDS, limits=limits) as many,
+        ThreadPoolExecutor(_CROWD) as crowd,
+        server.ctx.on("people").store.write() as session,
+    ):
+        blocks.get(session, held.block_id, lock=True)
+        headers = {LEASE_HEADER: held.lease}
+        said = [crowd.submit(many.post, address, json=asked, headers=headers) for _ in range(_CROWD)]
+        assert not wait(said, timeout=0.5).done
+        with httpx.Client(base_url=server.url, timeout=_SOON_SECONDS) as http:
+            for _ in range(20):
+                assert http.post(f"/api/v1/workers/{other.worker_id}/heartbeat", json=beat).status_code == 200
+        assert not any(one.done() for one in said)
+    assert {one.result().status_code for one in said} == {200}
 
 
 @pytest.mark.server

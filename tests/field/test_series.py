@@ -16,8 +16,8 @@ import pytest
 from websockets.sync.client import connect
 
 from app.services.context import Context
-from app.store import points
-from app.store.points import PointRow
+from app.store.records import points
+from app.store.records.points import PointRow
 from lockstep.client import Client
 from tests.conftest import LiveServer, wait_until
 from tests.factories import SimulatedWorker, submit, tiny_spec
@@ -96,16 +96,19 @@ def test_l33_idle_viewer_costs_less_than_a_kilobyte_a_second(sqlite_server: Live
     worker = running(sqlite_server.ctx)
     seconds = 300.0 if SOAK else 3.0
     address = f"{sqlite_server.url.replace('http', 'ws')}/api/v1/experiments/{worker.held.experiment_id}/ws"
-    with connect(address, max_size=None) as socket:
+    with connect(address, max_size=None, open_timeout=60) as socket:
         socket.send(json.dumps({"type": "subscribe", "metrics": [], "after": None}))
-        while json.loads(socket.recv(timeout=30))["type"] != "snapshot":
+        while json.loads(socket.recv(timeout=60))["type"] != "snapshot":
             pass
         received, end = 0, time.monotonic() + seconds
         while (left := end - time.monotonic()) > 0:
             try:
-                received += len(socket.recv(timeout=left))
+                frame = socket.recv(timeout=left)
             except TimeoutError:
                 break
+            received += len(frame)
+            if json.loads(frame)["type"] == "ping":  # who does not answer is sent away as gone
+                socket.send('{"type":"pong"}')
     assert received / seconds < 1024
 
 

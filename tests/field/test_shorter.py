@@ -18,12 +18,13 @@ import httpx
 import pytest
 from websockets.sync.client import connect
 
-from app.services import ingest, reading
 from app.services.context import Context
-from app.services.finishing import finish_due
-from app.store import engine
-from app.store.engine import StartupError, Store
-from app.store.tables import metadata
+from app.services.experiments import reading
+from app.services.results.finishing import finish_due
+from app.services.training import ingest
+from app.store.database import engine
+from app.store.database.engine import StartupError, Store
+from app.store.schema.tables import metadata
 from lockstep import protocol as p
 from lockstep.client import Client
 from tests.conftest import LiveServer, wait_until
@@ -63,7 +64,7 @@ def test_l36_spreadsheet_formulas_are_defused_and_numbers_stay(ctx: Context, nam
     import csv
     import io
 
-    from app.services import reports
+    from app.services.results import reports
 
     arms = [{"label": "A", "reward": "shaped"}, {"label": "B", "reward": "simplified"}]
     experiment_id = finished(ctx, experiment={"name": name}, arms=arms)
@@ -135,22 +136,23 @@ def test_l41_open_streams_hold_no_session_and_slow_no_request(server: LiveServer
     experiment_id = submit(server.ctx)
     address = f"{server.url.replace('http', 'ws')}/api/v1/experiments/{experiment_id}/ws"
 
-    def usual() -> float:
+    def best() -> float:
+        """Return the seconds of the fastest of ten requests, as others load the machine."""
         spent = []
         with httpx.Client(base_url=server.url, timeout=30) as http:
             for _ in range(10):
                 began = time.perf_counter()
                 assert http.get("/api/v1/experiments").status_code == 200
                 spent.append(time.perf_counter() - began)
-        return sorted(spent)[len(spent) // 2]
+        return min(spent)
 
-    before = usual()
+    before = best()
     with ExitStack() as stack:
         for _ in range(300 if SOAK else 30):
-            opened = stack.enter_context(connect(address, max_size=None))
+            opened = stack.enter_context(connect(address, max_size=None, open_timeout=60))
             opened.send('{"type":"subscribe","metrics":[],"after":null}')
         wait_until(lambda: server.app.state.hub.num_readers >= (300 if SOAK else 30), what="the readers")
-        assert usual() < before + 0.5
+        assert best() < before + 0.5
         wait_until(lambda: not any(server.ctx.store.in_use().values()), what="no session held")
 
 
@@ -229,17 +231,17 @@ def test_l46_ended_backends_cost_latency_and_no_event(make_server: Callable[...,
     writer, reader = make_server(pg_url), make_server(pg_url)
     experiment_id = submit(writer.ctx)
     address = f"{reader.url.replace('http', 'ws')}/api/v1/experiments/{experiment_id}/ws"
-    with connect(address, max_size=None) as opened:
+    with connect(address, max_size=None, open_timeout=60) as opened:
         opened.send('{"type":"subscribe","metrics":[],"after":null}')
-        while json.loads(opened.recv(timeout=30))["type"] != "snapshot":
+        while json.loads(opened.recv(timeout=60))["type"] != "snapshot":
             pass
         for _ in range(2):
             end_backends(reader.ctx)
             began = time.monotonic()
             wait_until(lambda: _noted(writer.ctx, experiment_id), what="the edit")
-            frame = json.loads(opened.recv(timeout=30))
+            frame = json.loads(opened.recv(timeout=60))
             while frame["type"] == "ping":
-                frame = json.loads(opened.recv(timeout=30))
+                frame = json.loads(opened.recv(timeout=60))
             assert time.monotonic() - began < 15.0
 
 
@@ -267,7 +269,7 @@ def test_l47_sigterm_with_open_streams_ends_the_server_within_ten_seconds(
         fill(store, experiment_id, 15_000)  # more than the system's buffers hold
         address = f"{server.url.replace('http', 'ws')}/api/v1/experiments/{experiment_id}/ws"
         for _ in range(50 if SOAK else 10):
-            opened = stack.enter_context(connect(address, max_size=None))
+            opened = stack.enter_context(connect(address, max_size=None, open_timeout=60))
             opened.send('{"type":"subscribe","metrics":[],"after":null}')
         http = stack.enter_context(httpx.Client(timeout=30))
         stream = stack.enter_context(http.stream("GET", f"{server.url}/api/v1/experiments/{experiment_id}/stream"))

@@ -26,7 +26,10 @@ def keep_no_more_than_a_page(server: LiveServer) -> None:
 
 
 @pytest.mark.server
-def test_l51_stalled_readers_of_exports_hold_no_session_and_leave_nothing(server: LiveServer) -> None:
+def test_l51_stalled_readers_of_exports_hold_no_session_and_leave_nothing(
+    server: LiveServer, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(exports, "_STALL_SECONDS", 600.0)
     keep_no_more_than_a_page(server)
     experiment_id = long_experiment(server.ctx, ROWS)
     store = server.ctx.store
@@ -35,8 +38,10 @@ def test_l51_stalled_readers_of_exports_hold_no_session_and_leave_nothing(server
         httpx.Client(base_url=server.url, timeout=30) as http,
         stalled(server.url, experiment_id, FORMS, READERS),
     ):
-        wait_until(lambda: not any(store.in_use().values()), timeout=30, what="no session held")
-        assert len(held_files(incoming)) == READERS * len(FORMS)  # else they have all that they asked for
+        wait_until(lambda: not any(store.in_use().values()), timeout=60, what="no session held")
+        # else they have all that they asked for, or were left
+        assert len(server.server.server_state.tasks) == READERS * len(FORMS)
+        assert len(FORMS) <= len(held_files(incoming)) <= READERS * len(FORMS)
         spent = []
         for _ in range(100):
             began = time.perf_counter()
@@ -44,8 +49,8 @@ def test_l51_stalled_readers_of_exports_hold_no_session_and_leave_nothing(server
             spent.append(time.perf_counter() - began)
         assert not SOAK or sorted(spent)[98] < 0.25
         assert http.get("/readyz").status_code == 200
-    wait_until(lambda: not held_files(incoming), timeout=30, what="no file left")
-    wait_until(lambda: not any(store.in_use().values()), timeout=30, what="no session left")
+    wait_until(lambda: not held_files(incoming), timeout=60, what="no file left")
+    wait_until(lambda: not any(store.in_use().values()), timeout=60, what="no session left")
 
 
 @pytest.mark.server
@@ -63,8 +68,8 @@ def test_a_reader_that_takes_nothing_is_left_and_no_error_of_ours(
     logger = logging.getLogger("uvicorn.error")
     logger.addHandler(handler)
     with stalled(server.url, experiment_id, ("csv",), 1):
-        wait_until(lambda: not held_files(server.ctx.files.incoming), timeout=30, what="no file left")
+        wait_until(lambda: not held_files(server.ctx.files.incoming), timeout=60, what="no file left")
         held = server.server.server_state.connections
-        wait_until(lambda: not held, timeout=20, what="its connection ended, though it takes nothing,")
+        wait_until(lambda: not held, timeout=60, what="its connection ended, though it takes nothing,")
     logger.removeHandler(handler)
     assert told.empty()

@@ -19,12 +19,12 @@ import yaml
 
 import worker.__main__ as worker_command
 from app.cli import admin
-from app.store import opening
+from app.store.database import opening
 from tests.conftest import LiveServer
 from tests.factories import tiny_spec
 from tests.forks import in_a_process
-from worker.control import Control
-from worker.devices import HostLock
+from worker.supervision.control import Control
+from worker.supervision.devices import HostLock
 
 ROOT = Path(__file__).parents[2]
 _CLONE_NEWNS, _CLONE_NEWUSER = 0x20000, 0x10000000
@@ -131,7 +131,7 @@ def test_a_worker_says_every_minute_why_its_server_does_not_answer(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     minutes = iter([0.0, 30.0, 61.0, 100.0, 122.0])
-    monkeypatch.setattr("worker.control.time.monotonic", lambda: next(minutes))
+    monkeypatch.setattr("worker.supervision.control.time.monotonic", lambda: next(minutes))
     control = Control("http://ann:secret@lab.invalid", None)
     for _ in range(5):
         control.tell(httpx.ConnectError("[Errno -2] Name or service not known"))

@@ -15,7 +15,7 @@ from app.services import access
 from tests.conftest import LiveServer, wait_until
 from tests.factories import LOCAL
 from tests.field.conftest import StartLight
-from worker.agent import CONFIGURATION, TOKEN_REFUSED
+from worker.supervision.agent import CONFIGURATION, TOKEN_REFUSED
 
 pytestmark = [pytest.mark.server, pytest.mark.parametrize("database_url", ["sqlite"], indirect=True)]
 

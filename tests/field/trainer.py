@@ -1,9 +1,10 @@
 """A trainer without torch that speaks the frame protocol and misbehaves as its first argument says.
 
-Modes: plain, slow_stop, native, family, flood, environment, gil, wait_before_ready, wait_after_ready,
-wait_in_round, done_early and exit_early (after the first round), no_final (no checkpoint after the last round),
-lost_file (each checkpoint's files are gone), lingers (takes its time to leave), stays (never leaves),
-daemon (after the first round it leaves a process that holds its pipes).
+Modes: plain, slow_stop, native, family, flood, environment, gil (held in a round until it is told ``go``), until_told
+(the fourth round and those after it wait for the same word), wait_before_ready, wait_in_round, done_early and
+exit_early (after the first round), no_final (no checkpoint after the last round), lost_file (each checkpoint's files
+are gone), lingers (takes its time to leave), stays (never leaves), daemon (after the first round it leaves a process
+that holds its pipes).
 The second argument is a folder for what the test wants to know.
 """
 
@@ -90,6 +91,10 @@ def checkpoint(assignment: dict[str, Any], root: Path, next_round: int) -> None:
     send("checkpoint", next_round=next_round, directory=str(directory), files=files, policies=[])
 
 
+def is_told() -> bool:
+    return (NOTES / "go").exists()
+
+
 def misbehave() -> None:
     if MODE == "family":
         nest()
@@ -97,8 +102,7 @@ def misbehave() -> None:
         hang()
     elif MODE == "gil":
         note("pids", json.dumps([os.getpid()]))
-        end = time.monotonic() + SECONDS
-        while time.monotonic() < end:
+        while not is_told():
             re.match(r"(a+)+$", "a" * 18 + "b")
     elif MODE == "wait_in_round":
         note("stage", MODE)
@@ -111,7 +115,7 @@ def misbehave() -> None:
         sys.stdout.flush()
     elif MODE == "environment":
         sys.stdout.write(json.dumps(dict(os.environ)) + "\n")
-    time.sleep(SECONDS if MODE != "gil" else 0.05)
+    time.sleep(SECONDS)
 
 
 def lie(is_last: bool) -> None:
@@ -144,6 +148,8 @@ def main() -> None:
         if command["type"] == "stop" or stopped.is_set():
             break
         note(f"round-{index}", "begun")
+        while MODE == "until_told" and index >= 3 and not is_told() and not stopped.wait(0.02):
+            pass
         misbehave()
         send("progress", round=index, step=0)
         send("round", **round_of(assignment, index))

@@ -15,6 +15,7 @@ import torch
 from benchmarks.machine import set_up, write_cifar_shaped
 from tests.gpu.lives import CUDA, build, config, digest, play, state
 from tests.worker.envs.morph.factories import SEED
+from tests.worker.train.cases import MORPH, MORPH_ARMS, block
 from worker.envs.morph.engine import captured
 from worker.envs.morph.engine.captured import CapturedEngine
 from worker.envs.morph.engine.eager import run_jobs
@@ -23,6 +24,8 @@ from worker.envs.morph.episode.env import MorphEnvs
 from worker.envs.morph.episode.shared_data import rest
 from worker.envs.morph.life.stages import Op
 from worker.envs.morph.task.config import EnvConfig, resolve_path
+from worker.train.block import BlockTrainer
+from worker.train.runs import TrainedRun
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 STEPS = 12
@@ -162,6 +165,23 @@ def test_i3_more_environments_leave_the_first_alone(data_dir: Path) -> None:
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two GPUs")
+def test_i3_an_arm_learns_the_same_alone_and_in_company() -> None:
+    company, alone = (
+        BlockTrainer(block(MORPH, MORPH_ARMS, only=only, env={"n_envs": 3}, ppo={"minibatches": 3}), CUDA)
+        for only in (None, (0,))
+    )
+    assert [[cohort.groups for cohort in held.envs.cohorts] for held in (company, alone)] == [[(1, 2)] * 2, [()] * 2]
+    for _ in zip(range(2), company.rounds(0), alone.rounds(0), strict=False):
+        one, own = next(run for run in company.runs if run.plan.arm == "A"), alone.runs[0]
+        assert isinstance(one, TrainedRun)
+        assert isinstance(own, TrainedRun)
+        assert torch.equal(one.rollout.actions, own.rollout.actions)
+        assert torch.equal(one.rollout.log_probs, own.rollout.log_probs)
+        assert torch.equal(one.learner.flat.data, own.learner.flat.data)
+    company.close()
+    alone.close()
+
+
 @pytest.mark.parametrize("path", ["captured", "fused"])
 def test_i4_another_device_gives_the_same_bits(data_dir: Path, path: str) -> None:
     def on(card: str) -> str:

@@ -14,7 +14,6 @@ import torch
 from benchmarks.machine import set_up
 from tests.worker.train.cases import BOX_ARMS, GYM, GYM_ARMS, GYM_BOX, GYM_KIT, GYM_LSTM, Arms, block, digests
 from worker.rl.algorithms import ppo
-from worker.rl.algorithms.ppo_loss import ppo_loss
 from worker.rl.nets import strayed
 from worker.train.block import BlockPlan, BlockTrainer, RoundRecord
 from worker.train.runs import TrainedRun
@@ -95,5 +94,5 @@ def test_a_graph_reads_the_weights_of_the_entropy_of_heads_that_it_is_given() ->
     losses = []
     for weight in (1.0, 0.0):
         rule = replace(run.prepared.rule, head_weights=torch.full((1,), weight, device=CUDA))
-        losses.append(float(ppo.loss_and_grad(run.learner, replay, rule, ppo_loss)[1][0]))
+        losses.append(float(ppo.loss_and_grad(run.learner, replay, rule)[1][0]))
     assert losses[0] != losses[1]

@@ -203,6 +203,60 @@ def test_the_first_stage_in_bf16_is_as_exact_as_plain_modules_in_bf16(
     assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
 
 
+@pytest.mark.parametrize("images", [5, 130])
+def test_a_graft_beside_the_first_stage_equals_plain_modules(fused: ModuleType, images: int) -> None:
+    x, one = draws(images, 3, 32, 32).bfloat16(), torch.ones((), device=CUDA)
+    host = [0.3 * draws(8, 3, 3, 3, seed=1), draws(8, seed=2).abs(), draws(8, seed=3)]
+    graft = [0.3 * draws(8, 8, 3, 3, seed=4), *(draws(8, seed=seed) for seed in (5, 6, 7))]
+
+    def plain(own: Sequence[Tensor], grown: Sequence[Tensor]) -> list[Tensor]:
+        dtype = own[0].dtype
+        y = F.conv2d(x if dtype is torch.float32 else x.to(dtype), own[0], padding=1)
+        h = F.relu(F.batch_norm(y, None, None, own[1], own[2], True, 0.1))
+        y = F.conv2d(h.detach(), grown[0], padding=1)
+        beside = h.detach() + grown[3][:, None, None] * F.relu(F.group_norm(y, 1, grown[1], grown[2]))
+        return [*gradients(F.max_pool2d(h, 2), own), *gradients(F.max_pool2d(beside, 2), grown), h.detach()]
+
+    def kernels(own: Sequence[Tensor], grown: Sequence[Tensor]) -> list[Tensor]:
+        running = {"running_mean": torch.zeros_like(own[1]), "running_var": torch.ones_like(own[1])}
+        norm = SimpleNamespace(weight=own[1], bias=own[2], **running)
+        out, tap = fused.stage_tapped(fused.padded(x), own[0], norm, update=True)
+        staged = StagedGraft(grown[0], SimpleNamespace(weight=grown[1], bias=grown[2]), grown[3], one, True)
+        beside = fused.stage_beside(tap, staged)
+        return [*gradients(out, own), *gradients(beside, grown), fused.tapped(tap)]
+
+    def fresh(leaves: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
+        return [leaf.detach().to(dtype).requires_grad_() for leaf in leaves]
+
+    wanted = plain(fresh(host, torch.float64), fresh(graft, torch.float64))
+    with torch.autocast("cuda", torch.bfloat16):
+        found, other = (way(fresh(host, torch.float32), fresh(graft, torch.float32)) for way in (kernels, plain))
+    no_worse(errors(found, wanted), errors(other, wanted))
+
+
+@pytest.mark.parametrize(("images", "inner"), [(5, 4), (300, 3)])
+@pytest.mark.parametrize("plain", [False, True])
+def test_the_first_stage_of_validation_equals_its_plain_modules(
+    fused: ModuleType, images: int, inner: int, plain: bool
+) -> None:
+    x, weight, kernel = draws(images, inner, 32, 32), draws(8, inner, 3, 3, seed=1), draws(8, 8, 3, 3, seed=2)
+    gain, bias, mean, gn_weight, gn_bias, gamma = (draws(8, seed=seed) for seed in range(3, 9))
+    variance, alpha = draws(8, seed=9).square() + 0.1, torch.tensor(0.7, device=CUDA)
+    norm = SimpleNamespace(weight=gain, bias=bias, running_mean=mean, running_var=variance)
+    graft = StagedGraft(kernel, SimpleNamespace(weight=gn_weight, bias=gn_bias), gamma, alpha, False)
+    given = fused.padded(x)
+    assert fused.fits_eval(given, weight)
+
+    y = F.conv2d(x.double(), weight.double(), padding=1)
+    z = F.relu(F.batch_norm(y, mean.double(), variance.double(), gain.double(), bias.double(), False))
+    y = F.group_norm(F.conv2d(z, kernel.double(), padding=1), 1, gn_weight.double(), gn_bias.double())
+    grown = F.max_pool2d(z + alpha.double() * gamma.double()[:, None, None] * F.relu(y), 2)
+    alone = F.max_pool2d(z, 2)
+    wanted = torch.cat([alone, grown]) if plain else grown
+    compare([fused.stage_eval(given, weight, norm, graft, plain=plain)], [wanted])
+    compare([fused.block_eval(given, weight, norm, pool=True)], [alone])
+
+
 @pytest.mark.parametrize("edge", [2, 5, 6, 8, 12, 64])
 def test_pool_equals_the_plain_one(fused: ModuleType, edge: int) -> None:
     x = draws(5, 8, edge, edge).requires_grad_()

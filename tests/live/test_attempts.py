@@ -13,9 +13,9 @@ import httpx
 import pytest
 
 from app.errors import InvalidError
-from app.services import live
-from app.services.cursors import encode_cursor, encode_numbers
-from app.store import points as points_of
+from app.services.experiments import live
+from app.services.experiments.cursors import encode_cursor, encode_numbers
+from app.store.records import points as points_of
 from tests.conftest import LiveServer, wait_until
 from tests.factories import SimulatedWorker
 from tests.live.test_protocol import frames_until, points, running, socket_of, subscribe
@@ -34,7 +34,7 @@ def over_socket(server: LiveServer, experiment_id: str, cursor: str) -> Frames:
 
 def over_events(server: LiveServer, experiment_id: str, cursor: str) -> Frames:
     path = f"{server.url}/api/v1/experiments/{experiment_id}/stream"
-    with httpx.stream("GET", path, headers={"Last-Event-ID": cursor}, timeout=20) as response:
+    with httpx.stream("GET", path, headers={"Last-Event-ID": cursor}, timeout=60) as response:
         return list(_data(response.iter_lines()))
 
 
@@ -171,7 +171,7 @@ def status_in_pieces(server: LiveServer, path: str) -> int:
     """Return the status of a request whose head comes in two pieces, as over a slow line."""
     address = httpx.URL(server.url)
     head = f"GET {path} HTTP/1.1\r\nHost: {address.host}:{address.port}\r\nConnection: close\r\n\r\n".encode()
-    with socket.create_connection((address.host, address.port), timeout=20) as connection:
+    with socket.create_connection((address.host, address.port), timeout=60) as connection:
         connection.sendall(head[:30_000])
         time.sleep(0.05)
         connection.sendall(head[30_000:])

@@ -46,8 +46,16 @@ def test_restart_loses_no_frame_and_submits_nothing_twice(restarted: Callable[[]
     frames: list[dict[str, Any]] = []
     with Client(server.url) as client:
         watched = client.submit(tiny_spec(experiment={"name": "watched"})).id
-        watching = threading.Thread(target=lambda: frames.extend(client.watch(watched)))
+        begun = threading.Event()
+
+        def watch() -> None:
+            for frame in client.watch(watched):
+                frames.append(frame)
+                begun.set()
+
+        watching = threading.Thread(target=watch)
         watching.start()
+        assert begun.wait(60)
         server.stop()
         again = threading.Timer(0.7, restarted)
         again.start()
@@ -61,8 +69,8 @@ def test_restart_loses_no_frame_and_submits_nothing_twice(restarted: Callable[[]
         assert client.submit(tiny_spec(), key="once").id == first
         assert sorted(item.id for item in client.experiments()) == sorted([watched, first])
         client.steer(watched, "cancel", "enough")
-        watching.join(timeout=30)
-        assert client.wait(watched, timeout=30).status == "cancelled"
+        watching.join(timeout=60)
+        assert client.wait(watched, timeout=60).status == "cancelled"
     assert [frame["status"] for frame in frames if frame["type"] == "end"] == ["cancelled"]
 
 
@@ -81,7 +89,7 @@ def test_notebook_of_the_examples_runs_to_a_verdict(sqlite_server: LiveServer, m
     training.start()
     try:
         cells = json.loads((EXAMPLES / "notebook.ipynb").read_text())
-        results = awaited(asyncio.wait_for(_run_cells(cells), 60))
+        results = awaited(asyncio.wait_for(_run_cells(cells), 240))
     finally:
         stop.set()
         training.join()

@@ -15,7 +15,7 @@ from sqlalchemy import event
 from app import lanes
 from app.live import Hub
 from app.services.context import Context
-from app.services.live import Interest
+from app.services.experiments.live import Interest
 from tests.awaiting import awaited
 from tests.conftest import LiveServer, wait_until
 from tests.factories import submit
@@ -34,7 +34,7 @@ class Gate:
     def _hold(self, *_: Any) -> None:
         if self._hub().num_readers and threading.current_thread().name.startswith("AnyIO"):
             self.reached.set()
-            self.opened.wait(20)
+            self.opened.wait(120)
 
     @contextmanager
     def held(self) -> Iterator[Gate]:
@@ -50,10 +50,10 @@ def test_reader_cancelled_while_it_catches_up_is_not_registered(ctx: Context) ->
     experiment_id = submit(ctx)
 
     async def leave() -> int:
-        hub = Hub(lanes.Way(ctx, lanes.Gate("people", 4)))
+        hub = Hub(lanes.Way(ctx, lanes.Gate("people", lanes.Line(4))))
         with Gate(ctx, lambda: hub).held() as gate:
             opening = asyncio.create_task(hub.open(experiment_id, Interest(), None))
-            await asyncio.to_thread(gate.reached.wait, 20)
+            await asyncio.to_thread(gate.reached.wait, 60)
             assert hub.num_readers == 1
             opening.cancel()
             gate.opened.set()
@@ -67,7 +67,7 @@ def test_reader_whose_store_fails_while_it_catches_up_is_not_registered(ctx: Con
     experiment_id = submit(ctx)
 
     async def fail() -> int:
-        hub = Hub(lanes.Way(ctx, lanes.Gate("people", 4)))
+        hub = Hub(lanes.Way(ctx, lanes.Gate("people", lanes.Line(4))))
 
         def refuse(*_: Any) -> None:
             if hub.num_readers:
@@ -88,8 +88,8 @@ def test_socket_that_closes_while_it_catches_up_is_noticed_at_once(server: LiveS
     with Gate(server.ctx.on("people"), lambda: hub).held() as gate:
         with socket_of(server, experiment_id) as socket:
             subscribe(socket)
-            assert gate.reached.wait(20)
-        wait_until(lambda: hub.num_readers == 0, timeout=5, what="the end of the reader")
+            assert gate.reached.wait(60)
+        wait_until(lambda: hub.num_readers == 0, timeout=60, what="the end of the reader")
 
 
 def test_event_stream_that_closes_while_it_catches_up_leaves_nothing(server: LiveServer) -> None:
@@ -97,14 +97,14 @@ def test_event_stream_that_closes_while_it_catches_up_leaves_nothing(server: Liv
     hub: Hub = server.app.state.hub
     with Gate(server.ctx.on("people"), lambda: hub).held() as gate:
         path = f"/api/v1/experiments/{experiment_id}/stream"
-        client = httpx.Client(base_url=server.url, timeout=20)
+        client = httpx.Client(base_url=server.url, timeout=120)
         asking = threading.Thread(target=_ask, args=(client, path))
         asking.start()
-        assert gate.reached.wait(20)
+        assert gate.reached.wait(60)
         _cut(client)
-        wait_until(lambda: not server.server.server_state.connections, timeout=5, what="the end of the connection")
+        wait_until(lambda: not server.server.server_state.connections, timeout=60, what="the end of the connection")
         gate.opened.set()
-        wait_until(lambda: hub.num_readers == 0, timeout=5, what="the end of the reader")
+        wait_until(lambda: hub.num_readers == 0, timeout=60, what="the end of the reader")
         asking.join()
 
 
@@ -128,4 +128,4 @@ def test_second_subscription_replaces_the_first(server: LiveServer) -> None:
             subscribe(socket)
             frames_until(socket, lambda frame: frame["type"] == "snapshot")
         assert hub.num_readers == 1
-    wait_until(lambda: hub.num_readers == 0, timeout=5, what="the end of the reader")
+    wait_until(lambda: hub.num_readers == 0, timeout=60, what="the end of the reader")

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.server
 @contextmanager
 def socket_of(server: LiveServer, experiment_id: str, query: str = "", **given: Any) -> Iterator[ClientConnection]:
     address = f"{server.url.replace('http', 'ws')}/api/v1/experiments/{experiment_id}/ws{query}"
-    with connect(address, max_size=None, **given) as socket:
+    with connect(address, max_size=None, open_timeout=60, **given) as socket:
         yield socket
 
 
@@ -35,7 +35,7 @@ def subscribe(socket: ClientConnection, **given: Any) -> None:
 def frames_until(socket: ClientConnection, wanted: Callable[[dict[str, Any]], bool]) -> list[dict[str, Any]]:
     frames: list[dict[str, Any]] = []
     while not frames or not wanted(frames[-1]):
-        frame = json.loads(socket.recv(timeout=20))
+        frame = json.loads(socket.recv(timeout=60))
         if frame["type"] != "ping":
             frames.append(frame)
     return frames
@@ -128,7 +128,7 @@ def test_resumed_block_sends_truncate(server: LiveServer) -> None:
 
 def test_nonfinite_values_travel_as_null_with_their_word(server: LiveServer) -> None:
     experiment_id, worker = running(server.ctx)
-    from app.services import ingest
+    from app.services.training import ingest
     from lockstep import protocol as p
 
     held = worker.held
@@ -160,17 +160,17 @@ def test_nonfinite_values_travel_as_null_with_their_word(server: LiveServer) -> 
 def test_bad_frame_closes_with_its_code(sqlite_server: LiveServer, sent: str, code: int) -> None:
     experiment_id = submit(sqlite_server.ctx)
     with socket_of(sqlite_server, experiment_id) as socket:
-        socket.recv(timeout=5)
+        socket.recv(timeout=60)
         socket.send(sent)
         with pytest.raises(ConnectionClosed) as closed:
-            socket.recv(timeout=5)
+            socket.recv(timeout=60)
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == code
 
 
 def test_unknown_experiment_closes_with_4404(sqlite_server: LiveServer) -> None:
     with socket_of(sqlite_server, "exp_0000000000000000") as socket, pytest.raises(ConnectionClosed) as closed:
-        socket.recv(timeout=5)
+        socket.recv(timeout=60)
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 4404
 
@@ -182,7 +182,7 @@ def test_foreign_origin_is_refused(sqlite_server: LiveServer) -> None:
         socket_of(sqlite_server, experiment_id, additional_headers=headers) as socket,
         pytest.raises(ConnectionClosed) as closed,
     ):
-        socket.recv(timeout=5)
+        socket.recv(timeout=60)
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 4403
 
@@ -195,9 +195,9 @@ def test_ticket_opens_a_socket_once(make_server: Callable[..., LiveServer], data
     with httpx.Client(base_url=server.url, headers=headers) as http:
         ticket = http.post("/api/v1/live-tickets", json={"experiment": experiment_id}).json()["ticket"]
     with socket_of(server, experiment_id, f"?ticket={ticket}") as socket:
-        assert json.loads(socket.recv(timeout=5))["type"] == "hello"
+        assert json.loads(socket.recv(timeout=60))["type"] == "hello"
     with socket_of(server, experiment_id, f"?ticket={ticket}") as socket, pytest.raises(ConnectionClosed) as closed:
-        socket.recv(timeout=5)
+        socket.recv(timeout=60)
     assert closed.value.rcvd is not None
     assert closed.value.rcvd.code == 4401
 

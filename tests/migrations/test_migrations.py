@@ -18,12 +18,12 @@ from app.main import open_store
 from app.services import access, steering
 from app.services.artifacts import FileStore
 from app.services.context import Bell, Context
-from app.services.finishing import finish_due
+from app.services.results.finishing import finish_due
 from app.settings import Settings
-from app.store import migrate
-from app.store import tables as t
-from app.store.engine import StartupError, Store, begun, make_engine, sqlite_module
-from app.store.points import MetricNames
+from app.store.database import migrate
+from app.store.database.engine import StartupError, Store, begun, make_engine, sqlite_module
+from app.store.records.points import MetricNames
+from app.store.schema import tables as t
 from lockstep.status import Desired
 from tests import postgres
 from tests.factories import LOCAL, SimulatedWorker, submit

@@ -12,9 +12,9 @@ from collections.abc import Callable
 from typing import Any
 
 from app.errors import ConflictError, GoneError, LeaseLostError, NotFoundError
-from app.services import assignments, ingest, workers
 from app.services.context import Context
-from app.services.ingest import Upload
+from app.services.training import assignments, ingest, workers
+from app.services.training.ingest import Upload
 from lockstep import protocol as p
 from tests.conftest import Clock
 from tests.factories import claim

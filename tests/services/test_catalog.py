@@ -8,9 +8,9 @@ import pytest
 from sqlalchemy import select
 
 from app.errors import InvalidError
-from app.services import submission
 from app.services.context import Context
-from app.store import tables
+from app.services.experiments import submission
+from app.store.schema import tables
 from tests.factories import SimulatedWorker, cartpole_spec
 
 POLE = {"ids": ["CartPole-v0", "CartPole-v1"], "arguments": ["render_mode"]}

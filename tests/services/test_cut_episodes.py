@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from app.services.reports import where_cut
+from app.services.results.reports import where_cut
 
 
 @pytest.mark.parametrize(

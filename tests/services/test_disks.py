@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from app.errors import BusyError, NotFoundError
-from app.services import disks, ingest
+from app.services import disks
 from app.services.artifacts import FileStore
 from app.services.context import Context
-from app.store import scheduling
+from app.services.training import ingest
+from app.store.queue import scheduling
 from tests.conftest import Clock
 from tests.factories import SimulatedWorker, submit, tiny_spec
 

@@ -9,11 +9,13 @@ import pytest
 from sqlalchemy import event
 
 from app import background
-from app.services import finishing, reports, steering
+from app.services import steering
 from app.services.context import Context
 from app.services.operations import readiness
-from app.store import blocks, experiments
-from app.store.blocks import Why
+from app.services.results import finishing, reports
+from app.store import experiments
+from app.store.queue import blocks
+from app.store.queue.blocks import Why
 from lockstep.status import Cause, Desired
 from tests.conftest import Clock, wait_until
 from tests.factories import LOCAL, SimulatedWorker, submit, tiny_spec
@@ -87,24 +89,24 @@ def test_sweeps_go_on_while_a_report_is_built(ctx: Context, clock: Clock, monkey
 
     def long_report(_: Context) -> int:
         building.set()
-        go_on.wait(30)
+        go_on.wait(240)
         return 0
 
     monkeypatch.setattr(finishing, "finish_due", long_report)
     running = background.BackgroundTasks(ctx)
     running.start()
     try:
-        assert building.wait(30)
+        assert building.wait(60)
         for _ in range(2):
             clock.advance(5.0)
-            wait_until(lambda: readiness(ctx)["sweep_age_seconds"] == 0, timeout=25, what="a sweep")
+            wait_until(lambda: readiness(ctx)["sweep_age_seconds"] == 0, timeout=60, what="a sweep")
     finally:
         go_on.set()
         running.stop()
 
 
 def claimed(worker: SimulatedWorker) -> None:
-    wait_until(lambda: worker.beat("idle") is not None and worker.claim() is not None, timeout=20, what="a claim")
+    wait_until(lambda: worker.beat("idle") is not None and worker.claim() is not None, what="a claim")
 
 
 def test_the_first_crossing_stands_and_what_runs_on_is_shown_apart(ctx: Context) -> None:

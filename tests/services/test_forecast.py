@@ -8,12 +8,12 @@ from math import inf
 
 import pytest
 
-from app.services import forecast
 from app.services.context import Context
-from app.services.forecast import Waiting
-from app.services.placement import Need, WorkerView
-from app.services.waiting import queue_document
-from app.store.rows import BlockState
+from app.services.queue import forecast
+from app.services.queue.forecast import Waiting
+from app.services.queue.placement import Need, WorkerView
+from app.services.queue.waiting import queue_document
+from app.store.rows.experiments import BlockState
 from tests.conftest import Clock
 from tests.factories import SimulatedWorker, submit, tiny_spec
 

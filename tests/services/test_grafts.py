@@ -8,8 +8,9 @@ from typing import Any
 import pytest
 
 from app.errors import ConflictError, NotFoundError
-from app.services import assignments, grafts
 from app.services.context import Context
+from app.services.results import grafts
+from app.services.training import assignments
 from lockstep import protocol as p
 from tests.conftest import Clock
 from tests.factories import SimulatedWorker, cartpole_spec, submit, tiny_spec

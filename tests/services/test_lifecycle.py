@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import pytest
+from sqlalchemy import update
 
 from app.cli.text import show_text
 from app.errors import ConflictError, LeaseLostError
-from app.services import exports, reading, reports, steering, sweeping
+from app.services import steering
 from app.services.context import Context
-from app.services.finishing import finish_due
-from app.store import events
-from lockstep.report.tables import fact_items, flag_texts
-from lockstep.status import BlockStatus, Desired, ExperimentStatus
+from app.services.experiments import reading
+from app.services.results import exports, reports
+from app.services.results.finishing import finish_due
+from app.services.training import sweeping
+from app.store.records import events
+from app.store.schema import tables as t
+from lockstep.report.rendering.tables import fact_items, flag_texts
+from lockstep.status import BlockStatus, Desired, ExperimentStatus, RunStatus
 from tests.conftest import Clock
 from tests.factories import LOCAL, SimulatedWorker, submit, tiny_spec
 
@@ -27,6 +32,11 @@ def test_block_trained_to_its_end_succeeds_and_is_reported(ctx: Context) -> None
         assert worker.claim() is not None
         worker.train(rounds=2)
     assert blocks_of(ctx, experiment_id) == ["succeeded", "succeeded"]
+    with ctx.store.read() as session:
+        told = events.list_events(session, experiment_id, after=0, limit=1000, types=["block_status"])
+    assert [event.text for event in told if event.replicate == 1 and event.status == "succeeded"] == [
+        "block of replicate 1 has succeeded"
+    ]
     assert finish_due(ctx) == 1
     assert reading.show_experiment(ctx, experiment_id)["status"] == ExperimentStatus.SUCCEEDED
     report = reports.read(ctx, experiment_id).content
@@ -249,17 +259,30 @@ def test_diverged_run_is_an_outcome_and_the_block_succeeds(ctx: Context) -> None
     worker.hand_in(0, diverged=["B"])
     runs = {run["group_id"]: run for run in reading.list_runs(ctx, experiment_id)}
     assert (runs["B"]["status"], runs["B"]["cause"]) == ("failed", "diverged")
-    only_a = [run for run in worker.held.runs if run.arm == "A"]
-    worker.assignment = worker.held.model_copy(update={"runs": only_a})
+    both, only_a = worker.held, [run for run in worker.held.runs if run.arm == "A"]
+    worker.assignment = both.model_copy(update={"runs": only_a})
     worker.hand_in(1)
+    worker.assignment = both  # a process saves what has diverged too, as it ended
     worker.checkpoint(2)
     worker.release()
+    runs = {run["group_id"]: run for run in reading.list_runs(ctx, experiment_id)}
+    assert (runs["A"]["status"], runs["B"]["status"]) == ("succeeded", "failed")
     blocks = reading.list_blocks(ctx, experiment_id)
     assert (blocks[0]["status"], blocks[0]["num_diverged"]) == (BlockStatus.SUCCEEDED, 1)
 
 
+def test_runs_that_diverge_in_one_round_all_count_and_their_block_has_ended(ctx: Context) -> None:
+    experiment_id = submit(ctx)
+    worker = SimulatedWorker(ctx).register()
+    worker.claim()
+    worker.ready()
+    assert worker.hand_in(0, diverged=["A", "B"]).complete
+    block = reading.list_blocks(ctx, experiment_id)[0]
+    assert (block["status"], block["num_diverged"], block["open_round"]) == (BlockStatus.SUCCEEDED, 2, 1)
+
+
 def test_refused_configuration_fails_the_block_with_its_reason(ctx: Context) -> None:
-    from app.services import assignments
+    from app.services.training import assignments
     from lockstep import protocol as p
 
     experiment_id = submit(ctx)
@@ -414,3 +437,27 @@ def test_block_that_stops_is_paused_or_cancelled_once_its_last_device_is_release
     assert blocks_of(ctx, experiment_id) == ["stopping"]
     pair[1].release("stopped", "user")
     assert blocks_of(ctx, experiment_id) == [status]
+
+
+def test_stall_is_noted_by_a_sweep_and_taken_back_once_the_child_shows_progress(ctx: Context) -> None:
+    experiment_id = submit(ctx)
+    worker = SimulatedWorker(ctx).register()
+    assert worker.claim() is not None
+    worker.ready()
+    for age, is_stalled in ((0.0, False), (ctx.settings.stall_after_seconds, True), (0.1, False)):
+        worker.beat(frame_age_seconds=age)
+        sweeping.sweep(ctx)
+        assert {run["stalled"] for run in reading.list_runs(ctx, experiment_id)} == {is_stalled}
+
+
+def test_block_whose_runs_have_all_ended_is_ended_by_a_sweep(ctx: Context) -> None:
+    experiment_id = submit(ctx)
+    worker = SimulatedWorker(ctx).register()
+    assert worker.claim() is not None
+    worker.ready()
+    sweeping.sweep(ctx)
+    assert blocks_of(ctx, experiment_id) == ["running"]
+    with ctx.store.write() as session:  # a server that ended between the two
+        session.execute(update(t.run).values(status=RunStatus.SUCCEEDED))
+    sweeping.sweep(ctx)
+    assert blocks_of(ctx, experiment_id) == ["succeeded"]

@@ -9,9 +9,11 @@ import pytest
 from sqlalchemy import func, select
 
 from app.errors import ConflictError, InvalidError
-from app.services import ingest, reading, steering, submission, sweeping
+from app.services import steering
 from app.services.context import Actor, Context
-from app.store import tables as t
+from app.services.experiments import reading, submission
+from app.services.training import ingest, sweeping
+from app.store.schema import tables as t
 from lockstep import protocol as p
 from tests.conftest import Clock
 from tests.factories import LOCAL, SimulatedWorker, submit, tiny_spec

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 from app.errors import InvalidError
-from app.services import finishing, submission
 from app.services.context import Context
+from app.services.experiments import submission
+from app.services.results import finishing
 from tests.conftest import wait_until
 from tests.factories import SimulatedWorker, submit, tiny_spec
 
@@ -19,7 +20,7 @@ def ended(ctx: Context, replicates: int) -> str:
     worker = SimulatedWorker(ctx).register()
     worker.accuracy = lambda arm, replicate: 60.0 + (2.0 + replicate % 3 if arm == "A" else 0.1 * replicate)
     for _ in range(replicates):
-        wait_until(lambda: worker.beat("idle") is not None and worker.claim() is not None, timeout=20, what="a claim")
+        wait_until(lambda: worker.beat("idle") is not None and worker.claim() is not None, what="a claim")
         worker.train(rounds=1)
     finishing.finish_due(ctx)
     return experiment_id

@@ -13,9 +13,9 @@ from app.errors import BusyError, StartupError
 from app.services import retention, steering
 from app.services.artifacts import FileStore
 from app.services.context import Context
-from app.store import tables as t
-from app.store.engine import sqlite_file
-from app.store.tables import metadata
+from app.store.database.engine import sqlite_file
+from app.store.schema import tables as t
+from app.store.schema.tables import metadata
 from tests.conftest import Clock
 from tests.factories import LOCAL, SimulatedWorker, submit, tiny_spec
 
@@ -97,7 +97,7 @@ def test_a_file_that_is_uploaded_again_while_old_ones_are_collected_stays(ctx: C
 def test_a_disk_that_is_nearly_full_takes_no_file_and_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = FileStore(tmp_path, min_free_bytes=1000)
     store.put([b"x"], max_bytes=10)
-    monkeypatch.setattr("app.store.folders.free_bytes", lambda _: 999)
+    monkeypatch.setattr("app.store.database.folders.free_bytes", lambda _: 999)
     with pytest.raises(BusyError, match=r"MiB free, less than LOCKSTEP_MIN_FREE_BYTES .* make room"):
         store.put([b"x"], max_bytes=10)
     with pytest.raises(StartupError, match="make room"):
@@ -113,6 +113,6 @@ def test_a_write_ahead_log_that_has_grown_is_emptied(ctx: Context, monkeypatch: 
     assert log.stat().st_size > 0
     ctx.store.bound_log()
     assert log.stat().st_size > 0  # within its bound
-    monkeypatch.setattr("app.store.engine._LOG_BYTES", 0)
+    monkeypatch.setattr("app.store.database.engine._LOG_BYTES", 0)
     ctx.store.bound_log()
     assert log.stat().st_size == 0

@@ -8,12 +8,15 @@ from typing import Any
 import pytest
 
 from app.errors import ConflictError
-from app.services import assignments as shares
-from app.services import reading, scheduling, steering, submission, sweeping, workers
+from app.services import steering
 from app.services.context import Actor, Context
-from app.services.finishing import finish_due
-from app.services.waiting import queue_document
-from app.store import leases
+from app.services.experiments import reading, submission
+from app.services.queue import scheduling
+from app.services.queue.waiting import queue_document
+from app.services.results.finishing import finish_due
+from app.services.training import assignments as shares
+from app.services.training import sweeping, workers
+from app.store.queue import leases
 from lockstep import protocol as p
 from lockstep.status import Desired
 from tests.conftest import Clock
@@ -169,7 +172,7 @@ def test_priority_then_fair_share_then_submission_order_decide(ctx: Context) -> 
     urgent = submit(ctx, one_round(experiment={"priority": 90}))
     fair = submit(ctx, one_round(), actor=bob)
     with ctx.store.write() as session:
-        from app.store.scheduling import add_usage
+        from app.store.queue.scheduling import add_usage
 
         add_usage(session, ctx.store.now(session), "alice", 5000.0)
     worker = SimulatedWorker(ctx).register()
@@ -183,11 +186,9 @@ def test_device_time_of_completed_blocks_counts_for_fair_share(ctx: Context, clo
     clock.advance(600.0)
     worker.train(1)
     with ctx.store.read() as session:
-        from app.store.scheduling import devices_in_use, owner_shares
+        from app.store.queue.scheduling import owner_use
 
-        assert owner_shares(session, ctx.store.now(session), devices_in_use(session))["alice"] == pytest.approx(
-            600.0, abs=60.0
-        )
+        assert owner_use(session, ctx.store.now(session)).shares["alice"] == pytest.approx(600.0, abs=60.0)
     runs = reading.list_runs(ctx, reading.list_experiments(ctx, reading.ListRequest())["items"][0]["id"])
     assert all(run["device_seconds"] == pytest.approx(300.0, abs=30.0) for run in runs)
 

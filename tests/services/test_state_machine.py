@@ -29,15 +29,18 @@ from hypothesis.stateful import (
 from sqlalchemy import select, text
 
 from app.errors import ConflictError
-from app.services import reading, scheduling, steering, sweeping, workers
+from app.services import steering
 from app.services.artifacts import FileStore
 from app.services.context import Bell, Context
+from app.services.experiments import reading
 from app.services.operations import ensure_epoch
+from app.services.queue import scheduling
+from app.services.training import sweeping, workers
 from app.settings import Settings
-from app.store import points
-from app.store import tables as t
-from app.store.engine import Store
-from app.store.points import MetricNames
+from app.store.database.engine import Store
+from app.store.records import points
+from app.store.records.points import MetricNames
+from app.store.schema import tables as t
 from lockstep.status import (
     ASSIGNMENT_TRANSITIONS,
     BLOCK_TRANSITIONS,

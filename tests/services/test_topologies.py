@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from app.errors import InvalidError
-from app.services import reading, submission
 from app.services.context import Context
-from app.store import experiments, results
+from app.services.experiments import reading, submission
+from app.store import experiments
+from app.store.records import results
 from tests.factories import LOCAL, SimulatedWorker, submit, tiny_spec
 
 GROWN = {"r0c0": "bottleneck", "r0c1": "conv_heavy"}
@@ -30,7 +31,8 @@ def evaluate(ctx: Context, run_id: str, index: int, topology: dict[str, str], **
         run = experiments.run(session, run_id)
         assert run is not None
         base = {"round": index, "env_id": 0, "episode_idx": 0, "mode": "greedy", "topology": topology}
-        results.insert_eval_episodes(session, ctx.store.now(session), run, 1, "cpu", [{**base, **row}])
+        told = results.EpisodesOf(run, 1, "cpu", [{**base, **row}])
+        results.insert_eval_episodes(session, ctx.store.now(session), [told])
 
 
 def wanting(run_id: str, episode: int = 0, **changes: Any) -> dict[str, Any]:

@@ -17,10 +17,10 @@ from app.delivery import Courier
 from app.errors import InvalidError, NotFoundError
 from app.services import audit, webhooks
 from app.services.context import Actor, Context
-from app.services.finishing import finish_due
-from app.store import tables as t
-from app.store.engine import AT_THE_END, END_EVENTS
-from app.store.events import NewEvent, add_events
+from app.services.results.finishing import finish_due
+from app.store.database.engine import AT_THE_END, END_EVENTS
+from app.store.records.events import NewEvent, add_events
+from app.store.schema import tables as t
 from tests.conftest import Clock
 from tests.factories import LOCAL, SimulatedWorker, submit, tiny_spec
 

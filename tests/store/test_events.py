@@ -8,8 +8,8 @@ from sqlalchemy import Select, event
 from sqlalchemy.orm import Session
 
 from app.services.context import Context
-from app.store import events
-from app.store.events import NewEvent, add_events
+from app.store.records import events
+from app.store.records.events import NewEvent, add_events
 from tests.factories import submit
 
 BLOCKS = ["blk_a", "blk_b", "blk_c"]

@@ -6,10 +6,10 @@ from itertools import combinations, product
 
 from sqlalchemy import insert, update
 
-from app.services import reading
 from app.services.context import Context
+from app.services.experiments import reading
 from app.store import experiments
-from app.store import tables as t
+from app.store.schema import tables as t
 from lockstep.status import BlockStatus, Cause, Desired, ExperimentStatus
 from tests.factories import submit, tiny_spec
 

@@ -7,12 +7,17 @@ import threading
 from typing import Any
 
 import pytest
-from sqlalchemy import event
+from sqlalchemy import event, text
 
-from app.services import workers
 from app.services.context import Context
-from lockstep.protocol import RegisterRequest
-from tests.conftest import Clock
+from app.services.training import workers
+from app.store.queue import blocks, leases
+from app.store.queue.blocks import Why
+from app.store.rows.assignments import AssignmentRow
+from app.store.rows.experiments import BlockRow
+from lockstep.protocol import Assignment, RegisterRequest
+from lockstep.status import AssignmentState
+from tests.conftest import Clock, wait_until
 from tests.factories import LOCAL, SimulatedWorker, submit
 
 pytestmark = [pytest.mark.pg, pytest.mark.parametrize("database_url", ["postgresql"], indirect=True)]
@@ -59,5 +64,74 @@ def test_registration_and_heartbeat_of_one_worker_wait_for_each_other(ctx: Conte
     for thread in threads:
         thread.start()
     for thread in threads:
-        thread.join(30)
+        thread.join(60)
     assert not [error for error in failed if "deadlock" in str(error)], failed
+
+
+def held_worker(ctx: Context) -> SimulatedWorker:
+    """Return a worker that trains a block."""
+    submit(ctx)
+    worker = SimulatedWorker(ctx).register()
+    assert worker.claim() is not None
+    assert worker.ready()
+    return worker
+
+
+class Fencing:
+    """A fence in a thread of its own, which waits for the block's row; its lease, block and clock once it has them."""
+
+    def __init__(self, ctx: Context, held: Assignment) -> None:
+        self.found: tuple[AssignmentRow, BlockRow, float] | None = None
+        self._ctx, self._held = ctx, held
+        self._thread = threading.Thread(target=self._fence)
+        self._thread.start()
+        wait_until(self._waits, what="the fence to wait")
+
+    def _waits(self) -> bool:
+        """Look in a transaction of its own: within one PostgreSQL shows what it showed at the first look."""
+        with self._ctx.store.read() as session:
+            return bool(session.execute(_WAITS).scalar_one())
+
+    def _fence(self) -> None:
+        with self._ctx.store.write() as session:
+            self.found = leases.fence(self._ctx.store, session, self._held.assignment_id, self._held.lease)
+
+    def end(self) -> None:
+        self._thread.join(60)
+
+
+_WAITS = text("SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'")
+
+
+def test_a_fence_that_waits_for_its_block_does_not_hold_the_assignment_yet(ctx: Context) -> None:
+    held = held_worker(ctx).held
+    with ctx.store.write() as session:
+        assert blocks.get(session, held.block_id, lock=True) is not None
+        fencing = Fencing(ctx, held)
+        with ctx.store.write() as other:
+            nobody_waits = text("SELECT id FROM assignment WHERE id = :id FOR UPDATE NOWAIT")
+            assert other.execute(nobody_waits, {"id": held.assignment_id}).one()
+    fencing.end()
+    assert fencing.found is not None
+
+
+def test_a_fence_sees_what_was_done_to_its_block_while_it_waited(ctx: Context) -> None:
+    held = held_worker(ctx).held
+    with ctx.store.write() as session:
+        block = blocks.get(session, held.block_id, lock=True)
+        assert block is not None
+        fencing = Fencing(ctx, held)
+        blocks.stop(session, 5.0, block, Why("operator"), grace_seconds=1.0)
+    fencing.end()
+    assert fencing.found is not None
+    assert fencing.found[1].status == "stopping"
+
+
+def test_a_fence_that_waited_for_the_end_of_its_lease_does_not_hold(ctx: Context) -> None:
+    held = held_worker(ctx).held
+    with ctx.store.write() as session:
+        assert blocks.get(session, held.block_id, lock=True) is not None
+        fencing = Fencing(ctx, held)
+        assert leases.move(session, 5.0, held.assignment_id, AssignmentState.EXPIRED)
+    fencing.end()
+    assert fencing.found is None

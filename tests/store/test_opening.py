@@ -21,8 +21,8 @@ from typer.testing import CliRunner
 from app.cli.admin import app as command
 from app.main import create_app
 from app.settings import Settings
-from app.store import migrate, opening
-from app.store.engine import StartupError, Store
+from app.store.database import migrate, opening
+from app.store.database.engine import StartupError, Store
 from tests import postgres
 
 COMMANDS = [

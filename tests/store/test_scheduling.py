@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 
 from app.services.context import Context
-from app.store import events, experiment_cache, experiments, scheduling
-from app.store.engine import FairLock
-from app.store.events import NewEvent
+from app.store import experiment_cache, experiments
+from app.store.database.engine import FairLock
+from app.store.queue import scheduling
+from app.store.records import events
+from app.store.records.events import NewEvent
 from tests.conftest import wait_until
 from tests.factories import submit, tiny_spec
 
@@ -22,7 +24,7 @@ def test_device_time_of_simultaneous_releases_adds_up_from_the_first_on(ctx: Con
     start = threading.Barrier(SENDERS)
 
     def release(_: int) -> None:
-        start.wait(20)
+        start.wait(60)
         for _ in range(5):
             with ctx.store.write() as session:
                 scheduling.add_usage(session, 1_000.0, "newcomer", 2.0)
@@ -30,7 +32,26 @@ def test_device_time_of_simultaneous_releases_adds_up_from_the_first_on(ctx: Con
     with ThreadPoolExecutor(SENDERS) as pool:
         list(pool.map(release, range(SENDERS)))
     with ctx.store.read() as session:
-        assert scheduling.owner_shares(session, 1_000.0, {}) == {"newcomer": pytest.approx(SENDERS * 5 * 2.0)}
+        assert scheduling.owner_use(session, 1_000.0).shares == {"newcomer": pytest.approx(SENDERS * 5 * 2.0)}
+
+
+def test_device_time_of_years_ago_leaves_nothing_and_a_clock_that_goes_back_takes_nothing(ctx: Context) -> None:
+    with ctx.store.write() as session:
+        scheduling.add_usage(session, 1_000.0, "old", 500.0)
+    with ctx.store.write() as session:
+        scheduling.add_usage(session, 1_000.0 + 20 * 365 * 86_400.0, "old", 2.0)
+    with ctx.store.write() as session:
+        scheduling.add_usage(session, 1_000.0, "old", 3.0)
+    with ctx.store.read() as session:
+        assert scheduling.owner_use(session, 1_000.0).shares == {"old": pytest.approx(5.0)}
+
+
+def test_device_time_halves_in_a_day(ctx: Context) -> None:
+    for days in (0, 1, 2):
+        with ctx.store.write() as session:
+            scheduling.add_usage(session, days * 86_400.0, "steady", 8.0)
+    with ctx.store.read() as session:
+        assert scheduling.owner_use(session, 2 * 86_400.0).shares == {"steady": pytest.approx(8.0 + 4.0 + 2.0)}
 
 
 def test_events_of_simultaneous_transactions_have_numbers_without_gaps(ctx: Context) -> None:
@@ -73,7 +94,7 @@ def test_urgent_writer_goes_first_and_the_others_in_order_of_arrival() -> None:
     threads = []
 
     def take(name: str, urgent: bool) -> None:
-        with lock.hold(20, urgent=urgent):
+        with lock.hold(60, urgent=urgent):
             served.append(name)
 
     with lock.hold(1):
@@ -82,7 +103,7 @@ def test_urgent_writer_goes_first_and_the_others_in_order_of_arrival() -> None:
             threads[-1].start()
             wait_until(lambda: len(lock._waiting) + len(lock._urgent) == len(threads), what="its place in the queue")
     for thread in threads:
-        thread.join(20)
+        thread.join(60)
     assert served == ["beat", "beat 2", "a", "b", "c"]
 
 
@@ -143,5 +164,5 @@ def test_bulk_writers_take_turns_and_a_heartbeat_does_not_wait_for_them(ctx: Con
                 order.append("beat")
             first.wait(0.05)
             order.append("first")
-        waiting.result(10)
+        waiting.result(60)
     assert order == ["beat", "first", "bulk"]

@@ -13,11 +13,12 @@ from sqlalchemy import event, insert, text
 from sqlalchemy.orm import Session
 
 from app.services.context import Context
-from app.store import experiments, points, series
-from app.store import tables as t
-from app.store.engine import utc
-from app.store.points import PointRow
-from app.store.series import SeriesQuery
+from app.store import experiments
+from app.store.database.engine import utc
+from app.store.records import points, series
+from app.store.records.points import PointRow
+from app.store.records.series import SeriesQuery
+from app.store.schema import tables as t
 from lockstep.nonfinite import to_column
 from tests.factories import SimulatedWorker, submit, tiny_spec
 

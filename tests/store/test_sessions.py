@@ -20,7 +20,7 @@ def test_session_that_waits_for_a_connection_holds_up_no_other(ctx: Context) -> 
     def block(*_: Any) -> None:
         if threading.current_thread().name == "waiting":
             waits.set()
-            gate.wait(60)
+            gate.wait(120)
 
     def ask() -> None:
         with ctx.store.read() as session:
@@ -29,9 +29,9 @@ def test_session_that_waits_for_a_connection_holds_up_no_other(ctx: Context) -> 
     event.listen(ctx.store.engine, "checkout", block)
     waiting, other = threading.Thread(target=ask, name="waiting"), threading.Thread(target=ask)
     waiting.start()
-    assert waits.wait(30)
+    assert waits.wait(60)
     other.start()
-    other.join(10)
+    other.join(60)
     held_up = other.is_alive()
     gate.set()
     waiting.join()

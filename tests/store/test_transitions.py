@@ -10,9 +10,9 @@ from sqlalchemy import Table, func, select, update
 from sqlalchemy.orm import Session
 
 from app.services.context import Context
-from app.store import blocks, leases
-from app.store import tables as t
-from app.store.blocks import Why
+from app.store.queue import blocks, leases
+from app.store.queue.blocks import Why
+from app.store.schema import tables as t
 from lockstep import status as s
 from tests.factories import SimulatedWorker, submit
 

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from lockstep import protocol as p
-from worker.control import Control, Elsewhere, Refused
+from worker.supervision.control import Control, Elsewhere, Refused
 
 PAGE = b"<html><h1>Hello</h1></html>"
 REQUEST = p.RegisterRequest(

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from worker.data_cli import main
+from worker.commands.data_cli import main
 from worker.envs.morph.task import cifar
 
 

@@ -12,10 +12,10 @@ import pytest
 from gymnasium import spaces
 
 import tests.worker.envs.kit  # noqa: F401 - registers the task
-from lockstep.spec.reading import load_text
+from lockstep.spec.text.reading import load_text
 from tests.packages import write_package
-from worker.env_cli import main
-from worker.envs.gymnasium.scale import scale_of
+from worker.commands.env_cli import main
+from worker.envs.gymnasium.checking.scale import scale_of
 
 _shared = np.random.default_rng(3)
 

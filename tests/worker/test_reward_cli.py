@@ -13,7 +13,8 @@ import pytest
 
 from tests.packages import write_package
 from worker import capabilities
-from worker.reward_cli import main
+from worker.commands import reward_cli
+from worker.commands.reward_cli import main
 
 ROOT = Path(__file__).parents[2]
 CODE = """
@@ -144,7 +145,10 @@ def test_whole_numbers_and_what_a_network_computes_are_paid(name: str, capsys: p
 
 
 @pytest.mark.usefixtures("quickly")
-def test_a_reward_that_takes_longer_than_its_environments_is_named(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reward_that_takes_longer_than_its_environments_is_named(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reward_cli, "_SLOW_TIMES", 1.0)  # a busy machine takes milliseconds for environments
     assert main(["check", "tardy", "--seconds", "0.1"]) == 0
     out = capsys.readouterr().out
     assert "warning: time: the reward takes " in out

@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 import tests.worker.envs.kit  # noqa: F401 - registers the task
-from worker.envs.gymnasium.reward_check import play
+from worker.commands.reward_reference import fields_of, markdown
+from worker.envs.gymnasium.checking.reward_check import play
 from worker.envs.gymnasium.rewards import Transition
 from worker.envs.morph.episode.trial import played
 from worker.envs.morph.life.stages import Op, Stage
 from worker.envs.morph.rewards.context import RewardContext, SlotState
-from worker.reward_reference import fields_of, markdown
 
 ROOT = Path(__file__).parents[2]
 DTYPES = {"int64": torch.int64, "float32": torch.float32, "float64": torch.float64, "bool": torch.bool}

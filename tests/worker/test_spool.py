@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from worker.logs import LogReader
-from worker.spool import Spool
+from worker.supervision.logs import LogReader
+from worker.supervision.spool import Spool
 
 
 @pytest.fixture
@@ -83,7 +83,7 @@ def test_close_wakes_who_waits_and_later_calls_do_nothing(make: Callable[[int], 
     thread = threading.Thread(target=lambda: results.append(spool.append("points", {"n": "z" * 40})))
     thread.start()
     spool.close()
-    thread.join(timeout=5)
+    thread.join(timeout=60)
     assert results == [False]
     spool.acknowledge()
     assert spool.next(0.01) is None

@@ -15,9 +15,10 @@ from pathlib import Path
 import pytest
 
 from tests.conftest import wait_until
-from worker import child, supervisor
-from worker.starter import SERVER_NAME, TRAINING_NAME, CannotStart, ForkServer, Starter
-from worker.supervisor import Child, descendants
+from worker import child
+from worker.supervision import supervisor
+from worker.supervision.starter import SERVER_NAME, TRAINING_NAME, CannotStart, ForkServer, Starter
+from worker.supervision.supervisor import Child, descendants
 
 ROOT = Path(__file__).parents[2]
 #: What a block does before its first round must find everything imported; no device may have been touched.
@@ -81,9 +82,9 @@ def test_forks_are_ours_and_tell_how_they_ended(server: ForkServer) -> None:
     for made in (first, second):
         assert int(Path(f"/proc/{made.process.pid}/stat").read_text().split()[3]) == os.getpid()
         assert os.getsid(made.process.pid) == made.process.pid
-        wait_until(partial(name_is, made.process.pid, TRAINING_NAME), timeout=10, what="the name of a fork")
+        wait_until(partial(name_is, made.process.pid, TRAINING_NAME), what="the name of a fork")
     os.kill(second.process.pid, signal.SIGKILL)
-    assert second.process.wait(10) == -signal.SIGKILL
+    assert second.process.wait(60) == -signal.SIGKILL
     first.kill()  # reaps whatever else has ended
     assert (first.exit_text(), second.exit_text()) == ("killed by SIGKILL",) * 2
     for made in (first, second):
@@ -97,7 +98,7 @@ def name_is(pid: int, name: str) -> bool:
 def test_fork_without_an_assignment_ends_when_the_supervisor_closes_its_pipe(server: ForkServer) -> None:
     made = Child(server.train)
     made._commands.close()
-    assert made.process.wait(10) == 0
+    assert made.process.wait(60) == 0
     made.close()
 
 
@@ -156,7 +157,7 @@ def test_end_of_a_child_takes_its_detached_family_and_nothing_else(tmp_path: Pat
 def test_a_process_that_hangs_after_its_last_frame_is_killed(
     monkeypatch: pytest.MonkeyPatch, last: str, told: str
 ) -> None:
-    monkeypatch.setattr(supervisor, "_EXIT_SECONDS", 0.2 if "sleep" in last else 20.0)
+    monkeypatch.setattr(supervisor, "_EXIT_SECONDS", 0.2 if "sleep" in last else 60.0)
     code = f"import os, time; os.close(int(os.environ['LOCKSTEP_FRAMES_FD'])); {last}"
     command = [sys.executable, "-S", "-c", code]
     made = Child(lambda ends: supervisor.spawn(command, {}, ends))

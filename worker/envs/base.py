@@ -11,7 +11,8 @@ they were given; nothing here may reduce over runs.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -156,7 +157,8 @@ class LockstepEnvs(Protocol):
     steps_per_round: int
     #: True when a round begins with fresh episodes (recurrent state starts at zero).
     resets_each_round: bool
-    #: What of a paired comparison holds only in part with these environments, by subject (``lockstep.spec.gymnasium``).
+    #: What of a paired comparison holds only in part with these environments, by subject
+    #: (``lockstep.spec.environments.gymnasium``).
     limits: Mapping[str, str]
 
     def begin_round(self, round_index: int) -> list[tuple[Observation, Masks]]:
@@ -213,6 +215,26 @@ class LockstepEnvs(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Taken:
+    """A step that blocks took in one call: of all their R runs, one after the other. It holds until the next one.
+
+    Every environment has taken it, and masks are as they were.
+
+    Attributes:
+        features: [R, E, O] float32, what policies see next (after an auto-reset, of the new episode).
+        rewards: [R, E] float32.
+        terminated, truncated: [R, E] bool, as in ``Seen``.
+        finals: of each run in which an episode was reset the features [E, O] that the step led to.
+    """
+
+    features: Tensor
+    rewards: Tensor
+    terminated: Tensor
+    truncated: Tensor
+    finals: dict[int, Tensor]
+
+
 class Companion(ABC):
     """Environments of a block that can take a step in one call with those of other blocks."""
 
@@ -225,6 +247,24 @@ class Companion(ABC):
     def take_with(self, others: Sequence[Companion]) -> None:
         """Take the step that was issued to these and to others of their kind; each hands it out when it is asked."""
 
+    @property
+    @abstractmethod
+    def is_whole(self) -> bool:
+        """Return whether ``take_all`` may be asked of these: nothing of a step is each run's own."""
+
+    @abstractmethod
+    def take_all(
+        self, others: Sequence[Companion], actions: Tensor, alone: Callable[[int], AbstractContextManager[object]]
+    ) -> Taken:
+        """Take a step that was not issued, with these and others of their kind; nobody is asked for its part then.
+
+        Args:
+            others: after these.
+            actions: [R, E, C] of all runs.
+            alone: context of what is done for one of them (0: these); where it keeps an error, that part of what is
+                returned is of no use.
+        """
+
 
 @dataclass(frozen=True)
 class Cohort:
@@ -234,11 +274,14 @@ class Cohort:
         envs: some of the environments of some runs; these are counted from 0 there.
         runs: positions of these runs among all.
         part: which part of the environments of each of its runs it holds.
+        groups: sizes of the groups of environments that a run is acted for one by one, whatever steps together;
+            empty where it is acted for all at once.
     """
 
     envs: LockstepEnvs
     runs: tuple[int, ...]
     part: int = 0
+    groups: tuple[int, ...] = ()
 
 
 def whole_step(envs: LockstepEnvs, actions: Sequence[Tensor | None]) -> list[StepResult | None]:

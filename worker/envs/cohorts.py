@@ -102,9 +102,9 @@ class Cohorts:
         return [episode for envs, own in self._parts[run] for episode in envs.pop_episodes(own)]
 
     def pop_events(self, run: int) -> list[dict[str, Any]]:
-        """Return and forget the events of a run, in the order of their steps."""
+        """Return and forget the events of a run, in the order of their steps, and of environments within one."""
         events = [event for envs, own in self._parts[run] for event in envs.pop_events(own)]
-        return sorted(events, key=lambda event: int(event["step"]))
+        return sorted(events, key=lambda event: (int(event["step"]), int(event["env_id"])))
 
     def state_dict(self, run: int) -> dict[str, Any]:
         """Return what a resume needs: at a border episodes start, so it is the same for every cohort of a run."""

@@ -1,6 +1,6 @@
 """Every environment family by name, the worker's half; its packages are loaded when it is first used.
 
-A new one is an entry here and in ``lockstep.spec.families``.
+A new one is an entry here and in ``lockstep.spec.environments.families``.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """What the lockstep loop asks of an environment family: the record each family fills, and what it is asked to build.
 
-The control plane's half, which needs no environment, has the same name in ``lockstep.spec.families``.
+The control plane's half, which needs no environment, has the same name in ``lockstep.spec.environments.families``.
 """
 
 from __future__ import annotations

@@ -42,7 +42,7 @@ class Placed:
     @property
     def cohorts(self) -> tuple[Cohort, ...]:
         """Return one cohort: these environments step together."""
-        return tuple(Cohort(self, cohort.runs, cohort.part) for cohort in self._host.cohorts)
+        return tuple(Cohort(self, cohort.runs, cohort.part, cohort.groups) for cohort in self._host.cohorts)
 
     def begin_round(self, round_index: int) -> list[tuple[Observation, Masks]]:
         """Start a round on the host."""

@@ -14,8 +14,9 @@ from importlib.metadata import EntryPoint, entry_points
 from typing import Any
 
 from lockstep.plugins import REWARDS
-from lockstep.spec.families import FAMILIES
-from lockstep.spec.problems import nearest
+from lockstep.spec.environments.families import FAMILIES
+from lockstep.spec.text.problems import nearest
+from lockstep.spec.text.schemas import schema_fault
 
 #: Whom a mode serves that does not say.
 DEFAULT_KIND = "morphogenesis"
@@ -92,8 +93,9 @@ def read(name: str, factory: Any) -> RewardPlugin:
         if kind not in FAMILIES:
             raise ValueError(f"env_kinds names {kind!r}, which is no family; {nearest(kind, FAMILIES)}")
     schema = getattr(factory, "schema", {})
-    if not isinstance(schema, Mapping):
-        raise ValueError(f"schema is a {type(schema).__name__}, not a mapping {{'properties': ..}}")
+    fault = schema_fault(schema)
+    if fault is not None:
+        raise ValueError(fault)
     pay = float(getattr(factory, "death_pay", -10.0))
     return RewardPlugin(name, str(factory.version), kinds, _texts(factory, "tasks", ()), schema, pay, factory)
 

@@ -14,8 +14,8 @@ from pydantic import ValidationError
 
 from lockstep.spec.algorithms import ALGORITHMS
 from lockstep.spec.arms import action_bounds_of, discount_of
-from lockstep.spec.faults import problems_of
 from lockstep.spec.sections import CLIP, Budget, Net, ObsNorm, Ppo, Precision, Section
+from lockstep.spec.text.faults import problems_of
 
 SectionT = TypeVar("SectionT", bound=Section)
 

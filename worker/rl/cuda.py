@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import lru_cache
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -35,6 +36,8 @@ def anchor_limit(device: torch.device, precision: str) -> float:
     """Return the largest log-probability gap between rollout and sequence path that is noise."""
     return _ANCHOR_LIMITS["bf16" if precision == "bf16" else device.type]
 
+
+ResultT = TypeVar("ResultT")
 
 _COLUMNS = 4096
 #: Weyl's sequence by the golden ratio, and the multiplier of its mixing (Steele et al. 2014, SplitMix64).
@@ -66,6 +69,25 @@ def copy_each(into: Sequence[Tensor], values: Sequence[Tensor]) -> None:
     for dtype in dict.fromkeys(place.dtype for place in into):
         places = [place for place in into if place.dtype is dtype]
         torch._foreach_copy_(places, [value for value in values if value.dtype is dtype])
+
+
+def side_by_side(works: Sequence[Callable[[], ResultT]], device: torch.device) -> list[ResultT]:
+    """Return what each work gives; on CUDA each runs on a stream of its own, and what follows waits for all.
+
+    Their results are to be kept until what follows has read them: memory of a stream may be given out again on it.
+    """
+    if device.type != "cuda":
+        return [work() for work in works]
+    own = torch.cuda.current_stream(device)
+    others = [torch.cuda.Stream(device, priority=-1) for _ in works[1:]]  # type: ignore[no-untyped-call]
+    found = []
+    for stream, work in zip([own, *others], works, strict=True):
+        stream.wait_stream(own)
+        with torch.cuda.stream(stream):
+            found.append(work())
+    for stream in others:
+        own.wait_stream(stream)
+    return found
 
 
 class Replayed:

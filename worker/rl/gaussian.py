@@ -10,7 +10,6 @@ import math
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F  # noqa: N812 - the name in every torch text
 
 #: Bounds of a log standard deviation.
 LOG_STD_MIN, LOG_STD_MAX = -5.0, 2.0
@@ -30,8 +29,10 @@ def log_density(u: Tensor, mean: Tensor, log_std: Tensor, *, squashed: bool) -> 
     z = (u - mean) * (-log_std).exp()
     each = -0.5 * z * z - log_std - _HALF_LOG_2PI
     if squashed:
-        # ln(1 - tanh(u)^2) = 2 (ln 2 - u - softplus(-2 u)), finite for every u (Haarnoja et al. 2018, appendix C)
-        each = each - 2.0 * (_LOG_2 - u - F.softplus(-2.0 * u))
+        # ln(1 - tanh(u)^2) = 2 (ln 2 - |u| - ln(1 + e^(-2 |u|))), finite for every u (Haarnoja et al. 2018, app. C);
+        # a library's softplus rounds by where in a tensor a number stands
+        size = u.abs()
+        each = each - 2.0 * (_LOG_2 - size - (-2.0 * size).exp().log1p())
     return each.sum(-1)
 
 

@@ -10,6 +10,7 @@ import hashlib
 import math
 from collections.abc import Hashable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -105,6 +106,11 @@ class Learner:
     dead_updates: int = 0
     #: Captured minibatch losses by shape (CUDA); no state.
     graphs: dict[tuple[int, ...], Replayed] = field(default_factory=dict, repr=False, compare=False)
+
+    @cached_property
+    def shapes(self) -> tuple[tuple[str, tuple[int, ...]], ...]:
+        """Names and shapes of the parameters, which never change."""
+        return tuple((name, tuple(parameter.shape)) for name, parameter in self.net.named_parameters())
 
     @property
     def obs_norm_frozen(self) -> bool:
@@ -236,7 +242,9 @@ def adam_step(flat: FlatParameters, adam: Adam, lr: float, eps: float, scale: fl
     adam.m.lerp_(grad, 1.0 - beta1)
     adam.v.mul_(beta2).addcmul_(grad, grad, value=1.0 - beta2)
     spread = adam.v.sqrt().div_(math.sqrt(1.0 - beta2**adam.steps)).add_(eps)
-    flat.data.addcdiv_(adam.m, spread, value=-lr / (1.0 - beta1**adam.steps))
+    # as in a stack, FP32: beyond its range infinite, and the policy of no use, where a plain number would be refused
+    rate = torch.tensor(-lr / (1.0 - beta1**adam.steps)).item()
+    flat.data.addcdiv_(adam.m, spread, value=rate)
 
 
 def noise_of(

@@ -3,8 +3,7 @@
 Both answer the same three calls: ``step`` (logits of one step), ``step_values`` and ``sequence``
 (logits and values of a whole rollout, with resets inside). Parameters live in one flat vector so
 that the optimiser, the gradient norm and the hash each are a few vector operations. Modules are
-built without touching a global generator and filled from keyed draws. ``StackedMLP`` is several MLPs of one
-shape as one, each with its own parameters.
+built without touching a global generator and filled from keyed draws.
 Axes: T step, E environment, O features, I ids, P bytes of all images, H heads, N outputs of the widest head, R run.
 """
 
@@ -18,12 +17,13 @@ from torch import Tensor, nn
 from torch.nn import functional as F  # noqa: N812 - the name in every torch text
 
 from lockstep.spec.sections import Net
-from worker.rl.affine import Affine, affine, tanh_body, weights
+from worker.rl.affine import Affine, affine, at_own_address, tanh_body, weights
 from worker.rl.encoders import Encoders, Image
 from worker.rl.gaussian import LOG_STD_MAX, LOG_STD_MIN
 from worker.rl.heads import Heads
 from worker.rl.initial import Draw, initial_value
 from worker.rl.layers import LSTM, linear, with_memory
+from worker.rl.recurrence import CELL, Cell, Resets, over_episodes, through_layers
 
 #: Recurrent state: () for an MLP, (h, c) each [layers, E, hidden] for an LSTM.
 State = tuple[Tensor, ...]
@@ -69,10 +69,13 @@ class _Embed(nn.Module):
             # a one-hot product: its backward is a matrix product, deterministic on every device
             hot = F.one_hot(ids + 1, self.layout.id_vocab + 1).to(features.dtype)
             parts.append((hot @ self.table).flatten(-2))
-        return torch.cat(parts, dim=-1) if len(parts) > 1 else features
+        if len(parts) > 1:
+            return torch.cat(parts, dim=-1)
+        # a step of a round lies anywhere
+        return features if features.is_cuda else at_own_address(features)
 
 
-class _Outputs(nn.Module):
+class Outputs(nn.Module):
     """One linear layer per head on [.., H, D] or [.., D]; logits padded to [.., H, N].
 
     The layer of a Gaussian head gives the means; its log standard deviations are parameters of their own, which no
@@ -92,12 +95,13 @@ class _Outputs(nn.Module):
 
     def logits(self, hidden: Tensor, *, per_head: bool) -> Tensor:
         """Return padded logits; with ``per_head`` each layer reads its own row of ``hidden``."""
-        return _padded_logits(hidden, self._weights, self._log_std, self.width, per_head=per_head)
+        return padded_logits(hidden, self._weights, self._log_std, self.width, per_head=per_head)
 
 
-def _padded_logits(
+def padded_logits(
     hidden: Tensor, layers: Sequence[Affine], log_stds: Sequence[Tensor | None], width: int, *, per_head: bool
 ) -> Tensor:
+    """Return logits [.., H, N] of layers and log standard deviations that may be those of several runs."""
     parts = []
     for index, (layer, log_std) in enumerate(zip(layers, log_stds, strict=True)):
         out = affine(hidden[..., index, :] if per_head else hidden, layer)
@@ -122,7 +126,7 @@ class MLPNet(nn.Module):
         super().__init__()
         self.embed = _Embed(cfg, layout)
         self.actor_1, self.actor_2 = linear(self.embed.width, cfg.hidden), linear(cfg.hidden, cfg.hidden)
-        self.outputs = _Outputs(heads, cfg.hidden)
+        self.outputs = Outputs(heads, cfg.hidden)
         self.critic_1, self.critic_2 = linear(self.embed.width, cfg.hidden), linear(cfg.hidden, cfg.hidden)
         self.value_out = linear(cfg.hidden, 1)
         self._actor = weights(self.actor_1, self.actor_2)
@@ -151,7 +155,7 @@ class MLPNet(nn.Module):
         features: Tensor,
         ids: Tensor,
         state: State,  # noqa: ARG002 - same call for every network
-        resets: Sequence[tuple[int, Tensor]],  # noqa: ARG002
+        resets: Resets,  # noqa: ARG002
         pixels: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return logits [.., H, N] and values [..] for any leading axes."""
@@ -164,61 +168,6 @@ class MLPNet(nn.Module):
     def _values(self, x: Tensor) -> Tensor:
         first, second, last = self._critic
         return affine(tanh_body(x, first, second), last).squeeze(-1)
-
-
-class StackedMLP:
-    """MLPs of several runs, equal in shape, as one batched product a layer; no run's numbers enter another's.
-
-    Args:
-        net: one of them, for names and shapes; its own parameters are not used.
-        data: [R, S] with S >= P, the flat parameters of each run; the layers are views of it.
-        grad: the same shape, what ``backward`` adds to; None where only the forward is asked for.
-    """
-
-    recurrent = False
-
-    def __init__(self, net: MLPNet, data: Tensor, grad: Tensor | None = None) -> None:
-        self._views: dict[str, Tensor] = {}
-        self._grads: list[Tensor] = []
-        offset = 0
-        for name, parameter in net.named_parameters():
-            columns, shape = slice(offset, offset + parameter.numel()), (len(data), *parameter.shape)
-            self._views[name] = data[:, columns].view(shape).requires_grad_(grad is not None)
-            if grad is not None:
-                self._grads.append(grad[:, columns].view(shape))
-            offset += parameter.numel()
-        self._width = net.outputs.width
-        names = [f"outputs.layers.{index}" for index in range(len(net.outputs.layers))]
-        self._actor, self._heads = self._layers("actor_1", "actor_2"), self._layers(*names)
-        self._critic = self._layers("critic_1", "critic_2", "value_out")
-        self._log_std = [self._views.get(f"outputs.log_std.{index}") for index in range(len(names))]
-
-    def _layers(self, *names: str) -> list[Affine]:
-        return [(self._views[f"{name}.weight"], self._views[f"{name}.bias"]) for name in names]
-
-    def backward(self, losses: Tensor) -> None:
-        """Add to the gradient of each run that of its own loss, of [R]."""
-        torch._foreach_add_(self._grads, torch.autograd.grad(losses.sum(), list(self._views.values())))
-
-    def step(self, features: Tensor) -> Tensor:
-        """Return logits [R, E, H, N] for features [R, E, O]."""
-        # made anew: autograd would not know a view from before the parameters were changed in place
-        log_stds = [None if log_std is None else log_std.unsqueeze(1) for log_std in self._log_std]
-        hidden = tanh_body(features, *self._actor)
-        return _padded_logits(hidden, self._heads, log_stds, self._width, per_head=False)
-
-    def sequence(
-        self,
-        features: Tensor,
-        ids: Tensor,  # noqa: ARG002 - same call for every network
-        state: State,  # noqa: ARG002
-        resets: Sequence[tuple[int, Tensor]],  # noqa: ARG002
-        pixels: Tensor | None = None,  # noqa: ARG002
-    ) -> tuple[Tensor, Tensor]:
-        """Return logits [R, B, H, N] and values [R, B] for features [R, B, O]."""
-        first, second, last = self._critic
-        values = affine(tanh_body(features, first, second), last).squeeze(-1)
-        return self.step(features), values
 
 
 class LSTMNet(nn.Module):
@@ -244,9 +193,11 @@ class LSTMNet(nn.Module):
         # the residual needs equal widths; a projection stands in where they differ
         self.skip = linear(cfg.hidden, cfg.lstm_hidden) if cfg.hidden != cfg.lstm_hidden else nn.Identity()
         self.towers = linear(cfg.lstm_hidden, self.num_heads * half)
-        self.outputs = _Outputs(heads, half)
+        self.outputs = Outputs(heads, half)
         self.value_1, self.value_2 = linear(cfg.lstm_hidden, half), linear(half, quarter)
         self.value_out = linear(quarter, 1)
+        parameters = dict(self.lstm.named_parameters())
+        self._cells = [Cell(*(parameters[f"{name}_l{layer}"] for name in CELL)) for layer in range(self.layers)]
 
     def initial_state(self, num_envs: int) -> State:
         """Return zeros (h, c), each [layers, E, hidden]."""
@@ -256,20 +207,20 @@ class LSTMNet(nn.Module):
 
     def step(self, features: Tensor, ids: Tensor, state: State, pixels: Tensor | None = None) -> tuple[Tensor, State]:
         """Return logits [E, H, N] and the state after the step."""
-        hidden, state = self._recur(self._trunk(features, ids, pixels).unsqueeze(0), state)
-        return self._logits(hidden.squeeze(0)), state
+        hidden, state = self._recur(self._trunk(features, ids, pixels), state)
+        return self._logits(hidden), state
 
     def step_values(self, features: Tensor, ids: Tensor, state: State, pixels: Tensor | None = None) -> Tensor:
         """Return values [E] in the units of the value head."""
-        hidden, _ = self._recur(self._trunk(features, ids, pixels).unsqueeze(0), state)
-        return self._values(hidden.squeeze(0))
+        hidden, _ = self._recur(self._trunk(features, ids, pixels), state)
+        return self._values(hidden)
 
     def sequence(
         self,
         features: Tensor,
         ids: Tensor,
         state: State,
-        resets: Sequence[tuple[int, Tensor]],
+        resets: Resets,
         pixels: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Return logits [T, E, H, N] and values [T, E] of a rollout.
@@ -282,23 +233,24 @@ class LSTMNet(nn.Module):
             pixels: [T, E, P], where observations have images.
         """
         x = self._trunk(features, ids, pixels)
-        edges = [0, *(t for t, _ in resets), x.shape[0]]
-        parts = []
-        for index in range(len(edges) - 1):
-            if index:
-                keep = resets[index - 1][1].view(1, -1, 1)
-                state = (state[0] * keep, state[1] * keep)
-            hidden, state = self._recur(x[edges[index] : edges[index + 1]], state)
-            parts.append(hidden)
-        hidden = torch.cat(parts) if len(parts) > 1 else parts[0]
+        hidden = self._joined(x, over_episodes(self.lstm, x, (state[0], state[1]), resets))
         return self._logits(hidden), self._values(hidden)
 
     def _trunk(self, features: Tensor, ids: Tensor, pixels: Tensor | None) -> Tensor:
         return F.relu(self.body_norm(self.body(self.embed.join(features, ids, pixels))))
 
     def _recur(self, x: Tensor, state: State) -> tuple[Tensor, State]:
-        out, after = self.lstm(x, (state[0], state[1]))
-        return self.skip(x) + self.lstm_norm(out), after
+        """Return hidden values [E, N] of inputs [E, D] and the state after the step."""
+        if x.is_cuda or torch.is_autocast_enabled(x.device.type):
+            out, after = self.lstm(x.unsqueeze(0), (state[0], state[1]))
+            return self._joined(x, out.squeeze(0)), after
+        cells = [Cell(*(part.unsqueeze(0) for part in cell)) for cell in self._cells]
+        out, (hidden, memory) = through_layers(x.unsqueeze(0), cells, state[0].unsqueeze(0), state[1].unsqueeze(0))
+        return self._joined(x, out.squeeze(0)), (hidden.squeeze(0), memory.squeeze(0))
+
+    def _joined(self, x: Tensor, out: Tensor) -> Tensor:
+        joined: Tensor = self.skip(x) + self.lstm_norm(out)
+        return joined
 
     def _logits(self, hidden: Tensor) -> Tensor:
         towers = F.relu(self.towers(hidden)).view(*hidden.shape[:-1], self.num_heads, -1)

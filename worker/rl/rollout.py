@@ -17,20 +17,22 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import accumulate
 
 import torch
 from torch import Tensor
 
 from worker.envs.base import Correction, Observation, Seen
-from worker.rl.cuda import Replayed, autocast, copy_each
+from worker.rl.cuda import Replayed, autocast, copy_each, side_by_side
 from worker.rl.heads import Floors, Heads, choose
 from worker.rl.nets import PolicyNet, State
 from worker.rl.normalise import ObsNormalizer
 
 #: Features, ids, masks, recurrent state, noise and the bytes of images of a step, None where there are none.
-Inputs = tuple[Tensor, Tensor, Mapping[str, Tensor], State, Tensor, Tensor | None]
+Inputs = tuple[Tensor, Tensor, Mapping[str, Tensor], State, Tensor | None, Tensor | None]
 #: ``Inputs`` to actions [E, C], log-probability [E] and the state after.
-Step = Callable[[Tensor, Tensor, Mapping[str, Tensor], State, Tensor, Tensor | None], tuple[Tensor, Tensor, State]]
+Step = Callable[[Inputs], tuple[Tensor, Tensor, State]]
 
 
 @dataclass
@@ -39,17 +41,22 @@ class Acted:
 
     Attributes:
         actions: [E, C] on the device.
-        chosen: the same on the host.
         log_prob: [E] on the device.
-        total: sum of ``log_prob``, on the host.
         state: recurrent state after the step, the caller's to keep.
+        landed: pinned, where the actions and the sum of ``log_prob`` arrive, until the next step.
+        copied: when they have arrived.
     """
 
     actions: Tensor
-    chosen: Tensor
     log_prob: Tensor
-    total: float
     state: State
+    landed: Tensor
+    copied: torch.cuda.Event
+
+    def read(self) -> tuple[Tensor, float]:
+        """Wait for the choice and return it [E, C] on the host, and the sum of log-probabilities."""
+        self.copied.synchronize()
+        return self.landed[:-1].to(self.actions.dtype).view(self.actions.shape), float(self.landed[-1])
 
 
 class Actor:
@@ -68,28 +75,28 @@ class Actor:
             features, ids, noise, *rest = parts
             before = tuple(rest[len(names) : len(names) + layers])
             seen = None if pixels is None else rest[-1]
-            actions, log_prob, after = step(features, ids, dict(zip(names, rest, strict=False)), before, noise, seen)
+            actions, log_prob, after = step((features, ids, dict(zip(names, rest, strict=False)), before, noise, seen))
             packed = torch.cat([actions.flatten().double(), log_prob.sum()[None].double()])
             return [packed, actions, log_prob, *after]
 
         self._replayed = Replayed(run, _flat(inputs))
         self._landed = torch.empty(0, dtype=torch.float64, pin_memory=True)
+        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
 
     def __call__(self, inputs: Inputs) -> Acted:
-        """Replay on new inputs and read the choice back."""
+        """Replay on new inputs; nothing waits for it before the choice is read."""
         packed, actions, log_prob, *after = self._replayed(_flat(inputs))
         if self._landed.numel() != packed.numel():
             self._landed = torch.empty(packed.numel(), dtype=torch.float64, pin_memory=True)
         self._landed.copy_(packed, non_blocking=True)
-        kept = tuple(part.clone() for part in after)
-        torch.cuda.current_stream(packed.device).synchronize()
-        chosen = self._landed[:-1].to(actions.dtype).view(actions.shape)
-        return Acted(actions, chosen, log_prob, float(self._landed[-1]), kept)
+        self._copied.record()
+        return Acted(actions, log_prob, tuple(part.clone() for part in after), self._landed, self._copied)
 
 
 def _flat(inputs: Inputs) -> list[Tensor]:
     features, ids, masks, state, noise, pixels = inputs
-    return [features, ids, noise, *masks.values(), *state, *([] if pixels is None else [pixels])]
+    found = [features, ids, noise, *masks.values(), *state, pixels]
+    return [tensor for tensor in found if tensor is not None]
 
 
 class PolicyError(RuntimeError):
@@ -123,12 +130,22 @@ class Rollout:
         heads: action layout.
         obs_norm: normaliser, or None to store observations as they are.
         precision: ``fp32`` or ``bf16``.
+        groups: sizes of the groups of environments that are acted for each on its own; all together if there is one.
     """
 
-    def __init__(self, num_steps: int, heads: Heads, obs_norm: ObsNormalizer | None, precision: str = "fp32") -> None:
+    def __init__(
+        self,
+        num_steps: int,
+        heads: Heads,
+        obs_norm: ObsNormalizer | None,
+        precision: str = "fp32",
+        groups: Sequence[int] = (),
+    ) -> None:
         self.num_steps, self.heads, self.obs_norm, self.precision = num_steps, heads, obs_norm, precision
+        self._groups = [slice(stop - size, stop) for stop, size in zip(accumulate(groups), groups, strict=True)]
         self.allocated = False
         self._actor: Actor | None = None
+        self._acted: Acted | tuple[Tensor, float]
         self._acts_for: tuple[PolicyNet, Floors | None] | None = None
 
     def begin(self, observation: Observation, masks: Mapping[str, Tensor], state: State) -> None:
@@ -141,30 +158,40 @@ class Rollout:
         self._store(0, observation, masks)
 
     def act(self, net: PolicyNet, t: int, noise: Tensor | None, floors: Floors | None) -> Tensor:
-        """Choose and store the actions [E, C] of step ``t``; a non-finite policy raises ``PolicyError``.
+        """Choose, store and return the actions [E, C] of step ``t``; a non-finite policy raises ``PolicyError``."""
+        self.choose(net, t, noise, floors)
+        return self.chosen(t)
 
-        On CUDA the step is one graph replay and the actions returned lie on the host.
-        """
+    def choose(self, net: PolicyNet, t: int, noise: Tensor | None, floors: Floors | None) -> None:
+        """Choose and store the actions [E, C] of step ``t``; on CUDA one graph replay that nothing waits for."""
         row, chosen, log_probs = self._rows[t], self._actions[t], self._log_probs[t]
         if self.features.is_cuda and noise is not None:
             with torch.no_grad():
                 acted = self._replay(net, floors, (row.features, row.ids, row.masks, self.state, noise, row.pixels))
             chosen.copy_(acted.actions)
             log_probs.copy_(acted.log_prob)
-            chosen, self.state, total = acted.chosen, acted.state, acted.total
+            self.state, self._acted = acted.state, acted
         else:
             # lighter than no_grad; what leaves it is stored, or the state, which ``see`` makes anew
             with torch.inference_mode():
-                with autocast(self.features.device, self.precision):
-                    logits, self.state = net.step(row.features, row.ids, self.state, row.pixels)
-                actions, log_prob = choose(self.heads, logits, row.masks, noise, floors)
+                inputs = (row.features, row.ids, row.masks, self.state, noise, row.pixels)
+                actions, log_prob, self.state = self._step(net, floors, inputs)
                 chosen.copy_(actions)
                 log_probs.copy_(log_prob)
                 total = sum(log_prob.tolist())
+            self._acted = chosen, total
         self.states.append(self.state)
+
+    def chosen(self, t: int) -> Tensor:
+        """Return the actions [E, C] that were chosen last, in step ``t``; on CUDA they lie on the host.
+
+        Raises:
+            PolicyError: the policy is not finite.
+        """
+        actions, total = self._acted.read() if isinstance(self._acted, Acted) else self._acted
         if not math.isfinite(total):
             raise no_usable_action(t)
-        return chosen
+        return actions
 
     def _replay(self, net: PolicyNet, floors: Floors | None, inputs: Inputs) -> Acted:
         """Act through the captured step; it is captured anew for another network or when floors come or go."""
@@ -172,23 +199,27 @@ class Rollout:
         if self._actor is None or known is None or known[0] is not net or (known[1] is None) != (floors is None):
             own = None if floors is None else Floors(floors.value.clone(), floors.allowed.clone())
             known = self._acts_for = (net, own)
-
-            def step(
-                features: Tensor,
-                ids: Tensor,
-                masks: Mapping[str, Tensor],
-                state: State,
-                noise: Tensor,
-                pixels: Tensor | None,
-            ) -> tuple[Tensor, Tensor, State]:
-                with autocast(features.device, self.precision):
-                    logits, after = net.step(features, ids, state, pixels)
-                return *choose(self.heads, logits, masks, noise, own), after
-
-            self._actor = Actor(step, inputs)
+            self._actor = Actor(partial(self._step, net, own), inputs)
         if floors is not None and known[1] is not None:
             known[1].value.copy_(floors.value)
         return self._actor(inputs)
+
+    def _step(self, net: PolicyNet, floors: Floors | None, inputs: Inputs) -> tuple[Tensor, Tensor, State]:
+        """Return actions [E, C], log-probabilities [E] and the state after, of every group on its own."""
+        if len(self._groups) < 2:
+            return self._act(net, floors, inputs)
+        works = [partial(self._act, net, floors, inputs, rows) for rows in self._groups]
+        actions, log_probs, states = zip(*side_by_side(works, inputs[0].device), strict=True)
+        return torch.cat(actions), torch.cat(log_probs), _states(states)
+
+    def _act(
+        self, net: PolicyNet, floors: Floors | None, inputs: Inputs, rows: slice | None = None
+    ) -> tuple[Tensor, Tensor, State]:
+        """Return the same of some environments, or of all."""
+        features, ids, masks, state, noise, pixels = inputs if rows is None else _of(inputs, rows)
+        with autocast(features.device, self.precision):
+            logits, after = net.step(features, ids, state, pixels)
+        return *choose(self.heads, logits, masks, noise, floors), after
 
     def pay(self, t: int, reward: Tensor) -> None:
         """Store the reward [E] of step ``t``."""
@@ -289,6 +320,19 @@ def joined(parts: Sequence[Rollout]) -> Rollout:
     steps = sorted({t for part in parts for t in part.finals})
     whole.finals = {t: _finals([part.final(t) for part in parts]) for t in steps}
     return whole
+
+
+def _of(inputs: Inputs, rows: slice) -> Inputs:
+    """Return the inputs of some environments, each in memory of its own: kernels are chosen by where it begins."""
+    features, ids, masks, state, noise, pixels = inputs
+    return (
+        features[rows].clone(),
+        ids[rows].clone(),
+        {name: mask[rows].clone() for name, mask in masks.items()},
+        tuple(layer[:, rows].clone() for layer in state),
+        None if noise is None else noise[rows].clone(),
+        None if pixels is None else pixels[rows].clone(),
+    )
 
 
 def _states(parts: Sequence[State]) -> State:

@@ -2,10 +2,11 @@
 
 Every env step is issued for every arm (A0 B0 A1 B1 ..); one round of all arms ends before the next begins
 (``worker.train.rounds``, where several blocks are trained side by side too).
-Where a device trains the hosts, the environments of every arm form two cohorts of their own, and all others train
-while the loop judges and acts for one. A training process (``worker.child``) asks for one round after another; whoever
-trains one block alone iterates over ``BlockTrainer.rounds``. Barriers, leases, relaying and checkpoints in time live
-with the caller. Nothing reduces over runs, and what one run does never reaches another.
+Where a device trains the hosts, the environments of every arm form a cohort of their own (those of an arm alone two),
+and the hosts of all others train while the loop judges and acts for one. A training process (``worker.child``) asks for
+one round after another; whoever trains one block alone iterates over ``BlockTrainer.rounds``. Barriers, leases,
+relaying and checkpoints in time live with the caller. Nothing reduces over runs, and what one run does never reaches
+another.
 """
 
 from __future__ import annotations
@@ -262,14 +263,14 @@ class BlockTrainer:
 
     def _build_run(self, plan: RunPlan, position: int, alike: dict[Hashable, Learner]) -> Run:
         steps = self.envs.steps_per_round
-        sizes = [cohort.envs.num_envs for cohort in self._cohorts_of(position)]
+        parts = [cohort.groups or (cohort.envs.num_envs,) for cohort in self._cohorts_of(position)]
         algorithm = ALGORITHMS.get(plan.policy)
         if algorithm is None:
             heads = Heads.build(list(self.envs.heads), self.device)
             make = partial(self._control, plan, position)
-            return ControlledRun(plan, heads, steps, make, sizes)
+            return ControlledRun(plan, heads, steps, make, parts)
         never = self.family.never_floored
-        return TrainedRun(plan, algorithm, self._learner(plan, alike), self._streams(plan), steps, never, sizes)
+        return TrainedRun(plan, algorithm, self._learner(plan, alike), self._streams(plan), steps, never, parts)
 
     def _control(self, plan: RunPlan, position: int, round_index: int, part: int) -> Control:
         cohort = self._cohorts_of(position)[part]

@@ -5,7 +5,7 @@ What one block alone does is done under its guard, so that a failure of it reach
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -52,14 +52,21 @@ class CohortRuns:
     part: int
     guard: Guard
 
+    def choose(self, t: int, chosen: Mapping[int, Tensor | None]) -> None:
+        """Begin to act in step ``t`` for every run that has no actions yet."""
+        for run in self.runs:
+            if self.guard.fault is None and id(run) not in chosen:
+                with self.guard, owned(run.plan, "acting"):
+                    run.choose(t, self.part)
+
     def issue(self, t: int, chosen: dict[int, Tensor | None]) -> None:
-        """Start step ``t`` with the actions chosen; act for every run that has none yet."""
+        """Start step ``t`` with the actions chosen."""
         if self.guard.fault is None:
             with self.guard:
                 for run in self.runs:
                     if id(run) not in chosen:
                         with owned(run.plan, "acting"):
-                            chosen[id(run)] = run.act(t, self.part)
+                            chosen[id(run)] = run.chosen(t, self.part)
                 self.envs.issue([chosen[id(run)] for run in self.runs])
 
     def collect(self) -> dict[int, Seen | None]:
@@ -99,11 +106,17 @@ class Wave:
     stacks: Sequence[ActingStack] = ()
     companions: Sequence[Sequence[tuple[Companion, Guard]]] = ()
 
-    def issue(self, t: int) -> None:
-        """Act for every run and start step ``t``."""
+    def choose(self, t: int) -> dict[int, Tensor | None]:
+        """Begin to act for every run in step ``t`` and return the actions of those acted for in stacks."""
         chosen: dict[int, Tensor | None] = {}
         for stack in self.stacks:
             chosen |= zip(map(id, stack.runs), stack.act(t), strict=True)
+        for cohort in self.cohorts:
+            cohort.choose(t, chosen)
+        return chosen
+
+    def issue(self, t: int, chosen: dict[int, Tensor | None]) -> None:
+        """Start step ``t`` with the actions chosen."""
         for cohort in self.cohorts:
             cohort.issue(t, chosen)
 
@@ -130,6 +143,62 @@ class Wave:
             stack.pay(t, [found.pop(id(run), None) for run in stack.runs])
         for cohort in self.cohorts:
             cohort.pay(t, found)
+
+
+class Whole:
+    """A wave of which all runs are one stack and all environments step in one call: nothing is asked of each alone.
+
+    Where a run or a block fails, the wave takes the rest of the round.
+
+    Args:
+        wave: as it would be taken.
+    """
+
+    def __init__(self, wave: Wave) -> None:
+        self._wave, (self._stack,), (group,) = wave, wave.stacks, wave.companions
+        self._envs, self._guards = [envs for envs, _ in group], [guard for _, guard in group]
+        self._is_whole, self._is_paid = True, True
+        self._actions: Tensor | None = None
+
+    @staticmethod
+    def of(wave: Wave) -> Wave | Whole:
+        """Return a wave so if it can be taken so."""
+        runs = [run for cohort in wave.cohorts for run in cohort.runs]
+        if len(wave.stacks) != 1 or wave.stacks[0].runs != runs or len(wave.companions) != 1:
+            return wave
+        together = [envs for envs, _ in wave.companions[0]]
+        is_all = list(map(id, together)) == [id(cohort.envs) for cohort in wave.cohorts]
+        return Whole(wave) if is_all and all(envs.is_whole for envs in together) else wave
+
+    def choose(self, t: int) -> dict[int, Tensor | None]:
+        """Act for every run in step ``t``; return the actions where each run is asked for its own."""
+        if not self._is_whole:
+            return self._wave.choose(t)
+        self._actions = self._stack.act_for_all(t)
+        if self._actions is not None:
+            return {}
+        self._is_whole = False
+        return dict(zip(map(id, self._stack.runs), self._stack.acted(t), strict=True))
+
+    def issue(self, t: int, chosen: dict[int, Tensor | None]) -> None:
+        """Start step ``t`` with the actions chosen."""
+        if not self._is_whole:
+            self._wave.issue(t, chosen)
+
+    def collect(self, t: int) -> None:
+        """Take step ``t`` and store what it led to."""
+        self._is_paid = self._is_whole
+        if not self._is_whole or self._actions is None:
+            self._wave.collect(t)
+            return
+        taken = self._envs[0].take_all(self._envs[1:], self._actions, self._guards.__getitem__)
+        self._stack.see_all(t, taken)
+        self._is_whole = all(guard.fault is None for guard in self._guards)
+
+    def pay(self, t: int) -> None:
+        """Store what step ``t`` paid."""
+        if not self._is_paid:
+            self._wave.pay(t)
 
 
 def companions_of(cohorts: Sequence[CohortRuns]) -> list[list[tuple[Companion, Guard]]]:

@@ -12,7 +12,7 @@ import torch
 from lockstep import plugins
 from lockstep.spec.algorithms import ALGORITHMS
 from lockstep.spec.arms import action_bounds_of, discount_of
-from lockstep.spec.families import FAMILIES
+from lockstep.spec.environments.families import FAMILIES
 from lockstep.spec.sections import CLIP
 from worker.envs import families
 from worker.envs.base import LockstepEnvs, ObsSpec

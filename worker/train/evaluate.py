@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from lockstep.spec.families import FAMILIES
+from lockstep.spec.environments.families import FAMILIES
 from worker.envs.base import EpisodeRecord, LockstepEnvs, Masks, Observation
 from worker.envs.family import Control
 from worker.rl.cuda import autocast

@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from worker.envs.base import LockstepEnvs
-from worker.train.cohort_runs import CohortRuns, Guard, Wave, companions_of
+from worker.train.cohort_runs import CohortRuns, Guard, Wave, Whole, companions_of
 from worker.train.evaluate import Evaluation
 from worker.train.plan import RoundRecord, owned
 from worker.train.runs import Run, TrainedRun
@@ -125,7 +125,7 @@ class Rounds:
             part.done.seconds = rolled - began, updated - rolled, ended - updated
 
     def _roll(self, parts: Sequence[_Part]) -> None:
-        """Step every cohort through the round; its next step is issued before others are waited for, or it is paid."""
+        """Step every cohort through the round; its next step is issued before others are waited for."""
         if not parts:
             return
         steps, stacks = parts[0].block.envs.steps_per_round, self._stacks_of([part.block for part in parts])
@@ -192,22 +192,25 @@ class _Part:
         return self.guard.fault
 
 
-def _waves(parts: Sequence[_Part], stacks: Sequence[ActingStack]) -> list[Wave]:
+def _waves(parts: Sequence[_Part], stacks: Sequence[ActingStack]) -> list[Wave | Whole]:
     cohorts = [cohort for part in parts for cohort in part.cohorts()]
     if all(len(part.block.envs.cohorts) == 1 for part in parts):
-        return [Wave(cohorts, stacks, companions_of(cohorts))]
+        return [Whole.of(Wave(cohorts, stacks, companions_of(cohorts)))]
     return [Wave([cohort]) for cohort in cohorts]
 
 
-def _take_steps(waves: Sequence[Wave], parts: Sequence[_Part], steps: int) -> None:
+def _take_steps(waves: Sequence[Wave | Whole], parts: Sequence[_Part], steps: int) -> None:
     for wave in waves:
-        wave.issue(0)
+        wave.issue(0, wave.choose(0))
     for t in range(steps):
+        goes_on = t + 1 < steps
         for wave in waves:
             wave.collect(t)
-            if t + 1 < steps:
-                wave.issue(t + 1)
+            # what a step pays is worked out while a device acts
+            chosen = wave.choose(t + 1) if goes_on else {}
             wave.pay(t)
+            if goes_on:
+                wave.issue(t + 1, chosen)
         for part in parts:
             part.block.reached(part.done.round, t)
         if all(part.guard.fault is not None for part in parts):

@@ -35,14 +35,15 @@ class PartRollouts:
     """Rollouts of a run, one for each part of its environments that is stepped on its own.
 
     Args:
-        sizes: environments of each part.
-        make: makes an empty rollout.
+        parts: sizes of the groups that each part is acted for one by one.
+        make: makes an empty rollout of such groups.
     """
 
-    def __init__(self, sizes: Sequence[int], make: Callable[[], Rollout]) -> None:
+    def __init__(self, parts: Sequence[Sequence[int]], make: Callable[[Sequence[int]], Rollout]) -> None:
+        sizes = [sum(groups) for groups in parts]
         stops = list(accumulate(sizes))
         self.rows = [slice(stop - size, stop) for stop, size in zip(stops, sizes, strict=True)]
-        self.rollouts = [make() for _ in sizes]
+        self.rollouts = [make(groups) for groups in parts]
 
     def begin(self, observation: Observation, masks: Masks, state: State) -> None:
         """Start a round; every part begins at its rows of observation [E, ..], masks [E, ..] and state [L, E, ..]."""
@@ -63,7 +64,7 @@ class TrainedRun:
         streams: keys of its draws.
         num_steps: T.
         never_floored: choices per head that probability floors must not touch.
-        sizes: environments of each part.
+        parts: of each part of its environments, sizes of the groups that are acted for one by one.
 
     Attributes:
         rollout: of the last round that was updated from, all environments.
@@ -77,12 +78,12 @@ class TrainedRun:
         streams: Streams,
         num_steps: int,
         never_floored: Mapping[str, tuple[int, ...]],
-        sizes: Sequence[int],
+        parts: Sequence[Sequence[int]],
     ) -> None:
         self.plan, self.algorithm, self.learner, self.streams = plan, algorithm, learner, streams
         self.num_steps = num_steps
         made = (num_steps, learner.heads, learner.obs_norm, learner.cfg.precision)
-        self._parts = PartRollouts(sizes, lambda: Rollout(*made))
+        self._parts = PartRollouts(parts, lambda groups: Rollout(*made, groups))
         self.diverged: str | None = None
         self._never_floored = never_floored
         self.prepared: Prepared | None = None
@@ -98,15 +99,23 @@ class TrainedRun:
         noise = self.streams.action_noise(round_index, shape, learner.heads.normal_columns).to(learner.device)
         #: [T, E, C] of the round, all environments.
         self.draws = noise
-        self.noise = [noise[:, rows].unbind() for rows in self._parts.rows]
+        self._noise: list[tuple[Tensor, ...]] | None = None
         self.floors = self.algorithm.floors(learner, round_index, self._never_floored)
 
-    def act(self, t: int, part: int = 0) -> Tensor | None:
-        """Return the actions of a part in step ``t``, or None once the run has failed."""
+    def choose(self, t: int, part: int = 0) -> None:
+        """Begin to act for a part in step ``t``."""
+        if self.diverged is not None:
+            return
+        if self._noise is None:  # which a run in a stack does not need
+            self._noise = [self.draws[:, rows].unbind() for rows in self._parts.rows]
+        self.rollouts[part].choose(self.learner.net, t, self._noise[part][t], self.floors)
+
+    def chosen(self, t: int, part: int = 0) -> Tensor | None:
+        """Return the actions that were chosen for a part in step ``t``, or None once the run has failed."""
         if self.diverged is not None:
             return None
         try:
-            return self.rollouts[part].act(self.learner.net, t, self.noise[part][t], self.floors)
+            return self.rollouts[part].chosen(t)
         except PolicyError as error:
             self.fail(error)
             return None
@@ -144,12 +153,17 @@ class TrainedRun:
     def due(self) -> Due | None:
         """Make the round's rollout ready for the update; None when the policy is of no use any more."""
         try:
-            self.prepared = self.algorithm.prepare(self.learner, self.rollout, self.round, self.floors)
+            prepared = self.algorithm.prepare(self.learner, self.rollout, self.round, self.floors)
         except PolicyError as error:
             self.fail(error)
             return None
+        return self.ready(prepared)
+
+    def ready(self, prepared: Prepared) -> Due:
+        """Return the update that is due with the round's rollout."""
+        self.prepared = prepared
         order = self.streams.generator("minibatch_order", round=self.round)
-        return Due(self.learner, self.rollout, self.prepared, self.round, order)
+        return Due(self.learner, self.rollout, prepared, self.round, order)
 
     def updated(self, metrics: dict[str, float], started: float) -> dict[str, float]:
         """Move what follows an update and return the algorithm's group of metrics.
@@ -190,18 +204,23 @@ class ControlledRun:
         heads: action layout.
         num_steps: T.
         make: builds the control of a round for a part, once the environments have begun it.
-        sizes: environments of each part.
+        parts: as of ``TrainedRun``.
     """
 
     algorithm = None
     prepared = None
 
     def __init__(
-        self, plan: RunPlan, heads: Heads, num_steps: int, make: Callable[[int, int], Control], sizes: Sequence[int]
+        self,
+        plan: RunPlan,
+        heads: Heads,
+        num_steps: int,
+        make: Callable[[int, int], Control],
+        parts: Sequence[Sequence[int]],
     ) -> None:
         self.plan, self._make = plan, make
         self.detectors = Detectors(0, None)
-        self._parts = PartRollouts(sizes, lambda: Rollout(num_steps, heads, None))
+        self._parts = PartRollouts(parts, lambda groups: Rollout(num_steps, heads, None, groups=groups))
         self.diverged: str | None = None
 
     def begin(self, round_index: int, observation: Observation, masks: Masks, *, fresh: bool) -> None:  # noqa: ARG002 - same call for both kinds
@@ -210,7 +229,10 @@ class ControlledRun:
         self._parts.begin(observation, masks, ())
         self._controls = [self._make(round_index, part) for part in range(len(self._parts.rows))]
 
-    def act(self, t: int, part: int = 0) -> Tensor | None:
+    def choose(self, t: int, part: int = 0) -> None:
+        """Do nothing: a control acts at once."""
+
+    def chosen(self, t: int, part: int = 0) -> Tensor | None:
         """Return the actions of a part's control."""
         actions = self._controls[part].act(t)
         self._parts.rollouts[part].actions[t] = actions

@@ -8,14 +8,14 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Hashable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from typing import TypeVar
 
 from torch import Tensor
 
-from worker.envs.base import Seen
-from worker.rl.algorithms.base import Due
-from worker.rl.rollout import no_usable_action
+from worker.envs.base import Seen, Taken
+from worker.rl.algorithms.base import Played
+from worker.rl.rollout import PolicyError, no_usable_action
 from worker.rl.stacks import RolloutStack, acting_key
 from worker.train.plan import owned
 from worker.train.runs import Run, TrainedRun
@@ -41,10 +41,28 @@ class ActingStack:
     def act(self, t: int) -> list[Tensor | None]:
         """Return the actions of step ``t`` of each run, None once it has failed."""
         actions = self._stack.act(t)
-        for run, action in zip(self.runs, actions, strict=True):
-            if action is None and run.diverged is None:
-                run.fail(no_usable_action(t))
+        self._note_failures(t)
         return actions
+
+    def act_for_all(self, t: int) -> Tensor | None:
+        """Act in step ``t``; return the actions of all runs [R, E, C], None once one has failed."""
+        actions = self._stack.choose(t)
+        if actions is None:
+            self._note_failures(t)
+        return actions
+
+    def acted(self, t: int) -> list[Tensor | None]:
+        """Return the actions of step ``t`` of each run, once they have been chosen; None of one that has failed."""
+        return self._stack.chosen(t)
+
+    def _note_failures(self, t: int) -> None:
+        for run, failed in zip(self.runs, self._stack.failed, strict=True):
+            if failed is not None and run.diverged is None:
+                run.fail(no_usable_action(t))
+
+    def see_all(self, t: int, taken: Taken) -> None:
+        """Store what step ``t`` led to and paid, of all runs in one piece."""
+        self._stack.see_all(t, taken)
 
     def see(self, t: int, results: Sequence[Seen | None]) -> None:
         """Store what step ``t`` led to for each run."""
@@ -101,17 +119,25 @@ def _update_key(run: Run) -> Hashable | None:
 def _update_together(
     runs: Sequence[TrainedRun], guard: Callable[[Run], AbstractContextManager[object]]
 ) -> Iterator[tuple[Run, dict[str, float]]]:
-    due: dict[int, Due] = {}
-    began = time.perf_counter()
-    for index, run in enumerate(runs):
-        with guard(run), owned(run.plan, "update"):
-            prepared = run.due()
-            if prepared is None:
-                yield run, {}
-            else:
-                due[index] = prepared
     stacking = runs[0].algorithm.stacking
-    if stacking is None or not due:
+    if stacking is None:
+        raise TypeError("runs whose algorithm updates one at a time are no stack")
+    began = time.perf_counter()
+
+    @contextmanager
+    def alone(index: int) -> Iterator[None]:
+        run = runs[index]
+        with guard(run), owned(run.plan, "update"):
+            try:
+                yield
+            except PolicyError as error:
+                run.fail(error)
+
+    played = [Played(run.learner, run.rollout, run.round, run.floors) for run in runs]
+    prepared = stacking.prepare(played, alone)
+    yield from ((run, {}) for run in runs if run.diverged is not None)
+    due = {index: runs[index].ready(prepared[index]) for index in sorted(prepared)}
+    if not due:
         return
     found = stacking.update(list(due.values()))
     share = (time.perf_counter() - began) / len(due)

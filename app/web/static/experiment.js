@@ -67,7 +67,7 @@ store
   .load()
   .then(open)
   .catch((error) => {
-    if (error instanceof ApiError && error.problem.status === 404) {
+    if (error instanceof ApiError && [404, 422].includes(error.problem.status)) {
       root.hidden = true;
       missing();
     } else say(error);

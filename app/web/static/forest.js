@@ -29,7 +29,7 @@ export function spans(pair) {
 }
 
 export function levelOf(alpha) {
-  return `${Number((100 * (1 - alpha)).toPrecision(3))} % CI`;
+  return `${Number((100 * (1 - alpha)).toPrecision(3))}\u00a0%\u00a0CI`;
 }
 
 function spanOf(bounds, alpha) {
@@ -45,6 +45,7 @@ export function interval(answer, { width = 320, height = 28, words = true, among
   const told = `${pair.a} minus ${pair.b}: ${[difference(pair.estimate, unit), ...spans(pair)].join(", ")}, band ±${number(sesoi)}`;
   const inner = pair.ci_equivalence && endsOf(pair.ci_equivalence);
   const middle = height / 2;
+  const most = Math.floor(width / 14) - 8; // letters of 7 px in half of the width, beside "better"
   return mark(
     "svg",
     { class: "plot", viewBox: `0 0 ${width} ${height + (words ? 16 : 0)}`, role: "img", "aria-label": told },
@@ -53,8 +54,8 @@ export function interval(answer, { width = 320, height = 28, words = true, among
     mark("line", { class: "mean", x1: x(ends[0]), x2: x(ends[1]), y1: middle, y2: middle }),
     inner ? mark("line", { class: "mean inner", x1: x(inner[0]), x2: x(inner[1]), y1: middle, y2: middle }) : null,
     mark("circle", { class: "dot", cx: x(pair.estimate), cy: middle, r: 5 }),
-    words ? mark("text", { class: "soft", x: 0, y: height + 13 }, `${short(pair.b)} better`) : null,
-    words ? mark("text", { class: "soft", x: width, y: height + 13, "text-anchor": "end" }, `${short(pair.a)} better`) : null,
+    words ? mark("text", { class: "soft", x: 0, y: height + 13 }, `${short(pair.b, most)} better`) : null,
+    words ? mark("text", { class: "soft", x: width, y: height + 13, "text-anchor": "end" }, `${short(pair.a, most)} better`) : null,
   );
 }
 

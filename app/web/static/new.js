@@ -9,6 +9,7 @@ import { entryAt, fieldsOf } from "./yamlline.js";
 const node = (name) => document.getElementById(name);
 const { spec } = node("submit").elements;
 let asked = 0;
+let begun = ""; // the name of the example that the editor began with
 
 function plain(found) {
   const lines = [
@@ -27,7 +28,7 @@ async function plan() {
   asked += 1;
   const mine = asked;
   form.shown(spec);
-  if (!spec.value.trim()) return;
+  if (!spec.value.trim()) return emptied();
   try {
     const found = await call("POST", "plans", spec.value);
     if (mine !== asked) return;
@@ -40,6 +41,13 @@ async function plan() {
     refused(error);
     node("power").replaceChildren();
   }
+}
+
+function emptied() {
+  node("plan-result").textContent = "Write a specification, or start from an example.";
+  node("plan-result").hidden = false;
+  node("faults").replaceChildren();
+  node("power").replaceChildren();
 }
 
 // Each fault with the line where it is to be mended.
@@ -76,14 +84,23 @@ function soon() {
   spec.timer = setTimeout(plan, 600);
 }
 
-for (const example of document.querySelectorAll("template.example"))
-  node("example").append(element("option", { value: example.dataset.name }, example.dataset.name));
-node("example").addEventListener("change", (event) => {
-  const chosen = document.querySelector(`template.example[data-name="${CSS.escape(event.target.value)}"]`);
-  if (chosen) {
-    spec.value = chosen.content.textContent;
-    plan();
-  }
+const examples = new Map(
+  [...document.querySelectorAll("template.example")].map((one) => [one.dataset.name, one.content.textContent]),
+);
+
+function start(name, text = examples.get(name) || "") {
+  begun = name;
+  node("example").value = name;
+  spec.value = text;
+  node("plan-result").textContent = "Planning ...";
+  plan();
+}
+
+for (const name of examples.keys()) node("example").append(element("option", { value: name }, name));
+node("example").addEventListener("change", ({ target }) => {
+  const isEdited = spec.value.trim() && spec.value !== examples.get(begun);
+  if (isEdited && !confirm("Replace what you have written?")) target.value = begun;
+  else start(target.value);
 });
 spec.addEventListener("input", edited);
 form.mount(spec, soon);
@@ -100,7 +117,6 @@ node("submit").addEventListener("submit", async (event) => {
 });
 const carried = sessionStorage.getItem("lockstep-spec");
 if (carried) {
-  spec.value = carried;
+  start("", carried);
   sessionStorage.removeItem("lockstep-spec");
-  plan();
-}
+} else start(examples.keys().next().value);

@@ -7,11 +7,11 @@ from collections.abc import Sequence
 import numpy as np
 import scipy
 
-from lockstep.report.clock import planned_blocks
+from lockstep.report.findings.clock import planned_blocks
+from lockstep.report.findings.staged import Judged
 from lockstep.report.inputs import ReportInputs
 from lockstep.report.numbers import difference_unit, exact, percent, plain
-from lockstep.report.staged import Judged
-from lockstep.spec.analysis import AnalysisSpec
+from lockstep.spec.inference.analysis import AnalysisSpec
 from lockstep.stats.shapes import TrueLevel
 from lockstep.stats.verdict import ExperimentResult
 

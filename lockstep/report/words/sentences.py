@@ -10,12 +10,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from lockstep.report.clock import Clock
 from lockstep.report.facing import treatment_of
-from lockstep.report.learning import Learning
+from lockstep.report.findings.clock import Clock
+from lockstep.report.findings.learning import Learning
+from lockstep.report.findings.opposed import Opposed
 from lockstep.report.numbers import difference_unit, digits_beside, exact, joined, p_text, percent, plain, signed
-from lockstep.report.opposed import Opposed
-from lockstep.spec.analysis import AnalysisSpec
+from lockstep.spec.inference.analysis import AnalysisSpec
 from lockstep.stats.estimands import Contradiction
 from lockstep.stats.power import MOST, Needed
 from lockstep.stats.results import Interval

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from lockstep.report.inputs import ArmFacts, ConfigDifference, CurvePoint, ReportInputs, RunFacts, ScoreRow
-from lockstep.spec.analysis_rules import AnalysisSpec, analysis_hash, complete_analysis
+from lockstep.spec.inference.analysis_rules import AnalysisSpec, analysis_hash, complete_analysis
 
 NOW = "2026-11-27T00:00:00Z"
 Cell = float | str | None

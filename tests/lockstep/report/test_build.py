@@ -23,7 +23,7 @@ from lockstep.report.inputs import (
     TrainingRow,
 )
 from lockstep.report.numbers import digits_beside, plain
-from lockstep.report.tables import arms_table, cross_table, fact_items, training_table
+from lockstep.report.rendering.tables import arms_table, cross_table, fact_items, training_table
 from tests.lockstep.report.factories import Cell, curve_points, make_analysis, make_inputs, score_rows
 
 BETTER: list[Cell] = [70.0, 71.0, 72.0, 73.0, 74.0, 75.5]

@@ -8,10 +8,10 @@ from typing import Any
 import pytest
 
 from lockstep.report import build_report
-from lockstep.report.clock import due_analyses
-from lockstep.report.gates import Gate, flag_gates, void_gates
+from lockstep.report.findings.clock import due_analyses
+from lockstep.report.findings.gates import Gate, flag_gates, void_gates
 from lockstep.report.inputs import LostBlocks, ReportInputs, RunFacts, ScoreRow, one_after_another
-from lockstep.report.tables import flag_texts
+from lockstep.report.rendering.tables import flag_texts
 from tests.lockstep.report.factories import Cell, make_analysis, make_inputs
 
 SCORES: dict[str, list[Cell]] = {

@@ -25,9 +25,9 @@ from lockstep.report import (
 )
 from lockstep.report.facing import treatment_first
 from lockstep.report.inputs import ArmFacts, ConfigDifference, Extension, LearningRow, ReportInputs
-from lockstep.report.markdown import text as markdown_text
 from lockstep.report.numbers import p_text, plain, signed
-from lockstep.report.plots import padded, ticks
+from lockstep.report.rendering.markdown import text as markdown_text
+from lockstep.report.rendering.plots import padded, ticks
 from tests.lockstep.report.factories import Cell, curve_points, make_analysis, make_inputs, score_rows
 
 A: list[Cell] = [70.0, 71.0, 72.0, 73.0, 74.0, 75.5, 71.2, 70.4, 72.9, 73.3, 74.8]

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 from pydantic import ValidationError
 
-from lockstep.spec.analysis import estimand_reason
-from lockstep.spec.analysis_rules import (
+from lockstep.spec.inference.analysis import estimand_reason
+from lockstep.spec.inference.analysis_rules import (
     AnalysisSpec,
     analysis_hash,
     complete_analysis,
@@ -20,9 +20,9 @@ from lockstep.spec.analysis_rules import (
     seed_problems,
     validate_analysis,
 )
-from lockstep.spec.canonical import canonical_json
 from lockstep.spec.metrics import is_reward_dependent, primary_candidates, registered
-from lockstep.spec.problems import Problem
+from lockstep.spec.text.canonical import canonical_json
+from lockstep.spec.text.problems import Problem
 
 GOOD: dict[str, Any] = {"sesoi": 2.0, "failure": {"floor": 0.0}}
 

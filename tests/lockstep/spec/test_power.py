@@ -7,8 +7,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from lockstep.spec.analysis import AnalysisSpec, analysis_hash, complete_analysis
-from lockstep.spec.power import PowerRow, power_table
+from lockstep.spec.inference.analysis import AnalysisSpec, analysis_hash, complete_analysis
+from lockstep.spec.inference.power import PowerRow, power_table
 
 
 def rows(replicates: int, num_arms: int = 2, pilot: Any = None, sds: Any = None, **fields: Any) -> tuple[PowerRow, ...]:

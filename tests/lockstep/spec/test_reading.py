@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 import yaml
 
-from lockstep.spec.problems import InvalidSpecError, Problem
-from lockstep.spec.reading import load_bytes, load_file, load_json, load_text
 from lockstep.spec.resolve import parse
+from lockstep.spec.text.problems import InvalidSpecError, Problem
+from lockstep.spec.text.reading import load_bytes, load_file, load_json, load_text
 from tests.factories import tiny_spec
 
 
@@ -95,6 +95,16 @@ def test_a_key_given_twice_is_refused_by_name_and_place(text: str, words: list[s
     assert problem.code == "duplicate_key"
     assert all(word in problem.message for word in words), problem
     assert problem.remedy
+
+
+def test_habits_of_yaml_that_are_refused_are_told_with_what_to_write() -> None:
+    assert problem_of("a:\n\tb: 1").remedy == "indent with spaces, not with tabs"
+    merged = problem_of("a: {<<: {b: 1}}")
+    assert (merged.message, merged.remedy) == (
+        "YAML merge keys (<<) are not allowed in line 1, column 5",
+        "write the values out",
+    )
+    assert load_text('"<<": 1') == {"<<": 1}
 
 
 @pytest.mark.parametrize(

@@ -15,12 +15,12 @@ from app.cli.people import app as command
 from app.main import create_app
 from app.settings import Settings
 from lockstep.protocol import RegisterRequest, RoundRequest
-from lockstep.spec.faults import FOREIGN, FORMS, paths_of, remedy_for_key
 from lockstep.spec.presets import merge
-from lockstep.spec.problems import InvalidSpecError, Problem
 from lockstep.spec.reference import fields
 from lockstep.spec.resolve import Spec, parse
-from lockstep.spec.rules import Registered, check
+from lockstep.spec.rules import Registered, all_problems, check
+from lockstep.spec.text.faults import FOREIGN, FORMS, paths_of, remedy_for_key
+from lockstep.spec.text.problems import InvalidSpecError, Problem
 from tests.factories import cartpole_spec, tiny_spec
 
 ROOT = Path(__file__).parents[3]
@@ -59,7 +59,7 @@ def problems_of(raw: dict[str, Any]) -> list[Problem]:
     try:
         return check(parse(raw), REGISTERED)[0]
     except InvalidSpecError as error:
-        return list(error.problems)
+        return all_problems(raw, error.problems, REGISTERED)
 
 
 def arm(**second: Any) -> dict[str, Any]:
@@ -118,14 +118,21 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("too_long", tiny_spec(experiment={"name": "a" * 201}), tiny_spec(experiment={"name": "a" * 200})),
     ("string_pattern_mismatch", arm(label="a b", reward="sparse"), arm(label="a_b", reward="sparse")),
     ("string_type", arm(**STATIC, static_set={"r0c0": 3}), arm(**STATIC, static_set={"r0c0": "norm"})),
+    ("value_error", tiny_spec(ppo={"value_coef": 1e300}), tiny_spec(ppo={"value_coef": 1e18})),
+    ("value_error", override(ppo__lr=1e-50), override(ppo__lr=1e-18)),
+    ("value_error", tiny_spec(reward={"prune_harmful_below": -1e19}), tiny_spec(reward={"prune_harmful_below": 0.0})),
+    ("less_than_equal", tiny_spec(env={"embargo": 10**30}), tiny_spec(env={"embargo": 10**9})),
     ("value_error", tiny_spec(experiment={"name": " \t"}), tiny_spec(experiment={"name": "word"})),
     ("missing", without(tiny_spec(), "experiment", "name"), tiny_spec()),
     ("missing", without(cartpole_spec(), "env", "id"), cartpole_spec()),
+    ("missing", {name: value for name, value in tiny_spec().items() if name != "arms"}, tiny_spec()),
+    ("too_short", tiny_spec(arms=[]), tiny_spec()),
     ("missing", arm(**STATIC), arm(**STATIC, static_set={"r0c0": "norm"})),
     ("missing", {**tiny_spec(experiment={"replicates": 2}), "analysis": None}, tiny_spec(experiment={"replicates": 2})),
     ("malformed", tiny_spec(ppo={"lr": float("nan")}), tiny_spec(ppo={"lr": 0.1})),
     ("control_character", tiny_spec(experiment={"notes": "a\x00"}), tiny_spec(experiment={"notes": "a"})),
     ("too_deep", tiny_spec(env={"kwargs": {"a": [[[[[[[[[[[[[]]]]]]]]]]]]]}}), tiny_spec()),
+    ("too_many", tiny_spec(env={"kwargs": {str(number): 0 for number in range(2_000)}}), tiny_spec()),
     ("duplicate", arm(label="A", reward="sparse"), arm(reward="sparse")),
     ("aa_arms_differ", tiny_spec(experiment={"kind": "aa"}), tiny_spec(experiment={"kind": "ab"})),
     ("identical_arms", arm(), merge(arm(), {"experiment": {"kind": "aa"}})),
@@ -214,6 +221,9 @@ CASES: list[tuple[str, dict[str, Any], dict[str, Any]]] = [
     ("E_REPLICATES", judged(replicates={"max": 5}), judged(replicates={"max": 6})),
     ("E_LOOKS", looks(20), looks(20, 7, 14, 20)),
     ("E_LOOKS", looks(20, 7, 14), looks(14, 7, 14)),
+    ("E_ANALYSIS_FIELD", looks(20, 20, 1001), looks(20, 20, 1000)),
+    ("E_ANALYSIS_FIELD", judged(curve={"metric": "eval/loss", "at": [2, 10**6]}),
+     judged(curve={"metric": "eval/loss", "at": [2, 10**5]})),
     ("E_LOOKS", looks(7, 7, 14, replicates={"max": 20}), looks(7, 7, 14, replicates={"max": 14})),
     ("E_LOOK_UNREACHABLE", looks(20, 6, 14, 20), looks(20, 7, 14, 20)),
     ("E_LOOK_UNREACHABLE", looks(5, 3, 5), looks(8, 7, 8)),
@@ -391,6 +401,18 @@ def test_a_refusal_gives_the_reason_and_what_was_meant(raw: dict[str, Any], told
     [problem] = problems_of(raw)
     assert told in str(problem)
     assert len(str(problem)) < 320
+
+
+def test_no_number_of_training_lies_beyond_what_arrays_hold() -> None:
+    """Those of the analysis are computed in float64; a seed is a whole number of 63 bits."""
+    for field in fields():
+        if "number" not in field.form or "[]" in field.path or field.path.startswith(("analysis", "env.kwargs")):
+            continue
+        section, *names = field.path.split(".")
+        value: Any = 10**19
+        for name in reversed(names):
+            value = {name: value}
+        assert problems_of(tiny_spec(**{section: value})), field.path
 
 
 def test_number_that_is_not_finite_is_named_by_its_place() -> None:

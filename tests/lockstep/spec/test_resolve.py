@@ -13,13 +13,14 @@ from lockstep.spec.arms import discount_of
 from lockstep.spec.defaults import complete
 from lockstep.spec.plan import make_plan
 from lockstep.spec.presets import PRESETS
-from lockstep.spec.problems import InvalidSpecError, Problem
-from lockstep.spec.reading import load_text
 from lockstep.spec.resolve import Spec, parse
 from lockstep.spec.rules import NOT_ASKED, Registered, all_problems, check
+from lockstep.spec.text.problems import InvalidSpecError, Problem
+from lockstep.spec.text.reading import load_text
 from tests.factories import cartpole_spec, tiny_spec
 
-EXAMPLES = sorted((Path(__file__).parents[3] / "examples").glob("*.yaml"))
+ROOT = Path(__file__).parents[3]
+EXAMPLES = [*sorted((ROOT / "examples").glob("*.yaml")), ROOT / "app" / "cli" / "demo.yaml"]
 
 
 def problems_of(raw: dict[str, Any]) -> list[Problem]:

@@ -94,7 +94,7 @@ def test_two_cohorts_equal_one_bit_for_bit() -> None:
             assert torch.equal(one.reward_sums(run)["gain"], two.reward_sums(run)["gain"])
             assert rows(one, run) == rows(two, run)
             events = [envs.pop_events(run) for envs in (one, two)]
-            assert sorted(map(repr, events[0])) == sorted(map(repr, events[1]))
+            assert events[0] == events[1]
             assert [e["step"] for e in events[1]] == sorted(e["step"] for e in events[1])
             assert max(e["env_id"] for e in events[1]) > 0
 
@@ -152,11 +152,11 @@ def divided(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(configs, "resolve_path", lambda _config, _device: "captured")
 
 
-def test_a_block_in_two_cohorts_acts_and_learns_as_one(request: pytest.FixtureRequest) -> None:
+def test_a_block_in_cohorts_acts_and_learns_as_one(request: pytest.FixtureRequest) -> None:
     whole = trainer(block(MORPH, MORPH_ARMS))
     request.getfixturevalue("divided")
     parts = trainer(block(MORPH, MORPH_ARMS))
-    assert (len(whole.envs.cohorts), len(parts.envs.cohorts)) == (1, 4)
+    assert (len(whole.envs.cohorts), len(parts.envs.cohorts)) == (1, 2)
     next(whole.rounds(0))
     record = next(parts.rounds(0))
     for one, two in zip(whole.runs, parts.runs, strict=True):
@@ -175,14 +175,26 @@ def policy(run: Run) -> Tensor:
 
 
 @pytest.mark.usefixtures("divided")
-def test_a_policy_that_fails_in_one_cohort_ends_its_run_alone() -> None:
+def test_an_arm_in_company_and_alone_are_equal_bit_for_bit() -> None:
+    company, alone = trainer(block(MORPH, MORPH_ARMS)), trainer(block(MORPH, MORPH_ARMS, only=(0,)))
+    assert [len(held.envs.cohorts) for held in (company, alone)] == [2, 2]
+    for _ in zip(range(2), company.rounds(0), alone.rounds(0), strict=False):
+        one = next(run for run in company.runs if run.plan.arm == "A")
+        assert torch.equal(policy(one), policy(alone.runs[0]))
+        assert torch.equal(one.rollout.log_probs, alone.runs[0].rollout.log_probs)
+        for mine, own in zip(one.rollout.states, alone.runs[0].rollout.states, strict=True):
+            assert all(torch.equal(a, b) for a, b in zip(mine, own, strict=True))
+
+
+@pytest.mark.usefixtures("divided")
+def test_a_policy_that_fails_ends_its_run_alone() -> None:
     held = trainer(block(MORPH, MORPH_ARMS))
     failing = held.runs[1]
 
     def broken(*_: Any) -> Tensor:
         raise PolicyError("step 1: non-finite action distribution")
 
-    failing._parts.rollouts[1].act = broken  # type: ignore[assignment, method-assign]
+    failing._parts.rollouts[0].chosen = broken  # type: ignore[assignment, method-assign]
     record = next(held.rounds(0))
     found = {run.run_id: run for run in record.runs}
     assert found[failing.plan.run_id].diverged is not None

@@ -16,7 +16,7 @@ from lockstep.keys import derive
 from tests.worker.envs.kit import LENGTH, Kit
 from worker.envs.gymnasium import build
 from worker.envs.gymnasium.actions import UnsupportedSpace
-from worker.envs.gymnasium.env import GymEnvs, make_envs
+from worker.envs.gymnasium.stepping.env import GymEnvs, make_envs
 
 
 class _Pair(gymnasium.Env[Any, Any]):

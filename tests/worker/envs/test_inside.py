@@ -12,7 +12,7 @@ import torch
 from gymnasium import spaces
 
 from worker.envs.faults import EnvironmentFault, building, playing
-from worker.envs.gymnasium.env import make_envs
+from worker.envs.gymnasium.stepping.env import make_envs
 from worker.envs.inside import INSIDE, read, shared
 
 

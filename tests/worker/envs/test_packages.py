@@ -14,7 +14,7 @@ from lockstep import plugins
 from worker.envs.gymnasium import build
 from worker.envs.gymnasium.build import build_one
 from worker.envs.gymnasium.catalog import tasks
-from worker.envs.gymnasium.env import make_envs
+from worker.envs.gymnasium.stepping.env import make_envs
 
 _REGISTERS = """
 import gymnasium

@@ -12,8 +12,8 @@ import torch
 from tests.worker.envs.morph.factories import CPU, SEED, row, tiny
 from worker.envs.family import RunEnv
 from worker.envs.faults import EnvironmentFault
-from worker.envs.gymnasium.env import GymEnvs, make_envs
 from worker.envs.gymnasium.rewards import GymReward, Transition
+from worker.envs.gymnasium.stepping.env import GymEnvs, make_envs
 from worker.envs.morph.episode.env import MorphEnvs
 from worker.envs.morph.episode.shared_data import Setup
 from worker.envs.morph.rewards.context import RewardContext, RewardResult
@@ -108,9 +108,14 @@ def test_whole_numbers_doubles_and_what_needs_gradients_are_paid() -> None:
         assert (paid.dtype, paid.requires_grad) == (torch.float32, False)
 
 
-def test_a_reward_that_is_far_slower_than_its_environments_is_told_once(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_reward_that_is_far_slower_than_its_environments_is_told_once(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(time, "perf_counter", lambda: now[0])
+
     def slow(step: Transition) -> Any:
-        time.sleep(0.045)
+        now[0] += 0.045
         return parts(step.reward)
 
     play(mode(slow), steps=28)

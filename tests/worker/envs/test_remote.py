@@ -14,7 +14,7 @@ import torch
 
 from tests.worker.train.cases import CPU, GYM, GYM_ARMS, block, digests, train
 from worker.envs.faults import EnvironmentFault
-from worker.envs.gymnasium.env import GymEnvs, make_envs
+from worker.envs.gymnasium.stepping.env import GymEnvs, make_envs
 from worker.train.block import BlockTrainer
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Mapping
+import math
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import gymnasium
@@ -17,10 +19,10 @@ from lockstep.spec.sections import CLIP
 from worker.envs.base import Observation
 from worker.envs.family import Order, RunEnv
 from worker.envs.faults import EnvironmentFault
-from worker.envs.gymnasium import simulators
-from worker.envs.gymnasium.env import GymEnvs, make_envs, simulated_envs
 from worker.envs.gymnasium.rewards import GymReward, Transition, make_gym_reward
-from worker.envs.gymnasium.simulated import SimulatedEnvs
+from worker.envs.gymnasium.stepping import simulators
+from worker.envs.gymnasium.stepping.env import GymEnvs, make_envs, simulated_envs
+from worker.envs.gymnasium.stepping.simulated import SimulatedEnvs
 
 TASKS = ["CartPole-v1", "MountainCar-v0", "Pendulum-v1"]
 
@@ -244,6 +246,63 @@ def test_blocks_that_step_together_come_and_go_and_equal_themselves_alone() -> N
         assert state_of(own) == state_of(other)
         assert sums(own) == sums(other)
         assert episodes(own) == episodes(other)
+
+
+@pytest.mark.parametrize("name", ["CartPole-v1", "Pendulum-v1"])
+def test_a_step_that_blocks_take_whole_is_that_of_each_run(name: str) -> None:
+    asked = [order(name, seed=seed, max_episode_steps=13) for seed in range(2)]
+    asked[1] = order(name, seed=1, max_episode_steps=13, bounds="tanh")
+    alone, packed = ([both(one)[1] for one in asked] for _ in range(2))
+    actions = [drawn(envs, 60, seed) for seed, envs in enumerate(alone)]
+    for held in (*alone, *packed):
+        held.begin_round(0)
+    assert all(envs.is_whole for envs in packed)
+    entered: list[int] = []
+
+    def guard(index: int) -> nullcontext[None]:
+        entered.append(index)
+        return nullcontext()
+
+    for t in range(60):
+        taken = packed[0].take_all(packed[1:], torch.stack(actions[0][t] + actions[1][t]), guard)
+        expected = [result for i in range(2) for result in alone[i].step(actions[i][t])]
+        for run, result in enumerate(expected):
+            assert result is not None
+            final = result.final_observation
+            assert torch.equal(taken.features[run], result.observation.features)
+            for part in ("terminated", "truncated"):
+                assert torch.equal(getattr(taken, part)[run], getattr(result, part))
+            assert torch.equal(taken.rewards[run], result.reward)
+            assert (run in taken.finals) == (final is not None)
+            if final is not None:
+                assert torch.equal(taken.finals[run], final.features)
+    assert set(entered) == {0, 1}
+    for own, other in zip(alone, packed, strict=True):
+        assert state_of(own) == state_of(other)
+        assert sums(own) == sums(other)
+        assert episodes(own) == episodes(other)
+
+
+def test_observations_that_are_not_finite_end_their_block_alone() -> None:
+    packed = [both(order("CartPole-v1", seed=seed))[1] for seed in range(2)]
+    for envs in packed:
+        envs.begin_round(0)
+    faults: dict[int, str] = {}
+
+    @contextmanager
+    def kept(index: int) -> Iterator[None]:
+        try:
+            yield
+        except EnvironmentFault as error:
+            faults[index] = str(error)
+
+    actions = torch.zeros(4, 3, 1, dtype=torch.int64)
+    packed[0].take_all(packed[1:], actions, kept)
+    assert faults == {}
+    packed[1].rows.state[1, 2] = math.inf
+    packed[0].take_all(packed[1:], actions, kept)
+    assert list(faults) == [1]
+    assert "number 2, episode 0) in step 2 returned an observation that holds" in faults[1]
 
 
 def test_a_run_that_has_failed_is_not_stepped_and_the_others_are() -> None:

@@ -16,12 +16,13 @@ import torch
 from gymnasium import spaces
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
 
-from lockstep.spec.gymnasium import RANDOM_NUMBERS, RESUMED_EPISODES
+from lockstep.spec.environments.gymnasium import RANDOM_NUMBERS, RESUMED_EPISODES
 from tests.worker.train.cases import CPU, GYM, GYM_ARMS, block, digests, train
 from worker import capabilities
 from worker.envs.base import LockstepEnvs, StepResult
 from worker.envs.faults import EnvironmentFault
-from worker.envs.gymnasium import check, family
+from worker.envs.gymnasium import family
+from worker.envs.gymnasium.checking import check
 from worker.train.block import BlockTrainer
 from worker.train.environments import make_environments
 from worker.train.plan import ConfigRefused

@@ -12,11 +12,13 @@ from torch import Tensor
 from lockstep.spec.sections import ObsNorm
 from tests.worker.rl.cases import HEADS, build_heads, learner_config, make_learner, random_rollout
 from worker.envs.base import HeadSpec
-from worker.rl.algorithms.ppo import Prepared, gae, loss_and_grad, prepare
+from worker.rl.algorithms.gae import gae
+from worker.rl.algorithms.ppo import Prepared, loss_and_grad, prepare
 from worker.rl.algorithms.ppo_loss import ppo_loss
 from worker.rl.cuda import autocast
 from worker.rl.heads import evaluate, log_probabilities
 from worker.rl.normalise import ObsNormalizer, PopArt, RewardScaler
+from worker.rl.stacks import stack_of_one
 
 T, E = 12, 4
 CPU = torch.device("cpu")
@@ -55,7 +57,7 @@ def test_a_round_accumulates_in_fp32_and_counts_in_int64(body: str, precision: s
     with autocast(CPU, precision):
         loss, stats = ppo_loss(learner.net, prepared.replay, prepared.rule)
     assert (loss.dtype, stats.dtype) == (torch.float32, torch.float32)
-    _, gate = loss_and_grad(learner, prepared.replay, prepared.rule, ppo_loss)
+    _, gate = loss_and_grad(learner, prepared.replay, prepared.rule, stack_of_one(learner))
     assert {gate.dtype, learner.flat.grad.dtype, learner.flat.data.dtype} == {torch.float32}
     assert {learner.adam.m.dtype, learner.adam.v.dtype} == {torch.float32}
     state = learner.state_dict()

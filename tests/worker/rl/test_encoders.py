@@ -10,7 +10,7 @@ from lockstep.keys import generator
 from lockstep.spec.sections import Net
 from tests.worker.rl.cases import CPU, full_masks, learner_config
 from worker.envs.base import HeadSpec, Observation, Seen
-from worker.rl.algorithms.ppo import _next_values
+from worker.rl.algorithms.ppo_anchor import next_values
 from worker.rl.encoders import Encoder, Encoders
 from worker.rl.heads import Heads
 from worker.rl.learner import ObsLayout, Streams, build_learner
@@ -76,7 +76,7 @@ def test_truncation_bootstraps_the_image_before_the_reset() -> None:
             ),
         )
     with torch.no_grad():
-        after = _next_values(learner, rollout, torch.zeros(2, 2))
+        after = next_values(learner, rollout, torch.zeros(2, 2))
         expected = learner.net.step_values(final.features, final.ids, (), final.pixels)[1]
         end = learner.net.step_values(last.features, last.ids, (), last.pixels)
     torch.testing.assert_close(after[0, 1], expected, atol=1e-6, rtol=0)

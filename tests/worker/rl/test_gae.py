@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from worker.rl.algorithms.ppo import gae
+from worker.rl.algorithms.gae import gae
 
 DISCOUNT = (0.99, 0.95)
 

@@ -13,15 +13,18 @@ import torch
 
 from tests.worker.rl.cases import HEADS, learner_config, make_learner, random_rollout
 from worker.envs.base import HeadSpec
-from worker.rl.algorithms.ppo import AnchorMismatch, Prepared, _next_values, prepare, update
+from worker.rl.algorithms.ppo import Prepared, prepare, update
+from worker.rl.algorithms.ppo_anchor import AnchorMismatch, next_values
 from worker.rl.algorithms.ppo_loss import (
     Batch,
     Replay,
     _shares,
     _surrogate,
     _value_loss,
+    loss_of_outputs,
     normalise_advantages,
     ppo_loss,
+    slopes_of_loss,
 )
 from worker.rl.config import entropy_coefficient, floor_scale, learning_rate
 from worker.rl.heads import Floors, evaluate
@@ -176,6 +179,46 @@ def test_gradient_of_the_full_loss_equals_finite_differences(body: str, loss_of:
         assert abs(numeric - exact) <= 1e-5 * max(abs(exact), 1e-3)
 
 
+ONE_HEAD: dict[str, dict[str, Any]] = {
+    "choice": {},
+    "value_clip": {"value_clip": 0.05},
+    "normalised": {"adv_norm": "minibatch", "entropy_normalised": True, "entropy_head_weights": {"op": 2.0}},
+    "real": {"heads": REAL[:1], "entropy_normalised": False},
+    "squashed": {"heads": REAL[:1], "action_bounds": "tanh"},
+}
+
+
+@pytest.mark.parametrize("case", list(ONE_HEAD))
+def test_derivatives_that_are_written_out_are_those_of_autograd_in_float64(case: str) -> None:
+    changes = {"heads": HEADS[:1], **ONE_HEAD[case]}
+    learner, _, prepared = setup("mlp", hidden=8, **changes)
+    rule = replace(prepared.rule, entropy_coef=0.5)
+    whole = prepared.replay.batch.map(lambda x: x.double() if x.dtype == torch.float32 else x)
+    draw = np.random.default_rng(2)
+    # on both sides of both clips, with ratios beyond their clamp, illegal choices, and steps that count for nothing
+    moved = whole.old_log_prob + torch.from_numpy(draw.normal(0.0, 0.4, whole.old_log_prob.shape))
+    moved[0, 0], moved[1, 1] = moved[0, 0] + 40.0, moved[1, 1] - 40.0
+    value = whole.old_value + torch.from_numpy(draw.uniform(-0.2, 0.2, whole.old_value.shape))
+    whole = replace(whole, old_log_prob=moved, old_value=value)
+    for name in ("valid", "unforced", "open_steps"):
+        getattr(whole, name)[3:5] = 0.0
+    if not rule.heads.specs[0].is_gaussian:
+        whole.rows[5] &= torch.nn.functional.one_hot(whole.actions[5], 3).bool() | torch.tensor([True, False, False])
+    learner.net.double()
+    with torch.no_grad():
+        logits, values = learner.net.sequence(whole.features, whole.ids, (), ())
+    assert not logits.requires_grad
+    found = slopes_of_loss(logits, values, whole, rule)
+    logits.requires_grad_(), values.requires_grad_()
+    loss, stats = loss_of_outputs(logits, values, whole, rule)
+    expected = torch.autograd.grad(loss, (logits, values))
+    assert torch.allclose(found.loss, loss, rtol=1e-12)
+    assert torch.allclose(found.stats, stats, rtol=1e-12, equal_nan=True)
+    for slope, wanted in zip((found.by_logits, found.by_values), expected, strict=True):
+        assert float(wanted.abs().max()) > 1e-4
+        assert torch.allclose(slope, wanted, rtol=1e-10, atol=1e-14)
+
+
 def test_forced_and_invalid_steps_do_not_enter_policy_loss_or_normalisation() -> None:
     learner, _, prepared = setup("mlp")
     batch = prepared.replay.batch
@@ -208,7 +251,7 @@ def test_truncation_bootstraps_the_final_observation_with_the_carried_state(body
     rollout.truncated[3, 2] = True
     with torch.no_grad():
         values = torch.zeros(T, E)
-        after = _next_values(learner, rollout, values)
+        after = next_values(learner, rollout, values)
         final, end = rollout.finals[3], rollout.finals[T - 1]
         expected = learner.net.step_values(final.features, final.ids, rollout.states[3])[2]
         last = learner.net.step_values(end.features, end.ids, rollout.states[T - 1])

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from lockstep.keys import generator
-from lockstep.spec.family import Family, Score
+from lockstep.spec.environments.family import Family, Score
 from worker.envs.base import (
     Cohort,
     EpisodeRecord,

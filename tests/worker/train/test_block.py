@@ -106,9 +106,9 @@ def test_rotation_changes_no_number() -> None:
 class _Logged(TrainedRun):
     log: list[tuple[str, int, int]]
 
-    def act(self, t: int, cohort: int = 0) -> torch.Tensor | None:
+    def chosen(self, t: int, part: int = 0) -> torch.Tensor | None:
         self.log.append((self.plan.arm, self.round, t))
-        return super().act(t, cohort)
+        return super().chosen(t, part)
 
 
 def test_arms_alternate_within_every_step_and_meet_after_every_round() -> None:
@@ -229,8 +229,8 @@ def test_graft_churn_in_another_arm_leaves_this_arm_unchanged() -> None:
 
 @pytest.mark.parametrize("cause", ["huge rate", "dead updates"])
 def test_a_diverged_run_ends_alone(cause: str) -> None:
-    rate = 1e30 if cause == "huge rate" else 1e-3
-    arms: Arms = [{"label": "A"}, {"label": "B", "overrides": {"ppo.lr": rate}}]
+    huge = {"ppo.lr": 1e18, "ppo.value_coef": 1e18} if cause == "huge rate" else {"ppo.lr": 1e-3}
+    arms: Arms = [{"label": "A"}, {"label": "B", "overrides": huge}]
     # an argument, if only its default, lets the task step itself: its environment can be replaced
     base = merge(GYM, {"env": {"kwargs": {"sutton_barto_reward": False}}})
     held = trainer(block(base, arms, budget={"rounds": 5}))
@@ -349,7 +349,14 @@ def test_settings_that_cannot_be_trained_are_refused_before_round_0(
 
 @pytest.mark.parametrize(
     ("name", "work"),
-    [("begin", "start"), ("act", "acting"), ("see", "rollout"), ("pay", "rollout"), ("update", "update")],
+    [
+        ("begin", "start"),
+        ("choose", "acting"),
+        ("chosen", "acting"),
+        ("see", "rollout"),
+        ("pay", "rollout"),
+        ("update", "update"),
+    ],
 )
 def test_memory_that_runs_out_in_one_arms_own_work_is_pinned_on_that_arm(
     monkeypatch: pytest.MonkeyPatch, name: str, work: str

@@ -12,6 +12,7 @@ import torch
 from lockstep.spec.presets import merge
 from tests.worker.train.cases import GYM, GYM_ARMS, GYM_BOX, GYM_LSTM, Arms, block, digests, trainer
 from worker.train.block import BlockTrainer, RoundRecord
+from worker.train.cohort_runs import Wave, Whole
 from worker.train.rounds import Rounds
 from worker.train.runs import TrainedRun
 
@@ -72,8 +73,8 @@ _alone: dict[tuple[str, int], list[list[str]]] = {}
 
 @pytest.mark.parametrize(
     ("base", "size"),
-    [(GYM, 2), (GYM, 7), (GYM_BOX, 2), (GYM_BOX, 7), (GYM_LSTM, 2)],
-    ids=["choices-2", "choices-7", "real-2", "real-7", "lstm-2"],
+    [(GYM, 2), (GYM, 7), (GYM_BOX, 2), (GYM_BOX, 7), (GYM_LSTM, 2), (GYM_LSTM, 7)],
+    ids=["choices-2", "choices-7", "real-2", "real-7", "lstm-2", "lstm-7"],
 )
 def test_a_packed_block_equals_the_block_alone(base: dict[str, Any], size: int) -> None:
     packed = together({number: replicate(base, number) for number in range(size)})
@@ -109,11 +110,10 @@ def test_twenty_packed_equal_each_alone_over_a_resume_and_a_divergence(base: dic
     assert len({str(told(records)) for records in second.values()}) == 20
 
 
-def test_runs_of_all_blocks_form_one_stack_and_those_of_an_lstm_none() -> None:
-    blocks = [replicate(GYM, number) for number in range(3)]
-    [group] = Rounds(stacked=True).groups(blocks)
+@pytest.mark.parametrize("base", [GYM, GYM_LSTM], ids=["choices", "choices-lstm"])
+def test_runs_of_all_blocks_form_one_stack(base: dict[str, Any]) -> None:
+    [group] = Rounds(stacked=True).groups([replicate(base, number) for number in range(3)])
     assert len(group) == 6
-    assert Rounds(stacked=True).groups([replicate(GYM_LSTM, 0), replicate(GYM_LSTM, 1)]) == []
 
 
 def test_nan_in_one_run_reaches_no_other_run_of_its_pack() -> None:
@@ -149,21 +149,62 @@ def test_blocks_resume_in_the_middle_beside_others(tmp_path: Path) -> None:
     assert told(list(last.rounds(last.load_checkpoint(tmp_path / "0")))) == [found[1:] for found in whole[0]]
 
 
+def test_a_policy_that_fails_in_the_middle_of_a_round_leaves_its_pack_which_goes_on() -> None:
+    def overflowing(held: BlockTrainer) -> TrainedRun:
+        """Have a policy push to the left until the pole turns fast enough for a logit beyond float32."""
+        [run] = [run for run in held.runs if run.plan.arm == "B"]
+        assert isinstance(run, TrainedRun)
+        run.learner.flat.data.zero_()
+        net = dict(run.learner.net.named_parameters())
+        with torch.no_grad():
+            net["actor_1.weight"][0, 3], net["actor_1.bias"][0], net["actor_2.weight"][0, 0] = 10.0, -5.0, 10.0
+            net["outputs.layers.0.weight"][0, 0], net["outputs.layers.0.bias"][0] = 3.4e38, 3.0e38
+        return run
+
+    plain = replicate(GYM, 1)
+    fails = overflowing(plain)
+    expected = told(list(plain.rounds(0)))
+    blocks = {number: replicate(GYM, number) for number in range(3)}
+    broken = overflowing(blocks[1])
+    packed = together(blocks)
+    assert broken.diverged == fails.diverged
+    assert "step 0" not in str(broken.diverged)
+    assert told(packed[1]) == expected
+    assert [told(packed[number]) for number in (0, 2)] == [alone(GYM, number) for number in (0, 2)]
+
+
+@pytest.mark.parametrize("of_each", [False, True], ids=["whole", "of-each"])
 def test_a_block_that_fails_inside_a_round_leaves_its_pack_and_the_others_go_on(
-    monkeypatch: pytest.MonkeyPatch,
+    monkeypatch: pytest.MonkeyPatch, of_each: bool
 ) -> None:
     blocks = {number: replicate(GYM, number) for number in range(3)}
-    steps, collect = 0, blocks[1].envs.collect
+    called, name, fatal = 0, "collect" if of_each else "settle", 20 if of_each else 4
+    method = getattr(blocks[1].envs, name)
 
     def breaks() -> Any:
-        nonlocal steps
-        steps += 1
-        if steps == 20:
+        nonlocal called
+        called += 1
+        if called == fatal:
             raise RuntimeError("the simulator has crashed")
-        return collect()
+        return method()
 
-    monkeypatch.setattr(blocks[1].envs, "collect", breaks)
+    monkeypatch.setattr(blocks[1].envs, name, breaks)
+    if of_each:
+        monkeypatch.setattr(Whole, "of", lambda wave: wave)
     packed = together(blocks)
     assert str(packed[1][-1]) == "the simulator has crashed"
     assert told(packed[1]) == [found[:1] for found in alone(GYM, 1)]
     assert [told(packed[number]) for number in (0, 2)] == [alone(GYM, number) for number in (0, 2)]
+
+
+@pytest.mark.parametrize("base", [GYM, GYM_BOX, GYM_LSTM], ids=["choices", "real", "lstm"])
+def test_a_pack_of_one_stack_is_stepped_whole(monkeypatch: pytest.MonkeyPatch, base: dict[str, Any]) -> None:
+    waves, of = list[Wave | Whole](), Whole.of
+
+    def kept(wave: Wave) -> Wave | Whole:
+        waves.append(of(wave))
+        return waves[-1]
+
+    monkeypatch.setattr(Whole, "of", kept)
+    together({number: replicate(base, number) for number in range(2)}, rounds=1)
+    assert [type(wave) for wave in waves] == [Whole]

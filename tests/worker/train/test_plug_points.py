@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from lockstep.spec.algorithms import ALGORITHMS as SPEC_ALGORITHMS
-from lockstep.spec.families import FAMILIES as SPEC_FAMILIES
+from lockstep.spec.environments.families import FAMILIES as SPEC_FAMILIES
 from lockstep.spec.metrics import primary_of, shown_of
 from lockstep.spec.plan import make_plan
 from lockstep.spec.presets import PRESETS, merge

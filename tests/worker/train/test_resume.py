@@ -76,7 +76,11 @@ def test_resume_at_any_round_equals_the_uninterrupted_run(base: dict[str, Any], 
 
 
 def test_diverged_runs_stay_diverged_after_a_resume(tmp_path: Path) -> None:
-    plan = block(GYM, [{"label": "A"}, {"label": "B", "overrides": {"ppo.lr": 1e30}}], budget={"rounds": 4})
+    plan = block(
+        GYM,
+        [{"label": "A"}, {"label": "B", "overrides": {"ppo.lr": 1e18, "ppo.value_coef": 1e18}}],
+        budget={"rounds": 6},
+    )
     first = trainer(plan)
     iterator = first.rounds(0)
     while all(run.diverged is None for run in next(iterator).runs):
@@ -85,7 +89,7 @@ def test_diverged_runs_stay_diverged_after_a_resume(tmp_path: Path) -> None:
     first.save_checkpoint(tmp_path, done)
     second = trainer(plan)
     assert second.load_checkpoint(tmp_path) == done
-    assert [run.run_id for record in second.rounds(done) for run in record.runs] == ["run-A"] * (4 - done)
+    assert [run.run_id for record in second.rounds(done) for run in record.runs] == ["run-A"] * (6 - done)
 
 
 def test_only_the_newest_checkpoints_are_kept(tmp_path: Path) -> None:

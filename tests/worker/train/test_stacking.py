@@ -30,7 +30,7 @@ ARMS: Arms = [
     {"label": "A"},
     {"label": "B", "overrides": {"ppo.lr": 1e-2, "ppo.target_kl": 1e-3}},
     {"label": "C", "overrides": {"ppo.clip": 0.1, "ppo.gamma": 0.9}},
-    {"label": "D", "overrides": {"ppo.lr": 1e30}},
+    {"label": "D", "overrides": {"ppo.lr": 1e18, "ppo.value_coef": 1e18}},
     {"label": "E", "overrides": {"ppo.value_coef": 0.1, "ppo.grad_clip": 0.01, "ppo.entropy_coef_start": 0.2}},
 ]
 LABELS = [f"run-{arm['label']}" for arm in ARMS]
@@ -97,8 +97,8 @@ def test_arms_of_unequal_shape_or_kind_are_no_stack_and_the_record_says_so() -> 
     assert trainer(block(GYM, arms)).warm_up()["stacks"] == [["A", "C"]]
     assert trainer(block(GYM, GYM_ARMS)).warm_up()["stacks"] == [["A", "B"]]
     assert trainer(block(GYM, GYM_ARMS), stacked=False).warm_up()["stacks"] == []
-    for base in (GYM_LSTM, GYM_KIT):
-        assert trainer(block(base, [{"label": "A"}, {"label": "B"}])).warm_up()["stacks"] == []
+    assert trainer(block(GYM_LSTM, [*GYM_ARMS, *arms[3:4]])).warm_up()["stacks"] == [["A", "B"]]
+    assert trainer(block(GYM_KIT, [{"label": "A"}, {"label": "B"}])).warm_up()["stacks"] == []
 
 
 def test_more_threads_than_one_are_no_stack() -> None:
@@ -121,3 +121,20 @@ def test_updates_share_a_stack_where_what_a_batched_loss_shares_is_equal() -> No
     clip, tanh = (_update_key(run) for run in trainer(block(GYM_BOX, BOX_ARMS)).runs)
     assert None not in (clip, tanh)
     assert clip != tanh
+
+
+def test_a_policy_with_a_memory_that_diverges_ends_its_own_run_and_not_the_block() -> None:
+    changes: dict[str, Any] = {
+        "env": {"n_envs": 1, "rollout_steps": 2, "kwargs": {"max_episode_steps": 5}},
+        "net": {"body": "lstm", "hidden": 64, "lstm_hidden": 8, "lstm_layers": 2},
+        "ppo": {"minibatches": 1, "epochs": 4, "lr": 1e-2, "target_kl": None},
+        "obs_norm": {"enabled": False},
+        "eval": {"episodes": 1, "max_steps": 5},
+    }
+    arms: Arms = [{"label": "A"}, {"label": "B", "overrides": {"ppo.lr": 100.0}}]
+    ends = []
+    for number in range(3):
+        records = list(trainer(block(GYM_BOX, arms, replicate=number, seed=1000 + number, **changes)).rounds(0))
+        assert len(digests(records, "run-A")) == 3
+        ends += [run.diverged for record in records for run in record.runs if run.diverged]
+    assert any(end.startswith("non-finite policy: anchor pass: with parameters of up to ") for end in ends)

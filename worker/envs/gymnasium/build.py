@@ -15,8 +15,8 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TimeLimit, TransformReward
 
-from lockstep.spec.gymnasium import ATARI
-from lockstep.spec.problems import meant, nearest
+from lockstep.spec.environments.gymnasium import ATARI
+from lockstep.spec.text.problems import meant, nearest
 from worker.envs.faults import building
 from worker.envs.gymnasium.packages import register
 

@@ -8,10 +8,10 @@ from typing import Any
 from worker.envs.base import LockstepEnvs
 from worker.envs.family import Control, EnvironmentFamily, Order, UniformControl
 from worker.envs.gymnasium.catalog import OWN_TASKS, tasks
-from worker.envs.gymnasium.env import batched_factory, make_envs, simulated_envs
-from worker.envs.gymnasium.reward_check import check_gym_mode, try_gym_mode
+from worker.envs.gymnasium.checking.reward_check import check_gym_mode, try_gym_mode
 from worker.envs.gymnasium.rewards import GymReward, make_gym_reward
-from worker.envs.gymnasium.vector import VectorEnvs, is_batched
+from worker.envs.gymnasium.stepping.env import batched_factory, make_envs, simulated_envs
+from worker.envs.gymnasium.stepping.vector import VectorEnvs, is_batched
 from worker.envs.placed import Placed
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from lockstep.spec.problems import nearest
+from lockstep.spec.text.problems import nearest
 from worker.envs.faults import building
 from worker.envs.reward_plugins import digest, installed, points
 

@@ -34,6 +34,20 @@ class StagedGraft(NamedTuple):
     detach: bool
 
 
+class Tap(NamedTuple):
+    """What a graft behind the first block reads, ReLU(BN(y)), cut off from the host.
+
+    Attributes:
+        y: [B, 8, 32, 32] behind the convolution.
+        moments: [2, 8] of its channels, mean and 1 / sd.
+        norm: with weight and bias [8].
+    """
+
+    y: Tensor
+    moments: Tensor
+    norm: Any
+
+
 class Kernels(Protocol):
     """Operations that the fused path replaces; ``fused`` has them, for CUDA."""
 
@@ -73,6 +87,26 @@ class Kernels(Protocol):
 
     def stage(self, x: Tensor, weight: Tensor, norm: Any, graft: StagedGraft | None, *, update: bool) -> Tensor:
         """Return pool(blend(ReLU(BN(conv(x)))))."""
+        ...
+
+    def stage_tapped(self, x: Tensor, weight: Tensor, norm: Any, *, update: bool) -> tuple[Tensor, Tap]:
+        """Return pool(ReLU(BN(conv(x)))) and what a graft beside it reads."""
+        ...
+
+    def stage_beside(self, tap: Tap, graft: StagedGraft) -> Tensor:
+        """Return pool(blend(ReLU(BN(y)))); only the graft takes gradients."""
+        ...
+
+    def tapped(self, tap: Tap) -> Tensor:
+        """Return ReLU(BN(y)); nothing takes a gradient."""
+        ...
+
+    def fits_eval(self, x: Tensor, weight: Tensor) -> bool:
+        """Say whether ``stage_eval`` can take a first block with ``weight`` over images x."""
+        ...
+
+    def stage_eval(self, x: Tensor, weight: Tensor, norm: Any, graft: StagedGraft | None, *, plain: bool) -> Tensor:
+        """Return pool(ReLU(BN(conv(x)))) by running statistics if ``plain``, and behind it the same blended."""
         ...
 
     def head_loss(self, x: Tensor, layer: Any, y: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ algorithm reduces over runs. Axes: T step, E environment, H heads.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -77,15 +78,29 @@ class Due:
 
 
 @dataclass(frozen=True)
+class Played:
+    """A round that is to be made ready for its update: what ``Algorithm.prepare`` is given, of one of several runs."""
+
+    learner: Learner
+    rollout: Rollout
+    round_index: int
+    floors: Floors | None
+
+
+@dataclass(frozen=True)
 class Stacking:
     """How an algorithm updates several runs at once, each with the numbers that it has alone, bit for bit.
 
     Attributes:
         key: what runs must have in common for that, given learner and T; None for a run that is updated alone.
+        prepare: make the rollouts ready, as ``Algorithm.prepare`` does one by one, and return them by index. What
+            concerns one run is done in the context that it is given for that index; where that keeps an error, the
+            run is left out.
         update: change the learners in place and return the metrics of each, without prefix.
     """
 
     key: Callable[[Learner, int], Hashable | None]
+    prepare: Callable[[Sequence[Played], Callable[[int], AbstractContextManager[object]]], Mapping[int, Prepared]]
     update: Callable[[Sequence[Due]], list[dict[str, float]]]
 
 

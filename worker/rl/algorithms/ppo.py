@@ -1,14 +1,9 @@
-"""Proximal policy optimisation, top to bottom: anchor, advantages, loss, update (Schulman et al. 2017).
+"""Proximal policy optimisation: from a rollout read again to its update (Schulman et al. 2017).
 
 Notable: one joint ratio over the causally relevant heads; true next observations at truncations;
 values in PopArt units; LSTM minibatches of whole environment rows replayed from stored states with
 resets inside; a KL stop and a finiteness gate before every step. Nothing reduces over runs.
 Axes: T step, E environment, H heads, N choices; a minibatch has leading axes [B] or [T, e].
-
-Generalised advantage estimation as one reverse scan over [T, E] (Schulman et al. 2016, eq. 16).
-
-The bootstrap is V of the *true* next observation: the caller passes it per step, so a truncated
-step sees its final observation and a reset observation never enters. Axes: T step, E environment.
 """
 
 from __future__ import annotations
@@ -24,57 +19,34 @@ from torch import Tensor
 from lockstep.spec.sections import Ppo
 from worker.rl.algorithms.base import Algorithm, Reading
 from worker.rl.algorithms.base import Prepared as AnyPrepared
-from worker.rl.algorithms.ppo_loss import LOSS_STATS, Batch, Loss, LossRule, Replay, normalise_advantages, ppo_loss
+from worker.rl.algorithms.gae import gae
+from worker.rl.algorithms.ppo_anchor import Anchored, anchor
+from worker.rl.algorithms.ppo_loss import (
+    LOSS_STATS,
+    Batch,
+    LossRule,
+    Replay,
+    Slopes,
+    loss_of_outputs,
+    normalise_advantages,
+    ppo_loss,
+    slopes_of_loss,
+)
 from worker.rl.config import entropy_coefficient, floor_scale, learning_rate
-from worker.rl.cuda import Replayed, anchor_limit, autocast
-from worker.rl.heads import Floors, evaluate
+from worker.rl.cuda import Replayed, autocast
+from worker.rl.heads import Floors
 from worker.rl.learner import Learner, adam_step
 from worker.rl.nets import strayed
-from worker.rl.rollout import PolicyError, Rollout
-
-
-def gae(
-    rewards: Tensor,
-    values: Tensor,
-    next_values: Tensor,
-    terminated: Tensor,
-    truncated: Tensor,
-    discount: tuple[float, float],
-) -> tuple[Tensor, Tensor]:
-    """Return advantages and returns, both [T, E] in reward units.
-
-    Args:
-        rewards: [T, E].
-        values: [T, E], V(s_t), de-normalised.
-        next_values: [T, E], V of the true next observation x_{t+1}.
-        terminated: [T, E] bool, no bootstrap and no carry beyond this step.
-        truncated: [T, E] bool, bootstrap but no carry beyond this step.
-        discount: (gamma, lambda).
-    """
-    gamma, lam = discount
-    alive = (~terminated).to(rewards.dtype)
-    carry = gamma * lam * (~(terminated | truncated)).to(rewards.dtype)
-    # delta_t = r_t + gamma (1 - term_t) V(x_{t+1}) - V(s_t)
-    delta = rewards + gamma * alive * next_values - values
-    # A_t = delta_t + gamma lambda (1 - end_t) A_{t+1}
-    after = torch.zeros_like(delta[0])
-    backwards = []
-    for step, keep in zip(delta.flip(0).unbind(), carry.flip(0).unbind(), strict=True):
-        after = torch.addcmul(step, keep, after)
-        backwards.append(after)
-    advantages = torch.stack(backwards).flip(0)
-    return advantages, advantages + values
-
+from worker.rl.recurrence import Resets
+from worker.rl.rollout import Rollout
+from worker.rl.stacked_nets import StackedMLP, StackedNet
+from worker.rl.stacks import stack_of_one
 
 _KL_STOP_FACTOR = 1.5
 _SETTLED_ROUND = 10
 #: Metrics that are finite in every round of a healthy run.
 _FINITE = ("policy_loss", "value_loss", "entropy_loss", "approx_kl", "grad_norm")
 _NORM_EPS = 1e-6
-
-
-class AnchorMismatch(RuntimeError):  # noqa: N818 - the name is the specification's
-    """The sequence path does not reproduce the rollout's log-probabilities: a bug, never noise."""
 
 
 @dataclass(frozen=True)
@@ -100,52 +72,52 @@ class Prepared:
     adv_moments: tuple[float, float, float]
 
 
-@torch.no_grad()
 def prepare(learner: Learner, rollout: Rollout, entropy_coef: float, floors: Floors | None) -> Prepared:
     """Run the anchor pass, bootstrap, move the return statistics and form advantages and targets."""
-    T, cfg = rollout.num_steps, learner.cfg
-    ended = rollout.terminated | rollout.truncated
-    rewards = rollout.rewards * cfg.reward_scale
-    if learner.reward_scaler is not None:
-        rewards = learner.reward_scaler(rewards, ended, rollout.valid)
-    resets = tuple(
-        (t + 1, (~ended[t]).to(rollout.features.dtype))
-        for t, any_end in enumerate(ended[:-1].any(1).tolist())
-        if any_end
-    )
-    features, ids = rollout.features[:T], rollout.ids[:T]
-    pixels = None if rollout.pixels is None else rollout.pixels[:T]
-    with autocast(features.device, cfg.precision):
-        logits, raw_values = learner.net.sequence(features, ids, rollout.initial_state, resets, pixels)
-        _initialise_returns(learner, rollout, rewards)
-        next_values = _next_values(learner, rollout, raw_values.float())
-    torch.clear_autocast_cache()
-    rows = learner.heads.mask_rows({k: m[:T] for k, m in rollout.masks.items()}, rollout.actions)
-    relevant = learner.heads.relevant(rollout.actions)
-    if bool((relevant & rollout.valid.unsqueeze(-1) & ~rows.any(-1)).any()):
-        raise PolicyError("a relevant head had no legal choice: the environment's masks are wrong")
-    terms = evaluate(learner.heads, logits, rollout.actions, rows, relevant, floors)
-    gap = _check_anchor(terms.log_prob.sum(-1), rollout, cfg.precision, learner.heads.sharpness(logits))
-    values = _denormalise(learner, raw_values.float())
-    discount = (cfg.gamma, cfg.ppo.lambda_)
-    advantages, returns = gae(rewards, values, next_values, rollout.terminated, rollout.truncated, discount)
+    anchored = anchor(learner, rollout, floors)
+    ends = rollout.terminated, rollout.truncated
+    discount = learner.cfg.gamma, learner.cfg.ppo.lambda_
+    found = gae(anchored.rewards, anchored.values, anchored.next_values, *ends, discount)
+    return complete(learner, rollout, anchored, found, entropy_coef, floors)
+
+
+@torch.no_grad()
+def complete(
+    learner: Learner,
+    rollout: Rollout,
+    anchored: Anchored,
+    estimated: tuple[Tensor, Tensor],
+    entropy_coef: float,
+    floors: Floors | None,
+) -> Prepared:
+    """Move the return statistics and form the batch of an update.
+
+    Args:
+        learner: whose round it was.
+        rollout: of the round.
+        anchored: what ``anchor`` returned of it.
+        estimated: advantages and returns [T, E] of ``gae``.
+        entropy_coef: in force.
+        floors: in force.
+    """
+    T, cfg, (advantages, returns) = rollout.num_steps, learner.cfg, estimated
+    rows, relevant, values = anchored.rows, anchored.relevant, anchored.values
     if learner.popart is not None:
         learner.popart.update(returns[rollout.valid], learner.net.value_out)
     # forced: one legal choice in every relevant head, hence exactly one joint action
-    legal = rows.sum(-1)
-    open_steps = (legal > 1) & relevant & rollout.valid.unsqueeze(-1)
+    open_steps = (rows.sum(-1) > 1) & relevant & rollout.valid.unsqueeze(-1)
     unforced = open_steps.any(-1)
     mean, std, sigma = _moments(learner, advantages[unforced], returns[rollout.valid])
     floor = cfg.ppo.adv_std_floor * sigma
     if cfg.ppo.adv_norm == "rollout":
         advantages = normalise_advantages(advantages, unforced.to(advantages.dtype), floor)
     batch = Batch(
-        features=features,
-        ids=ids,
+        features=rollout.features[:T],
+        ids=rollout.ids[:T],
         actions=rollout.actions,
         rows=rows,
         relevant=relevant,
-        old_log_prob=terms.log_prob,
+        old_log_prob=anchored.terms.log_prob,
         old_value=_normalise(learner, values),
         target=_normalise(learner, returns),
         advantage=advantages,
@@ -153,14 +125,14 @@ def prepare(learner: Learner, rollout: Rollout, entropy_coef: float, floors: Flo
         unforced=unforced.to(values.dtype),
         open_steps=open_steps.to(values.dtype),
         entropy_scale=1.0 / learner.heads.entropy_unit(rows),
-        pixels=pixels,
+        pixels=None if rollout.pixels is None else rollout.pixels[:T],
     )
     wanted = cfg.ppo.entropy_head_weights
     by_head = [wanted.get(name, 1.0) for name in learner.heads.names]
     weights = torch.tensor(by_head, device=learner.device) if wanted else None
     rule = LossRule(cfg, learner.heads, entropy_coef, floors, floor, weights)
-    replay = Replay(batch, rollout.initial_state, resets)
-    return Prepared(replay, rule, returns, values, terms.entropy, gap, (mean, std, sigma))
+    replay = Replay(batch, rollout.initial_state, anchored.resets)
+    return Prepared(replay, rule, returns, values, anchored.terms.entropy, anchored.gap, (mean, std, sigma))
 
 
 @dataclass
@@ -233,14 +205,14 @@ def update(learner: Learner, prepared: Prepared, lr: float, order: np.random.Gen
     Raises:
         RuntimeError: the network has parameters that the optimiser does not reach.
     """
-    cfg, tally = learner.cfg.ppo, Tally()
+    cfg, tally, stack = learner.cfg.ppo, Tally(), stack_of_one(learner)
     if lost := strayed(learner.net, learner.flat):
         raise RuntimeError(f"parameters outside the vector that the optimiser changes: {', '.join(lost)}")
     for epoch in range(cfg.epochs):
         if tally.stopped:
             break
         for replay in _minibatches(learner, prepared.replay, order):
-            stats, may = loss_and_grad(learner, replay, prepared.rule, ppo_loss)
+            stats, may = loss_and_grad(learner, replay, prepared.rule, stack)
             # the one transfer of a minibatch: may this step be taken?
             scale = tally.scale(cfg, stats, may.tolist(), epoch)
             if tally.stopped:
@@ -274,51 +246,19 @@ def _minibatches(learner: Learner, whole: Replay, order: np.random.Generator) ->
         yield Replay(
             batch.map(lambda x, p=part: x[:, p]),  # type: ignore[misc]
             tuple(s[:, part] for s in whole.state),
-            tuple((t, keep[part]) for t, keep in whole.resets),
+            tuple(_resets_of(whole.resets, part)),
         )
 
 
-def _next_values(learner: Learner, rollout: Rollout, raw_values: Tensor) -> Tensor:
-    """Return V of the true next observation [T, E] in reward units."""
-    needed = rollout.truncated & rollout.valid
-    needed[-1] |= ~rollout.terminated[-1]
-    result = torch.cat([raw_values[1:], raw_values[-1:]])
-    steps = needed.any(1).nonzero().flatten().tolist()
-    if steps:
-        ends = [(rollout.final(t), needed[t]) for t in steps]
-        features = torch.cat([view.features[which] for view, which in ends])
-        ids = torch.cat([view.ids[which] for view, which in ends])
-        bytes_of = [view.pixels[which] for view, which in ends if view.pixels is not None]
-        pixels = torch.cat(bytes_of) if bytes_of else None
-        # the carried state: after step t, before any reset
-        layers = range(len(rollout.initial_state))
-        state = tuple(torch.cat([rollout.states[t][k][:, needed[t]] for t in steps], dim=1) for k in layers)
-        result[needed] = learner.net.step_values(features, ids, state, pixels).float()
-    return _denormalise(learner, result)
+def _resets_of(resets: Resets, envs: Tensor) -> Iterator[tuple[int, Tensor]]:
+    """Yield resets for some environments; where none of them begins an episode there is none.
 
-
-def _check_anchor(anchor: Tensor, rollout: Rollout, precision: str, sharpness: Tensor) -> float:
-    if not bool(torch.isfinite(anchor).all()):
-        raise PolicyError("anchor pass: non-finite log-probability")
-    # rounding of a mean moves the log-density of a Gaussian by its share of the standard deviation
-    gaps = torch.where(rollout.valid, (anchor - rollout.log_probs).abs() / (1.0 + sharpness), 0.0)
-    gap, limit = float(gaps.max()), anchor_limit(anchor.device, precision)
-    if gap > limit:
-        raise AnchorMismatch(
-            f"log-probabilities of rollout and sequence path differ by {gap:.3g} > {limit:g} ({precision})"
-        )
-    return gap
-
-
-def _initialise_returns(learner: Learner, rollout: Rollout, rewards: Tensor) -> None:
-    """Give PopArt its first statistics from the discounted rewards of the first round."""
-    if learner.popart is None or learner.popart.rounds > 0:
-        return
-    zero = torch.zeros_like(rewards)
-    gamma = learner.cfg.ppo.gamma
-    _, returns = gae(rewards, zero, zero, rollout.terminated, rollout.truncated, (gamma, 1.0))
-    learner.popart.update(returns[rollout.valid], learner.net.value_out)
-    learner.popart.rounds = 1
+    On a GPU asking that would be a synchronisation for each.
+    """
+    for t, keep in resets:
+        own = keep[envs]
+        if own.is_cuda or not bool(own.all()):
+            yield t, own
 
 
 def _moments(learner: Learner, advantages: Tensor, returns: Tensor) -> tuple[float, float, float]:
@@ -333,26 +273,53 @@ def _normalise(learner: Learner, values: Tensor) -> Tensor:
     return values if learner.popart is None else learner.popart.normalise(values)
 
 
-def _denormalise(learner: Learner, values: Tensor) -> Tensor:
-    return values if learner.popart is None else learner.popart.denormalise(values)
-
-
-def loss_and_grad(learner: Learner, replay: Replay, rule: LossRule, loss_of: Loss) -> tuple[Tensor, Tensor]:
+def loss_and_grad(
+    learner: Learner, replay: Replay, rule: LossRule, stack: StackedNet | None = None
+) -> tuple[Tensor, Tensor]:
     """Fill the flat gradient; return the loss statistics and [loss, gradient norm, KL].
 
     On CUDA a minibatch without resets inside is one graph replay.
+
+    Args:
+        learner: whose gradient it is.
+        replay: a minibatch.
+        rule: in force.
+        stack: of ``stack_of_one``.
     """
     flat = learner.flat
     if flat.data.is_cuda and not replay.resets:
-        return _replayed(learner, replay, rule, loss_of)
-    flat.grad.zero_()
-    with autocast(flat.data.device, learner.cfg.precision):
-        loss, stats = loss_of(learner.net, replay, rule)
-    loss.backward()  # type: ignore[no-untyped-call]
+        return _replayed(learner, replay, rule)
+    if stack is None:
+        flat.grad.zero_()
+        with autocast(flat.data.device, learner.cfg.precision):
+            loss, stats = ppo_loss(learner.net, replay, rule)
+        loss.backward()  # type: ignore[no-untyped-call]
+    else:
+        loss, stats = _through_stack(stack, replay, rule)
     return stats, torch.stack([loss.detach(), flat.grad.norm(), stats[3]])
 
 
-def _replayed(learner: Learner, replay: Replay, rule: LossRule, loss_of: Loss) -> tuple[Tensor, Tensor]:
+def _through_stack(stack: StackedNet, replay: Replay, rule: LossRule) -> tuple[Tensor, Tensor]:
+    """Fill the gradient with that of a minibatch; return loss and statistics, as a run of a stack has them."""
+    batch, lead = replay.batch, replay.batch.valid.shape
+    features = batch.features.flatten(0, -2).unsqueeze(0)
+
+    def laid(logits: Tensor, values: Tensor) -> tuple[Tensor, Tensor]:
+        return logits.view(*lead, *logits.shape[2:]), values.view(lead)
+
+    def judge(logits: Tensor, values: Tensor) -> Slopes:
+        found = slopes_of_loss(*laid(logits, values), batch, rule)
+        return replace(found, by_logits=found.by_logits.view_as(logits), by_values=found.by_values.view_as(values))
+
+    if isinstance(stack, StackedMLP):
+        judged = stack.learn(features, judge)
+        return judged.loss, judged.stats
+    state = tuple(part.unsqueeze(0) for part in replay.state)
+    resets = [(t, keep.unsqueeze(0)) for t, keep in replay.resets]
+    return stack.learn(features, lambda *found: loss_of_outputs(*laid(*found), batch, rule), state, resets)
+
+
+def _replayed(learner: Learner, replay: Replay, rule: LossRule) -> tuple[Tensor, Tensor]:
     """``loss_and_grad`` as a graph; what changes between rounds comes in as tensors."""
     names = replay.batch.names
     numbers = [torch.full((), float(value), device=learner.device) for value in (rule.entropy_coef, rule.adv_floor)]
@@ -373,7 +340,7 @@ def _replayed(learner: Learner, replay: Replay, rule: LossRule, loss_of: Loss) -
             floors=Floors(*rest) if floors else None,
         )
         with autocast(learner.device, learner.cfg.precision):
-            loss, stats = loss_of(learner.net, replace(replay, batch=batch, state=state), own)
+            loss, stats = ppo_loss(learner.net, replace(replay, batch=batch, state=state), own)
         grads = torch.autograd.grad(loss, list(learner.net.parameters()), allow_unused=True, materialize_grads=True)
         torch.cat([part.reshape(-1) for part in grads], out=learner.flat.grad)
         return [stats, torch.stack([loss.detach(), learner.flat.grad.norm(), stats[3]])]

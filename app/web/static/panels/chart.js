@@ -129,6 +129,7 @@ export function drawChart(store, name, box, metric, height) {
   charts.set(name, chart);
   Object.assign(chart, { height, seen: { metric, axis: view.axis, log: view.log, xs, series, data, bands } });
   box.dataset.points = String(lines.reduce((sum, line) => sum + line.points.length, 0));
+  box.dataset.axis = xs.length ? view.axis : ""; // times come after the points
   const shape = JSON.stringify([view.axis, view.log, series.map((one) => one.label || ""), bands.length, shows.show]);
   if (chart.plot && chart.shape === shape) {
     chart.plot.setData(data);

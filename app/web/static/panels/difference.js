@@ -3,6 +3,7 @@
 import { aligned, armName, element, mark, number, short, signed } from "../api.js";
 import { saveShown } from "../export.js";
 import { ground, halfWidth, scaleOf } from "../forest.js";
+import { divergence, diverges } from "./diverged.js";
 
 const ROW = 22,
   LEFT = 92,
@@ -72,7 +73,7 @@ function fill(store, box, pick) {
   }
   const { sesoi } = store.experiment.spec.analysis || {};
   const same = metric === store.experiment.shown.primary;
-  box.replaceChildren(plot(store, rows, same ? sesoi : null, [a, b]), caption(store, rows, metric, same));
+  box.replaceChildren(plot(store, rows, same ? sesoi : null, [a, b]), caption(store, rows, metric, same, [a, b]));
 }
 
 // [{replicate, status, path: differences by round, last}] for every replicate in which both arms have a common round.
@@ -90,7 +91,10 @@ export function differences(store, metric, a, b) {
         .filter((point) => other.has(point.round) && point.value !== null && other.get(point.round) !== null)
         .map((point) => point.value - other.get(point.round))
         .filter(Number.isFinite);
-      return path.length ? { replicate, status: lines[a].run.status, path, last: path[path.length - 1] } : null;
+      const hasDiverged = diverges(lines[a].run) || diverges(lines[b].run);
+      return path.length
+        ? { replicate, status: lines[a].run.status, hasDiverged, path, last: path[path.length - 1] }
+        : null;
     })
     .filter(Boolean)
     .sort((x, y) => x.replicate - y.replicate);
@@ -123,6 +127,7 @@ function replicate(row, index, x) {
   const y = index * ROW + ROW / 2 + 4;
   const trail = row.path.slice(-TRAIL - 1, -1);
   const training = row.status === "running";
+  const state = row.hasDiverged ? ", before an arm diverged" : training ? ", training" : "";
   return [
     mark("text", { class: "soft", x: 0, y: y + 4 }, `replicate ${row.replicate}`),
     trail.length
@@ -136,8 +141,8 @@ function replicate(row, index, x) {
       : null,
     mark(
       "circle",
-      { class: "dot", cx: x(row.last), cy: y, r: 4.5, "fill-opacity": training ? 0.5 : 1 },
-      mark("title", {}, `replicate ${row.replicate}: ${signed(row.last)}${training ? ", training" : ""}`),
+      { class: "dot", cx: x(row.last), cy: y, r: 4.5, "fill-opacity": state ? 0.5 : 1 },
+      mark("title", {}, `replicate ${row.replicate}: ${signed(row.last)}${state}`),
     ),
     mark("text", { x: width, y: y + 4, "text-anchor": "end" }, row.told),
   ].filter(Boolean);
@@ -153,7 +158,7 @@ function mark_mean(mean, half, count, x, told) {
   ].filter(Boolean);
 }
 
-function caption(store, rows, metric, same) {
+function caption(store, rows, metric, same, pair) {
   const planned = (store.experiment.spec.analysis || {}).replicates;
   const number_ = planned ? planned.planned : store.experiment.progress.blocks;
   const kept = store.isOver
@@ -165,6 +170,7 @@ function caption(store, rows, metric, same) {
   return element(
     "p",
     { class: "note" },
+    element("strong", {}, divergence(store, pair)),
     `Each dot is one replicate, its trail the rounds before; the mean with its 95 % t interval.${kept} ${band}`,
   );
 }

@@ -44,6 +44,7 @@ function lane(block, runs, arms, rounds) {
         told.push(
           `resumed ${run.resumed === 1 ? "once" : `${run.resumed} times`}${block.resume_round ? `, last at round ${block.resume_round}` : ""}`,
         );
+      if (run.status === "failed" && run.cause) told.push(run.cause.replaceAll("_", " "));
       if (run.stalled) told.push("no progress for a while");
       const width = `${(100 * run.rounds_done) / rounds}%`;
       return element(

@@ -14,8 +14,17 @@ export const KEYS = {
   owner: (item) => item.owner.toLowerCase(),
 };
 
-function answer(item) {
-  const { answer: found } = item;
+// A winner is named first, whatever the control is, so that its advantage reads as one.
+function winnerFirst(answer) {
+  const pair = answer && answer.pair;
+  if (!pair || answer.winner !== pair.b) return answer;
+  const turned = (bounds) => bounds && [...bounds].reverse().map((end) => (end === null ? null : -end));
+  const { a, b, estimate, ci_superiority: wide, ci_equivalence: inner } = pair;
+  const facing = { a: b, b: a, estimate: -estimate, ci_superiority: turned(wide), ci_equivalence: turned(inner) };
+  return { ...answer, pair: { ...pair, ...facing } };
+}
+
+function answer(item, found) {
   if (!found) {
     if (over(item.status)) return badge(item.status);
     return element(
@@ -51,9 +60,10 @@ function when(item) {
 export function row(item, choice) {
   const { blocks, blocks_by_status: by } = item.progress;
   const arms = item.arms.slice(0, 8).map((label, index) => element("span", { class: "chip" }, armName(label, index)));
+  const found = winnerFirst(item.answer);
   const plot =
-    item.answer && item.answer.pair
-      ? element("span", { class: "mini" }, interval(item.answer, { width: 150, height: 18, words: false }))
+    found && found.pair
+      ? element("span", { class: "mini" }, interval(found, { width: 150, height: 18, words: false }))
       : null;
   return element(
     "tr",
@@ -66,7 +76,7 @@ export function row(item, choice) {
       ...item.tags.map((tag) => element("bdi", { class: "tag" }, tag)),
     ),
     element("td", { "data-name": "" }, ...arms),
-    element("td", { class: "said", "data-name": "" }, answer(item)),
+    element("td", { class: "said", "data-name": "" }, answer(item, found)),
     element("td", { "data-name": "" }, plot),
     element("td", { class: "number", "data-name": "Replicates" }, `${number(by.succeeded || 0)} of ${blocks}`),
     element("td", { class: "once", "data-name": "" }, when(item)),

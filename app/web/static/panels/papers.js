@@ -51,8 +51,8 @@ export function report(store) {
     node("report").src = at("html");
   };
   const fit = () => {
-    const inside = node("report").contentDocument;
-    if (inside) node("report").style.height = `${inside.documentElement.scrollHeight + 20}px`;
+    const inside = node("report").contentDocument?.documentElement; // none while a report is being loaded
+    if (inside) node("report").style.height = `${inside.scrollHeight + 20}px`;
   };
   node("report").addEventListener("load", fit);
   window.addEventListener("resize", fit); // comes when a part is opened, too: hidden, it has no height

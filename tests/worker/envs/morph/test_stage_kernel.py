@@ -17,20 +17,24 @@ from worker.envs.morph.network.fused import __path__ as fused_path
 
 HERE = Path(__file__).parent / "emulated"
 IMAGES, BLOCKS, INNER = 3, 2, 3
-SUMS = 640 + 768 + 48 + 32
+SUMS, FINISHING, FINISHING_GRAFT = 640 + 768 + 48 + 32, 30, 21
 #: Root mean square of differences, as a part of the value's: gradients are rounded to bf16 twice on their way.
 LIMIT = 0.02
 
 
-def built(tmp_path: Path, *, grows: bool, detach: bool) -> ctypes.CDLL:
-    """Compile the kernels with the host compiler."""
+def built(tmp_path: Path, source: str, **defines: bool) -> ctypes.CDLL:
+    """Compile kernels with the host compiler."""
     if shutil.which("g++") is None:
         pytest.skip("needs g++, to compile the kernels for a CPU")
-    out = tmp_path / "stage.so"
-    flags = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", f"-DGRAFT={int(grows)}", f"-DDETACH={int(detach)}"]
-    source = str(HERE / "stage.cpp")
-    subprocess.run(["g++", *flags, f"-I{next(iter(fused_path))}", "-o", str(out), source], check=True)
+    out = tmp_path / f"{source}.so"
+    flags = ["-std=c++17", "-O1", "-w", "-shared", "-fPIC", *(f"-D{name}={int(on)}" for name, on in defines.items())]
+    place = str(HERE / f"{source}.cpp")
+    subprocess.run(["g++", *flags, f"-I{next(iter(fused_path))}", "-o", str(out), place], check=True)
     return ctypes.CDLL(str(out))
+
+
+def trained(tmp_path: Path, *, grows: bool, detach: bool, host: bool = True) -> ctypes.CDLL:
+    return built(tmp_path, "stage", GRAFT=grows, DETACH=detach, HOST=host)
 
 
 def addresses(*tensors: Tensor) -> ctypes.Array[ctypes.c_void_p]:
@@ -85,8 +89,8 @@ class Case:
         used = leaves if grows else leaves[:3]
         return [out.detach(), *torch.autograd.grad((out * self.grad.double()).sum(), used)]
 
-    def found(self, lib: ctypes.CDLL, *, grows: bool) -> list[Tensor]:
-        """Return the same from the kernels."""
+    def found(self, lib: ctypes.CDLL, *, grows: bool, blocks: int = FINISHING) -> list[Tensor]:
+        """Return the same from the kernels; ``blocks`` add the sums up."""
         graft = (self.gn_weight, self.gn_bias, self.gamma, self.alpha)
         y2, gn_moments = torch.empty_like(self.y1), torch.zeros(IMAGES, 2)
         out, picks = torch.empty_like(self.grad), torch.zeros(IMAGES * 256 * 8, dtype=torch.uint8)
@@ -95,11 +99,11 @@ class Case:
         sums = torch.full((BLOCKS, SUMS), float("nan"))
         read = (self.grad, picks, self.x, self.y1, y2, *norm, gn_moments, *graft, sums)
         lib.run_backward(BLOCKS, addresses(*read), IMAGES)
-        weight, norms = torch.zeros(8, INNER, 3, 3), torch.zeros(2, 8)
+        weight, norms = torch.full((8, INNER, 3, 3), 7.0), torch.full((2, 8), 7.0)
         kernel, of_graft = torch.zeros(8, 8, 3, 3), torch.zeros(3, 8)
         given = (sums, self.moments, self.gain, *graft, weight, norms, kernel, of_graft)
         lib.run_finish.argtypes = [ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_int, ctypes.c_float]
-        lib.run_finish(30, addresses(*given), BLOCKS, INNER, float(IMAGES * 1024))
+        lib.run_finish(blocks, addresses(*given), BLOCKS, INNER, float(IMAGES * 1024))
         return [out, weight, norms[1], norms[0], *((kernel, *of_graft) if grows else ())]
 
 
@@ -112,17 +116,54 @@ def errors(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[float]:
 
 @pytest.mark.parametrize(("grows", "detach"), [(False, False), (True, False), (True, True)])
 def test_the_stage_equals_its_plain_modules_with_the_same_roundings(tmp_path: Path, grows: bool, detach: bool) -> None:
-    case, lib = Case(), built(tmp_path, grows=grows, detach=detach)
+    case, lib = Case(), trained(tmp_path, grows=grows, detach=detach)
     found = errors(case.found(lib, grows=grows), case.wanted(grows=grows, detach=detach))
     assert found[0] < 1e-3
     assert max(found) < LIMIT, found
 
 
+def test_a_graft_alone_takes_the_gradients_that_it_takes_with_the_host(tmp_path: Path) -> None:
+    case, lib = Case(), trained(tmp_path, grows=True, detach=True, host=False)
+    out, weight, gain, bias, *graft = case.found(lib, grows=True, blocks=FINISHING_GRAFT)
+    wanted = case.wanted(grows=True, detach=True)
+    found = errors([out, *graft], [wanted[0], *wanted[4:]])
+    assert found[0] < 1e-3
+    assert max(found) < LIMIT, found
+    for untouched in (weight, gain, bias):
+        assert (untouched == 7.0).all()
+
+
 def test_nan_reaches_what_it_reaches_in_the_plain_modules_and_no_other_image(tmp_path: Path) -> None:
-    case, lib = Case(), built(tmp_path, grows=True, detach=False)
+    case, lib = Case(), trained(tmp_path, grows=True, detach=False)
     clean, *_ = case.found(lib, grows=True)
     case.y1[1, 0, 5, 5] = float("nan")
     out, *_ = case.found(lib, grows=True)
     assert out[1].isnan().all()  # one group: the statistics of the image are NaN
     assert torch.equal(out[0], clean[0])
     assert torch.equal(out[2], clean[2])
+
+
+@pytest.mark.parametrize("grows", [False, True])
+@pytest.mark.parametrize("plain", [False, True])
+def test_validation_equals_the_plain_modules(tmp_path: Path, grows: bool, plain: bool) -> None:
+    if not (grows or plain):
+        return
+    case, lib = Case(), built(tmp_path, "stage_eval", GRAFT=grows)
+    generator = torch.Generator().manual_seed(1)
+    x = torch.randn(IMAGES, 4, 32, 32, generator=generator).contiguous(memory_format=torch.channels_last)
+    mean, variance = torch.randn(8, generator=generator), torch.rand(8, generator=generator)
+    graft = (case.kernel, case.gn_weight, case.gn_bias, case.gamma, case.alpha)
+    out = torch.full((2, IMAGES, 16, 16, 8), float("nan"))
+    norm = (mean, variance, case.gain, case.bias)
+    lib.run_validate(BLOCKS, addresses(x, case.weight, *norm, *graft, out[0], out[1]), IMAGES, INNER, int(plain))
+
+    own, kernel = case.weight.double(), case.kernel.double()
+    y = F.conv2d(x[:, :INNER].double(), own, padding=1)
+    z = F.relu(F.batch_norm(y, mean.double(), variance.double(), case.gain.double(), case.bias.double(), False))
+    grown = F.group_norm(F.conv2d(z, kernel, padding=1), 1, case.gn_weight.double(), case.gn_bias.double())
+    blended = z + case.alpha.double() * case.gamma.double()[:, None, None] * F.relu(grown)
+    for wanted, value, found in ((plain, z, out[0]), (grows, blended, out[1])):
+        if not wanted:
+            assert found.isnan().all()
+            continue
+        torch.testing.assert_close(found.permute(0, 3, 1, 2).double(), F.max_pool2d(value, 2), rtol=1e-5, atol=1e-5)

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from worker.envs.morph.engine import ablation
 from worker.envs.morph.engine.ablation import Contrasts, Orders, Table
-from worker.envs.morph.network.hosts import EVAL
+from worker.envs.morph.network.hosts import EVAL, CnnHost
 from worker.envs.morph.network.network import Network
 
 
@@ -190,6 +190,10 @@ class Validator:
         stack, done = x, 0
         for visit in self._visits(plan):
             stop = network.slots[visit.slot].position + 1
+            staged = self._staged(stack, visit, (done, stop))
+            if staged is not None:
+                stack, done = staged, stop + 1
+                continue
             stack = self._segments(stack, done, stop)
             done = stop
             cell = network.cell(visit.slot)
@@ -201,6 +205,20 @@ class Validator:
             else:
                 stack = cell.graft.blend(stack, cell.alpha)
         return self._segments(stack, done, network.host.num_segments)
+
+    def _staged(self, x: Tensor, visit: Visit, span: tuple[int, int]) -> Tensor | None:
+        """Return the stack behind the first slot and its pool, where kernels run block, graft and pool as one."""
+        network, step = self.network, visit.step
+        host, cell = network.host, network.cell(visit.slot)
+        if not isinstance(host, CnnHost) or not host.can_stage(x, span, span[1] + 1, EVAL):
+            return None
+        tried = visit.part == "tried"
+        graft = cell.graft.staged(network.one if tried else cell.alpha, detach=False)
+        if graft is None or (step is not None and not step.on):
+            return None
+        out = host.stage_eval(x, graft, plain=tried or (step is not None and bool(step.off)))
+        self.forward_rows += x.shape[0] + out.shape[0]
+        return out
 
     def _visits(self, plan: ValPlan) -> Iterator[Visit]:
         """Yield what a validation does at each of its slots, in execution order."""

@@ -64,22 +64,27 @@ def make_training_envs(
     rewards: Sequence[RewardFunction],
     data_dir: Path | None = None,
 ) -> MorphEnvs | Cohorts:
-    """Build as ``make_envs`` for training: two cohorts a run where a device works while the CPU acts, else one."""
+    """Build as ``make_envs`` for training: cohorts where a device works while the CPU acts, else all together.
+
+    Several runs are a cohort each, a run alone is two. It is acted for half of its environments at a time either way.
+    """
     setup = Setup(configs.parse(config), replicate_seed, device, num_envs, "train", data_dir)
     if configs.resolve_path(setup.config, device) == "eager" or num_envs == 1:
         return MorphEnvs(setup, runs, rewards, {})
-    return in_cohorts(setup, runs, rewards, 2)
+    return in_cohorts(setup, runs, rewards, 2 if len(runs) == 1 else 1)
 
 
 def in_cohorts(setup: Setup, runs: Sequence[RunEnv], rewards: Sequence[RewardFunction], count: int) -> Cohorts:
-    """Build environments in ``count`` cohorts of nearly equal size for each run."""
+    """Build environments in one or two cohorts for each run, acted for half of a run's environments at a time."""
     shared = SharedData.load(setup)
-    stops = [setup.num_envs * (index + 1) // count for index in range(count)]
-    parts = [replace(setup, num_envs=b - a, first_env=a) for a, b in pairwise([0, *stops])]
+    halves = [0, setup.num_envs // 2, setup.num_envs]
+    stops = halves if count == 2 else halves[::2]
+    parts = [replace(setup, num_envs=b - a, first_env=a) for a, b in pairwise(stops)]
+    groups = () if count == 2 else tuple(b - a for a, b in pairwise(halves))
     paid = list(enumerate(zip(runs, rewards, strict=True)))
     return Cohorts(
         [
-            Cohort(MorphEnvs(part, [run], [reward], {}, shared), (position,), index)
+            Cohort(MorphEnvs(part, [run], [reward], {}, shared), (position,), index, groups)
             for index, part in enumerate(parts)
             for position, (run, reward) in paid
         ]

@@ -181,10 +181,10 @@ class MorphEnvs:
         return found
 
     def pop_events(self, run: int) -> list[dict[str, Any]]:
-        """Return and forget the lifecycle events of a run."""
+        """Return and forget the lifecycle events of a run, by step and by environment within one."""
         world = self.runs[run].world
         found, world.events = world.events, []
-        return found
+        return sorted(found, key=lambda event: (event["step"], event["env_id"]))
 
     def state_dict(self, run: int) -> dict[str, Any]:
         """Return what a resume at a round border needs: a border is an episode start, so only identity."""

@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody reads
 from torch import Tensor, nn
 
 from lockstep.spec.tasks import CnnShape, HostShape, LmShape, SlotSpec
-from worker.envs.morph.kernels import Kernels, StagedGraft
+from worker.envs.morph.kernels import Kernels, StagedGraft, Tap
 from worker.envs.morph.network.conv import conv2d
 from worker.envs.morph.network.params import Init, default_init
 
@@ -31,7 +31,7 @@ class Pass:
 
     Attributes:
         mode: train updates running statistics and drops out; shadow uses batch statistics, touches no
-            buffer and drops nothing; eval uses running statistics.
+            buffer and drops nothing, and with kernels convolutions take no gradient; eval uses running statistics.
         dropout: generator of dropout masks, needed in train mode of a host with dropout.
     """
 
@@ -145,6 +145,8 @@ class CnnHost(Host):
                 continue
             pools = index + 1 < min(stop, len(self._plan)) and self._plan[index + 1][0] == "pool"
             weight, norm = self.convs[block].weight, self.norms[block]
+            if how.mode == "shadow":
+                weight = weight.detach()  # type: ignore[operator]
             if how.mode == "eval":
                 x = self.kernels.block_eval(x, weight, norm, pool=pools)  # type: ignore[arg-type]
             else:
@@ -152,23 +154,40 @@ class CnnHost(Host):
             index += 2 if pools else 1
         return x
 
-    def stage(self, x: Tensor, span: tuple[int, int], until: int, graft: StagedGraft, how: Pass) -> Tensor | None:
-        """Return what the pool behind a graft gives, where kernels run block, graft and pool as one.
+    def can_stage(self, x: Tensor, span: tuple[int, int], until: int, how: Pass) -> bool:
+        """Say whether kernels run the first block, a graft behind it and the pool behind both as one.
 
         Args:
             x: input of segment ``span[0]``.
             span: segments before the graft, from and to.
             until: what is asked for next: the segment behind another graft, or the last one.
-            graft: the one in between.
             how: as ``run`` takes it.
         """
         first = span == (0, 1) and [kind for kind, _ in self._plan[:2]] == ["block", "pool"]
-        if self.kernels is None or not first or until < 2 or how.mode == "eval":
-            return None
-        weight: Tensor = self.convs[0].weight  # type: ignore[assignment]
-        if not self.kernels.fits_stage(x, weight):
-            return None
-        return self.kernels.stage(x, weight, self.norms[0], graft, update=how.mode == "train")
+        if self.kernels is None or not first or until < 2:
+            return False
+        fits = self.kernels.fits_eval if how.mode == "eval" else self.kernels.fits_stage
+        return fits(x, self.convs[0].weight)  # type: ignore[arg-type]
+
+    def stage(self, x: Tensor, graft: StagedGraft, how: Pass) -> Tensor:
+        """Return what the pool behind a graft gives, where ``can_stage``."""
+        update = how.mode == "train"
+        return self._fused.stage(x, self.convs[0].weight, self.norms[0], graft, update=update)  # type: ignore[arg-type]
+
+    def stage_tapped(self, x: Tensor, how: Pass) -> tuple[Tensor, Tap]:
+        """Return what the first pool gives and what a graft in the shadow reads, where ``can_stage``."""
+        update = how.mode == "train"
+        return self._fused.stage_tapped(x, self.convs[0].weight, self.norms[0], update=update)  # type: ignore[arg-type]
+
+    def stage_eval(self, x: Tensor, graft: StagedGraft, *, plain: bool) -> Tensor:
+        """Return what the first pool gives by running statistics with a graft, and before it without if ``plain``."""
+        return self._fused.stage_eval(x, self.convs[0].weight, self.norms[0], graft, plain=plain)  # type: ignore[arg-type]
+
+    @property
+    def _fused(self) -> Kernels:
+        if self.kernels is None:
+            raise RuntimeError("this host has no kernels; use engine.path fused")
+        return self.kernels
 
     def segment(self, index: int, x: Tensor, how: Pass) -> Tensor:
         """Run block, pool or head, whichever leads to slot ``index``."""

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from lockstep.spec.tasks import HostShape, LmShape, Optim, SlotSpec
-from worker.envs.morph.kernels import load_kernels, unit
+from worker.envs.morph.kernels import Tap, load_kernels, unit
 from worker.envs.morph.network.blend import Graft, Operator, isolated
 from worker.envs.morph.network.blueprints import ConvNorm
 from worker.envs.morph.network.hosts import SHADOW, CnnHost, Pass, build_host
@@ -228,18 +228,22 @@ class Network:
             return self._host_step.step(store, flat, self._true)
         return self._graft_step.step(store, flat, self.cell(slot).active)
 
-    def _features(self, x: Tensor, plan: StepPlan, how: Pass) -> tuple[Tensor, dict[int, Tensor]]:
+    def _features(self, x: Tensor, plan: StepPlan, how: Pass) -> tuple[Tensor, dict[int, Tensor | Tap]]:
         """Return the input of the last segment and the detached inputs of shadowed slots."""
-        taps: dict[int, Tensor] = {}
+        taps: dict[int, Tensor | Tap] = {}
         done = 0
         for place, item in enumerate(plan):
-            cell, stop = self.cell(item.slot), self.slots[item.slot].position + 1
+            stop = self.slots[item.slot].position + 1
             staged = self._staged(x, (done, stop), plan[place:], how)
             if staged is not None:
-                x, done = staged, stop + 1
+                x, tap = staged
+                done = stop + 1
+                if tap is not None:
+                    taps[item.slot] = tap
                 continue
             x = self.host.run(x, done, stop, how)
             done = stop
+            cell = self.cell(item.slot)
             if item.how == "blend":
                 x = cell.graft.blend(x, cell.alpha, item.detach)
             elif item.how == "ste":
@@ -248,28 +252,42 @@ class Network:
                 taps[item.slot] = x.detach() if self.kernels is not None else isolated(x)
         return self.host.run(x, done, self.host.num_segments - 1, how), taps
 
-    def _staged(self, x: Tensor, span: tuple[int, int], plan: StepPlan, how: Pass) -> Tensor | None:
-        """Return what lies behind the first graft of a plan and the pool after it, where kernels run both as one."""
-        item, cell = plan[0], self.cell(plan[0].slot)
-        if item.how != "blend" or not isinstance(self.host, CnnHost):
-            return None
-        graft = cell.graft.staged(cell.alpha, detach=item.detach)
-        until = self.slots[plan[1].slot].position + 1 if len(plan) > 1 else self.host.num_segments - 1
-        return None if graft is None else self.host.stage(x, span, until, graft, how)
+    def _staged(self, x: Tensor, span: tuple[int, int], plan: StepPlan, how: Pass) -> tuple[Tensor, Tap | None] | None:
+        """Return what lies behind the first graft of a plan and the pool after it, where kernels run both as one.
 
-    def _shadow_features(self, x: Tensor, slot: int, plan: StepPlan) -> Tensor:
+        Beside it comes the input of a graft in the shadow.
+        """
+        until = self.slots[plan[1].slot].position + 1 if len(plan) > 1 else self.host.num_segments - 1
+        if not isinstance(self.host, CnnHost) or not self.host.can_stage(x, span, until, how):
+            return None
+        item, cell = plan[0], self.cell(plan[0].slot)
+        if item.how == "shadow":
+            return self.host.stage_tapped(x, how)
+        graft = cell.graft.staged(cell.alpha, detach=item.detach) if item.how == "blend" else None
+        return None if graft is None else (self.host.stage(x, graft, how), None)
+
+    def _shadow_features(self, x: Tensor | Tap, slot: int, plan: StepPlan) -> Tensor:
         """Return the input of the last segment with the graft on at alpha 1 from its detached input."""
-        x = self.cell(slot).graft.blend(x, self.one)
-        done = self.slots[slot].position + 1
+        x, done = self._shadowed(x, slot)
         for item in plan:
             stop = self.slots[item.slot].position + 1
-            if item.how != "blend" or stop <= done:
+            if item.how != "blend" or stop <= self.slots[slot].position + 1:
                 continue
             x = self.host.run(x, done, stop, SHADOW)
             done = stop
             cell = self.cell(item.slot)
             x = cell.graft.blend(x, cell.alpha)
         return self.host.run(x, done, self.host.num_segments - 1, SHADOW)
+
+    def _shadowed(self, x: Tensor | Tap, slot: int) -> tuple[Tensor, int]:
+        """Return what a graft at alpha 1 makes of its detached input, and which segment is next."""
+        graft, following = self.cell(slot).graft, self.slots[slot].position + 1
+        if not isinstance(x, Tap) or self.kernels is None:
+            return graft.blend(x, self.one), following  # type: ignore[arg-type]
+        staged = graft.staged(self.one, detach=True)
+        if staged is None:
+            return graft.blend(self.kernels.tapped(x), self.one), following
+        return self.kernels.stage_beside(x, staged), following + 1
 
     def _stepper(self, optim: Optim) -> Stepper:
         lr = torch.tensor(optim.lr, device=self.device, dtype=self.config.dtype)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lockstep.spec.problems import nearest
+from lockstep.spec.text.problems import nearest
 from worker.envs.faults import building
 from worker.envs.morph.rewards.arrays import Transition, some
 from worker.envs.morph.rewards.config import RewardConfig

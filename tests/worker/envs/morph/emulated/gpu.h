@@ -109,6 +109,14 @@ static float across(float v, int lanes) {
   return theirs;
 }
 
+static float of_lane(float v, int lane) {
+  values[threadIdx.x] = v;
+  warp_meets();
+  float theirs = values[(threadIdx.x & ~31) + lane];
+  warp_meets();
+  return theirs;
+}
+
 static void enter(int thread) {
   threadIdx.x = thread;
   body();

@@ -119,13 +119,18 @@ def conv_back(x: Tensor, weight: Tensor, dy: Tensor, base: Tensor | None = None)
     shape = product(dy, x.shape[1], weight.shape[2])
     step = max(16, triton.next_power_of_2(shape.constants["WN"] * dy.shape[1]))
     if shape.columns > _WIDE or step > 64 or triton.cdiv(shape.elements, step) > _TILES:
-        dx = _conv(dy, weight, stats=False, adjoint=True)[0]
+        dx = input_back(weight, dy)
         return (dx if base is None else dx + base), weight_back(x, weight, dy)
     dx = torch.empty_like(x)
     tiles = triton.cdiv(shape.elements, step)
     tile = _fitting(min(shape.tile, 128), tiles * step)
     parts = _back(shape, (dy, x, weight, dx, base), None, tile=tile, step=step, tiles=tiles, groups=1)
     return dx, _fold(parts, weight, shape, adjoint=True)
+
+
+def input_back(weight: Tensor, dy: Tensor) -> Tensor:
+    """Return the gradient of the input alone, given that of the output [B, O, H, W]."""
+    return _conv(dy, weight, stats=False, adjoint=True)[0]
 
 
 def weight_back(x: Tensor, weight: Tensor, dy: Tensor, norm: Norm | None = None) -> Tensor:

@@ -83,6 +83,16 @@ def _compile(text: str, options: Sequence[str]) -> bytes:
 
 
 @lru_cache(maxsize=1)
+def is_found() -> bool:
+    """Say whether NVRTC is here."""
+    try:
+        _nvrtc()
+    except CompileError:
+        return False
+    return True
+
+
+@lru_cache(maxsize=1)
 def _nvrtc() -> ctypes.CDLL:
     """Return NVRTC, which PyTorch has loaded or brings along."""
     version = str(torch.version.cuda).split(".")[0]

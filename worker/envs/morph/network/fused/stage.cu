@@ -5,8 +5,9 @@
 //   backward   all gradients of that, and of the convolution that made y1 from x, as sums of a block of threads
 //   finish     the sums of all blocks, in a fixed order
 //
-// With GRAFT 0 the stage is pool(z); with DETACH the graft does not reach z. Convolutions are matrix products whose
-// windows ldmatrix picks out of the image: eight channels of a pixel are the sixteen bytes of one row of its matrices.
+// With GRAFT 0 the stage is pool(z); with DETACH the graft does not reach z; with HOST 0 only the graft takes gradients.
+// Convolutions are matrix products whose windows ldmatrix picks out of the image: eight channels of a pixel are the
+// sixteen bytes of one row of its matrices.
 // No atomics: bits repeat. Compiled at run time (stage.py), and for a CPU by
 // the tests, which define EMULATED and what a GPU has.
 
@@ -316,8 +317,10 @@ KERNEL void BOUNDS(2) backward(
   int thread = threadIdx.x;
   Own own = owner(thread);
   Line standard = normal(moments, own.c), rectified = scaled(standard, gain, bias, own.c);
+#if HOST
   float stage[6][4] = {}, norm[4] = {}, column[4] = {}, border[4] = {};
   clear(x_at, FRAMED, thread);
+#endif
 #if GRAFT
   float graft[5][4] = {}, graft_norm = 0.0f, scale[2];
   u32 b[5][2];
@@ -332,6 +335,7 @@ KERNEL void BOUNDS(2) backward(
     const char* before = y1 + (long long)image * PIXELS * 16 + own.c * 4;
     const char* given = grad + (long long)image * CELLS * 16 + own.c * 4;
     const char* picked = picks + (long long)image * CELLS * 8 + own.c * 2;
+#if HOST
 #pragma unroll
     for (int k = 0; k < 4; k++) {
       // two pixels side by side to a row of a matrix, so each stands twice
@@ -349,6 +353,7 @@ KERNEL void BOUNDS(2) backward(
         border[ch] += edge ? v : 0.0f;
       }
     }
+#endif
 #if GRAFT
     u32 g[4][2], at[4][2];  // of the cells of rows m and m + 2
 #pragma unroll
@@ -418,6 +423,7 @@ KERNEL void BOUNDS(2) backward(
     __syncthreads();
 #pragma unroll 1
     for (int k = 0; k < 4; k++) {
+#if HOST
       u32 reaching[2], at[2];
 #pragma unroll
       for (int second = 0; second < 2; second++) {
@@ -425,9 +431,11 @@ KERNEL void BOUNDS(2) backward(
         reaching[second] = *(const u32*)(given + cell * 16);
         at[second] = *(const unsigned short*)(picked + cell * 8);
       }
+#endif
 #pragma unroll
       for (int down = 0; down < 4; down += 2) {
-        int m = (k & 1) + (k >> 1) * 4 + down;
+        int m = (k & 1) + (k >> 1) * 4 + down, first = ((own.row(m) + 1) * WIDE + (m & 1) * 16 + 1) * 16;
+#if HOST
         u32 left_side[4];  // gradients above, what they are of below, pixels across
         float d[4] = {};
 #if GRAFT && !DETACH
@@ -447,7 +455,6 @@ KERNEL void BOUNDS(2) backward(
           left_side[2 * second] = turned(whole);
           left_side[2 * second + 1] = turned(v);
         }
-        int first = ((own.row(m) + 1) * WIDE + (m & 1) * 16 + 1) * 16;
         // BN's backward pass is put together from products of the gradient and of its own input with the windows
         const char* x_from = x_at + first + ((own.lane & 15) + (own.lane >> 4) * 2) * 16;
 #pragma unroll
@@ -457,6 +464,7 @@ KERNEL void BOUNDS(2) backward(
           multiply(stage[ky * 2], left_side, right[0], right[1]);
           multiply(stage[ky * 2 + 1], left_side, right[2], right[3]);
         }
+#endif
 #if GRAFT
         u32 right[4];
         load4t(right, dy_at + first + (own.lane & 15) * 16);
@@ -472,39 +480,46 @@ KERNEL void BOUNDS(2) backward(
     }
     __syncthreads();
   }
+#if HOST
 #pragma unroll
   for (int e = 0; e < 2; e++) norm[2 + e] = fmaf(norm[2 + e], standard.scale[e], norm[e] * standard.shift[e]);
   leave(norm, scratch, own);
+#endif
   // warps add up in their order; the images are no longer needed
   float *own_sums = (float*)memory + own.warp * NORMS, *lanes = (float*)memory + WARPS * NORMS;
   int place = own.g * 8 + own.c * 2;
 #pragma unroll
   for (int r = 0; r < 4; r++) {
     int at = place + (r >> 1) * 64 + (r & 1);
-#pragma unroll
-    for (int tile = 0; tile < 6; tile++) own_sums[GRAFT_SUMS + tile * 128 + at] = stage[tile][r];
 #if GRAFT
 #pragma unroll
     for (int tile = 0; tile < 5; tile++) own_sums[tile * 128 + at] = graft[tile][r];
 #endif
+#if HOST
+#pragma unroll
+    for (int tile = 0; tile < 6; tile++) own_sums[GRAFT_SUMS + tile * 128 + at] = stage[tile][r];
     lanes[(own.warp * 4 + r) * 32 + own.lane] = column[r];
     if (own.warp == 0) lanes[(WARPS * 4 + r) * 32 + own.lane] = border[r];
     if (own.warp == WARPS - 1) lanes[(WARPS * 4 + 4 + r) * 32 + own.lane] = border[r];
+#endif
   }
   __syncthreads();
   float* to = sums + (long long)blockIdx.x * SUMS;
-  for (int i = GRAFT ? thread : GRAFT_SUMS + thread; i < GRAFT_SUMS + STAGE_SUMS; i += THREADS) {
+  for (int i = GRAFT ? thread : GRAFT_SUMS + thread; i < GRAFT_SUMS + (HOST ? STAGE_SUMS : 0); i += THREADS) {
     float sum = 0.0f;
 #pragma unroll
     for (int w = 0; w < WARPS; w++) sum += ((float*)memory)[w * NORMS + i];
     to[i] = sum;
   }
   if (thread < 16) {
+#if HOST
     to[NORMS + thread] = left(scratch, thread);
+#endif
 #if GRAFT
     to[NORMS + 16 + thread] = graft_norm;
 #endif
   }
+#if HOST
   __syncthreads();
   if (thread < 128) {  // channel thread / 32, column thread % 32: over the warps
     float sum = 0.0f;
@@ -524,6 +539,7 @@ KERNEL void BOUNDS(2) backward(
     }
     to[GRAFT_SUMS + STAGE_SUMS + thread] = sum;
   }
+#endif
 }
 
 // Column i of sums [blocks, SUMS], added up by the eight threads of a lane in a fixed order.
@@ -555,7 +571,9 @@ KERNEL void BOUNDS(1) finish(
 #endif
   } else if (block == 20) {
     float sum = column(sums, NORMS + lane, blocks, scratch, thread);
+#if HOST
     if (thread < 16) d_norm[thread] = sum;
+#endif
 #if GRAFT
     __syncthreads();
     if (thread < 32) scratch[thread] = sum;

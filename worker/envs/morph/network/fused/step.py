@@ -17,15 +17,16 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody reads
 import triton  # type: ignore[import-not-found,import-untyped,unused-ignore]
 from torch import Tensor
 
-from worker.envs.morph.kernels import unit
+from worker.envs.morph.kernels import Tap, unit
 from worker.envs.morph.network.fused import kernels, launch
 from worker.envs.morph.network.fused.launch import EPS, Norm, add_rows, last
 from worker.envs.morph.network.fused.stage import fits as fits_stage
-from worker.envs.morph.network.fused.stage import stage
+from worker.envs.morph.network.fused.stage import fits_eval, stage, stage_beside, stage_eval, stage_tapped
 
 __all__ = [
-    "augment", "block", "block_eval", "conv2d", "conv_group", "fits_group", "fits_stage", "group_relu", "head_loss",
-    "note", "padded", "pool", "sgd", "stage",
+    "augment", "block", "block_eval", "conv2d", "conv_group", "fits_eval", "fits_group", "fits_stage", "group_relu",
+    "head_loss", "note", "padded", "pool", "sgd", "stage", "stage_beside", "stage_eval",
+    "stage_tapped", "tapped",
 ]  # fmt: skip
 
 #: Elements of the tile of one program of a pointwise pass.
@@ -54,10 +55,19 @@ def block(x: Tensor, weight: Tensor, norm: Any, *, update: bool, pool: bool) -> 
 
 def block_eval(x: Tensor, weight: Tensor, norm: Any, *, pool: bool) -> Tensor:
     """Return pool(ReLU(BN(conv(x)))) with running statistics; takes no gradient."""
+    if pool and fits_eval(x, weight):
+        return stage_eval(x, weight, norm, None, plain=True)
     pools = pool and _is_even(x)
     y = launch.conv(last(x), weight)
     z = _activate(y, norm.running_mean, norm.running_var, norm.weight, norm.bias, pool=pools, variance=True)
     return F.max_pool2d(z, 2) if pool and not pools else z
+
+
+@torch.no_grad()
+def tapped(tap: Tap) -> Tensor:
+    """Return ReLU(BN(y)), [B, 8, 32, 32]; nothing takes a gradient."""
+    mean, rstd = tap.moments
+    return _activate(tap.y, mean, rstd, tap.norm.weight, tap.norm.bias, pool=False, variance=False)
 
 
 def conv2d(x: Tensor, weight: Tensor) -> Tensor:
@@ -170,8 +180,10 @@ class _Block(torch.autograd.Function):
         x, weight, gain, bias, y, moments = ctx.saved_tensors
         grad = last(grads[0])
         sums = _activate_sums(ctx.pools, y, grad, moments, gain, bias)
-        dx = None
-        if ctx.needs_input_grad[0]:
+        dx = dw = None
+        if not ctx.needs_input_grad[1]:  # a shadow's
+            dx = launch.input_back(weight, _activate_back(ctx.pools, y, grad, moments, gain, bias, sums))
+        elif ctx.needs_input_grad[0]:
             dx, dw = launch.conv_back(x, weight, _activate_back(ctx.pools, y, grad, moments, gain, bias, sums))
         elif ctx.pools:
             dw = launch.weight_back(x, weight, _activate_back(True, y, grad, moments, gain, bias, sums))

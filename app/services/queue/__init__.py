@@ -1,0 +1,1 @@
+"""Who is given what, and why a block waits: passes over the queue, claims, forecasts."""

@@ -1,0 +1,1 @@
+"""What came out: reports, calibration, series, exports."""

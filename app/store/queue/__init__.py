@@ -1,0 +1,1 @@
+"""Blocks, leases and workers: every transition of a state."""

@@ -1,0 +1,1 @@
+"""All tables, for SQLite and PostgreSQL alike."""

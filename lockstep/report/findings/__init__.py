@@ -1,0 +1,1 @@
+"""What a report says, as data: a module a section of it."""

@@ -1,0 +1,1 @@
+"""What a report looks like: tables, plots, HTML and Markdown."""

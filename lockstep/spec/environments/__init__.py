@@ -1,0 +1,1 @@
+"""The control plane's half of each environment family."""

@@ -1,0 +1,1 @@
+"""What is registered about the analysis: the section, what it may not ask for, design and power."""
