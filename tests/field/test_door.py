@@ -97,14 +97,17 @@ BAD: dict[str, Any] = {
     "text": _with(observation=np.array(["a", "b", "c"])),
     "fractions": _with(observation=np.array([0.5, 0.5, 0.5])),
     "nan": _with(observation=np.array([0.0, np.nan, 0.0], dtype=np.float32)),
+    "huge": _with(observation=np.array([0.0, 1e300, 0.0])),
     "infinite": _with(observation=[0.0, 0.0, -np.inf]),
     "reward nan": _with(reward=float("nan")),
     "reward infinite": _with(reward=np.float32("inf")),
     "reward huge": _with(reward=1e300),
+    "reward integer": _with(reward=10**400),
     "reward none": _with(reward=None),
     "reward text": _with(reward="1.0"),
     "rewards": _with(reward=np.ones(2)),
     "no end": _with(terminated=None),
+    "infinite end": _with(terminated=float("inf")),
     "four": lambda values: (values["observation"], values["reward"], False, {}),
     "bare": lambda values: values["observation"],
     "reward array": _with(reward=lambda r: np.array([r])),
@@ -136,14 +139,17 @@ REFUSED = [
     ("reward text", "a reward that is no single number: '1.0'"),
     ("rewards", r"a reward that is no single number: array\(\[1\., 1\.\]\)"),
     ("no end", "terminated as None, which is neither true nor false"),
+    ("infinite end", "terminated as inf, which is neither true nor false"),
     ("four", r"4 values, not the 5 of Gymnasium's interface \(observation, reward, terminated, truncated, info\)"),
 ]
 NOT_FINITE = [
-    ("nan", "an observation that holds nan, which is not finite"),
-    ("infinite", "an observation that holds -inf, which is not finite"),
+    ("nan", "an observation that holds nan in component 1, which is not finite"),
+    ("huge", r"an observation that holds 1e\+300 in component 1, which float32 cannot hold .*: scale or clip it"),
+    ("infinite", "an observation that holds -inf in component 2, which is not finite"),
     ("reward nan", "the reward nan, which is not finite"),
     ("reward infinite", "the reward inf, which is not finite"),
-    ("reward huge", r"the reward 1e\+300, which is too large for float32"),
+    ("reward huge", r"the reward 1e\+300, which float32 cannot hold .*: scale or clip it"),
+    ("reward integer", "a reward beyond what float32 can hold: 1000"),
 ]
 
 
@@ -163,6 +169,7 @@ def test_l56_fractions_for_a_space_of_integers_are_refused() -> None:
     [
         ("short", r"an observation of the shape \(1,\)"),
         ("nan", "an observation that holds nan"),
+        ("huge", r"an observation that holds 1e\+300"),
         ("bare", r"one ndarray, not the 2 of .* \(observation, info\)"),
     ],
 )

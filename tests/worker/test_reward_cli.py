@@ -104,7 +104,7 @@ FAULTS = {
     "column": "the reward has the shape (200, 1), not (200,); return one number for each environment",
     "unmeasured": "the reward is nan in environment 0; it must be finite: guard divisions and logarithms, and replace "
     "what is not measured (NaN) with torch.nan_to_num",
-    "huge": "inf in environment 0; it must be finite",
+    "huge": "in environment 0, which float32 cannot hold",
     "alone": "returned a Tensor; return two: the reward [E], and its components {name: [E]}",
     "unnamed": "its components are a list, not a dictionary {name: tensor [E]}; return one whose values sum to "
     "the reward",

@@ -8,6 +8,7 @@ No torch: processes that only step environments import this.
 
 from __future__ import annotations
 
+import math
 import sys
 import traceback
 from collections.abc import Iterator
@@ -24,6 +25,17 @@ _NOT_THEIRS = {*sys.stdlib_module_names, "__main__", "app", "gymnasium", "lockst
 
 class EnvironmentFault(RuntimeError):  # noqa: N818 - says what is at fault
     """The user's environment or reward raised, or returned what its spaces forbid; the message names where."""
+
+
+class BadValue(ValueError):  # noqa: N818 - says what was returned
+    """What an environment returned is none of its spaces, or not of the interface of environments."""
+
+
+def unfit(value: float) -> str:
+    """Return why a number is none of float32, in which policies are trained, and the remedy, as a clause."""
+    if math.isfinite(value):
+        return "which float32 cannot hold (it ends at 3.4e+38): scale or clip it"
+    return "which is not finite"
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -58,6 +70,11 @@ def raised_in(error: BaseException) -> str:
     return f"; raised in {places[-1]}" if places else ""
 
 
+def what_went_wrong(error: BaseException) -> str:
+    """Return what code of the user's did, as the predicate of a sentence."""
+    return f"returned {error}" if isinstance(error, BadValue) else f"raised {last_line(error)}"
+
+
 @contextmanager
 def playing(work: str) -> Iterator[None]:
     """Run code of the user's; what it raises is an ``EnvironmentFault`` of ``work``, and so is a hang in it."""
@@ -69,7 +86,7 @@ def playing(work: str) -> Iterator[None]:
     except RAISED as error:
         if is_out_of_memory(error):
             raise
-        raise EnvironmentFault(f"{work} raised {last_line(error)}") from error
+        raise EnvironmentFault(f"{work} {what_went_wrong(error)}") from error
 
 
 @contextmanager

@@ -6,6 +6,7 @@ mode, arm, episode and remedy. Axes: E environment.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -15,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from worker.envs.faults import EnvironmentFault, playing
+from worker.envs.faults import EnvironmentFault, playing, unfit
 
 Episodes = Sequence[int] | NDArray[Any] | None
 
@@ -94,7 +95,10 @@ def judged(
     if bad.any():
         row, index = (int(at) for at in np.argwhere(bad)[0])
         when = "" if episodes is None else f", episode {episodes[index]}"
-        told = f"{_part(names, row)} is {float(rows[row, index])} in environment {index}{when}"
+        value = float(values[row][index])
+        told = f"{_part(names, row)} is {value:g} in environment {index}{when}"
+        if math.isfinite(value):
+            raise EnvironmentFault(f"{who}: {told}, {unfit(value)}")
         remedy = "guard divisions and logarithms, and replace what is not measured (NaN) with torch.nan_to_num"
         raise EnvironmentFault(f"{who}: {told}; it must be finite: {remedy}")
     return rows, names

@@ -104,6 +104,13 @@ def test_mapping_to_infinite_bounds_is_refused_and_clipping_to_them_changes_noth
     assert door.heads[0].bounds == ((-1.0, 1.0), (0.0, 2.0))  # a uniform control needs an interval
 
 
+def test_bounds_beyond_float32_are_as_infinite_ones() -> None:
+    door = ActionDoor(spaces.Box(-1.7e308, 1.7e308, (1,), np.float64))
+    with pytest.raises(UnsupportedSpace, match="infinite in float32"):
+        door.check("tanh")
+    assert door.heads[0].bounds == ((-1.0, 1.0),)
+
+
 @pytest.mark.parametrize("name", ["discrete", "multi_discrete", "multi_binary", "nested"])
 def test_a_choice_outside_its_mask_raises(name: str) -> None:
     door = ActionDoor(SPACES[name])

@@ -9,8 +9,8 @@ import pytest
 from gymnasium import spaces
 
 from tests.worker.envs.kit import Kit
+from worker.envs.faults import BadValue
 from worker.envs.gymnasium.actions import UnsupportedSpace
-from worker.envs.gymnasium.door import BadValue
 from worker.envs.gymnasium.observations import ObservationDoor
 
 
@@ -69,6 +69,13 @@ def test_images_are_bytes_with_their_channels_first(
     expected = np.moveaxis(value, -1, -3) if last else value
     assert vector.size == 0
     assert np.array_equal(pixels.reshape(channels_first), expected.reshape(channels_first))
+
+
+@pytest.mark.parametrize("value", [[0.0, -1e300], [np.inf, -1e300]])
+def test_a_number_that_float32_cannot_hold_is_named_with_its_place(value: list[float]) -> None:
+    parts = {"arm": spaces.Discrete(3), "speed": spaces.Box(-np.inf, np.inf, (2,), np.float64)}
+    with pytest.raises(BadValue, match=r"holds -1e\+300 in component 1 of speed, which float32 cannot hold"):
+        written(spaces.Dict(parts), {"arm": 0, "speed": value})
 
 
 def test_black_and_white_images_span_the_bytes_and_small_boxes_of_bytes_are_numbers() -> None:

@@ -61,6 +61,10 @@ def late(step: Transition) -> torch.Tensor:
 
 FAULTS: dict[str, tuple[Callable[[Transition], Any], str]] = {
     "nan": (lambda step: parts(late(step)), ": the reward is nan in environment 1, episode 0; it must be finite"),
+    "huge": (
+        lambda step: parts(step.reward.double() * 1e300),
+        ": the reward is 1e+300 in environment 0, episode 0, which float32 cannot hold (it ends at 3.4e+38)",
+    ),
     "shape": (lambda step: parts(step.reward[:1]), " in episode 0: the reward has the shape (1,), not (2,); return"),
     "list": (lambda step: parts(step.reward.tolist()), " in episode 0: the reward is of type list, not a tensor [2]"),
     "int": (

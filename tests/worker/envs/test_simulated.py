@@ -206,7 +206,8 @@ def test_an_action_that_is_no_number_ends_both_where_it_was_taken() -> None:
         actions = drawn(envs, 1)[0]
         actions[1][2] = float("nan")
         with pytest.raises(
-            EnvironmentFault, match=r"number 2, episode 0\) in step 4 returned .* nan, which is not finite"
+            EnvironmentFault,
+            match=r"number 2, episode 0\) in step 4 returned .* nan.*, which is not finite",
         ):
             envs.step(actions)
 

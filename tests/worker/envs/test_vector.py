@@ -246,19 +246,37 @@ def test_carts_move_as_gymnasiums_cart_does() -> None:
         assert (float(paid[1]), bool(fallen[1])) == (reward, ends)
 
 
-def _nan(num_envs: int) -> Any:
+def _giving(part: str, value: float) -> Factory:
+    """Return a simulator of which environment 1 gives ``value`` as its reward, observation or final observation."""
+
     class Broken(SyncVectorEnv):
         def step(self, actions: Any) -> Any:
-            shown, paid, *rest = super().step(actions)
-            return shown, np.where(np.arange(num_envs) == 1, np.nan, paid), *rest
+            shown, paid, ends, cuts, info = super().step(actions)
+            if part == "final":
+                for last in info.get("final_obs", [None] * 2)[1:2]:
+                    if last is not None:
+                        last[1] = value
+            elif part == "reward":
+                paid[1] = value
+            else:
+                shown[1, 1] = value
+            return shown, paid, ends, cuts, info
 
-    return Broken([Walk] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
+    return lambda num_envs: Broken([Walk] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)
 
 
-def test_a_reward_that_is_not_finite_is_the_environments_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(family, "batched_factory", lambda _: _nan)
-    with pytest.raises(EnvironmentFault, match="nan for environment 1, which is not finite"):
-        played(build(), torch.zeros(2, E, dtype=torch.int64))
+@pytest.mark.parametrize(
+    ("value", "why"), [(np.nan, "nan.*, which is not finite"), (-1e300, r"-1e\+300.*, which float32 cannot hold")]
+)
+@pytest.mark.parametrize(
+    ("part", "what"), [("reward", "the reward "), *[(name, "an observation that holds ") for name in ("seen", "final")]]
+)
+def test_a_number_that_is_none_of_float32_is_the_environments_fault(
+    part: str, what: str, value: float, why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(family, "batched_factory", lambda _: _giving(part, value))
+    with pytest.raises(EnvironmentFault, match=rf"^environment 'Walk-v0' \(number 1\) returned {what}{why}"):
+        played(build(), torch.ones(2, E, dtype=torch.int64))
 
 
 def _unmarked(num_envs: int) -> Any:

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from lockstep.spec.sections import CLIP
 from worker.envs.base import HeadSpec
+from worker.envs.gymnasium.door import LARGEST
 
 #: A row of numbers, real ones in the units of the environment, to what one leaf or the whole space is handed.
 _Native = Callable[[Sequence[float]], Any]
@@ -77,7 +78,7 @@ class ActionDoor:
     def check(self, bounds: str) -> None:
         """Raise ``UnsupportedSpace`` when ``action.bounds`` asks to map to bounds that are not finite."""
         if bounds != CLIP and not (np.isfinite(self._low).all() and np.isfinite(self._high).all()):
-            told = f"action.bounds={bounds!r} maps to bounds, and action space {self._space} has infinite ones"
+            told = f"action.bounds={bounds!r} maps to bounds; action space {self._space} has ones infinite in float32"
             raise UnsupportedSpace(f"{told}; use clip, or give it bounds with gymnasium.wrappers.RescaleAction")
 
     def record(self) -> array[Any]:
@@ -163,7 +164,7 @@ def _box(space: Any, name: str, at: int) -> _Leaf:
     if not np.issubdtype(space.dtype, np.floating):
         told = f"action space {space}: a Box of integers has no density; declare it as MultiDiscrete, or as a Box of"
         raise UnsupportedSpace(f"{told} float32 and {_WRAP} to round it")
-    low, high = (np.asarray(end, dtype=np.float64).reshape(-1) for end in (space.low, space.high))
+    low, high = (_bounds(end) for end in (space.low, space.high))
     # where it has no bound of its own, a uniform control draws from an interval of two beside 0 or the other bound
     least = np.where(np.isfinite(low), low, np.minimum(-1.0, np.where(np.isfinite(high), high, 1.0) - 2.0))
     most = np.where(np.isfinite(high), high, np.maximum(1.0, least + 2.0))
@@ -171,6 +172,12 @@ def _box(space: Any, name: str, at: int) -> _Leaf:
     stop = at + head.size
     heads = [head] if head.size else []
     return _Leaf(heads, lambda row: np.array(row[at:stop], dtype=space.dtype).reshape(space.shape), low, high)
+
+
+def _bounds(end: np.ndarray) -> np.ndarray:
+    """Return bounds of a Box, infinite where float32, of which actions are, does not reach them."""
+    bounds = np.asarray(end, dtype=np.float64).reshape(-1)
+    return np.where(np.abs(bounds) <= LARGEST, bounds, np.copysign(np.inf, bounds))
 
 
 _LEAVES: Mapping[type[Any], Callable[[Any, str, int], _Leaf]] = {

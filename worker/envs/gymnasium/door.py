@@ -7,22 +7,19 @@ the wrong shape. Whether observations are finite is asked once a step for all en
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
+from worker.envs.faults import BadValue, unfit
+
 #: Largest finite number of float32, in which rewards are paid.
-_LARGEST = float(np.finfo(np.float32).max)
+LARGEST = float(np.finfo(np.float32).max)
 #: Kinds of number: each may be written as those after it, and not the other way round.
 _KINDS: Mapping[str, int] = {"b": 0, "u": 1, "i": 1, "f": 2}
 _STEP = "(observation, reward, terminated, truncated, info)"
 _RESET = "(observation, info)"
-
-
-class BadValue(ValueError):  # noqa: N818 - says what was returned
-    """An environment returned what its spaces or the interface of environments forbid."""
 
 
 def step_values(returned: Any) -> tuple[Any, Any, Any, Any, Any]:
@@ -64,9 +61,8 @@ def observation_of(value: Any, shape: tuple[int, ...], dtype: np.dtype[Any]) -> 
 def reward_of(value: Any) -> float:
     """Return a reward: any number, or anything that holds exactly one; it must be finite as float32."""
     reward: float = value if type(value) is float else _one_number(value)
-    if not abs(reward) <= _LARGEST:
-        why = "which is too large for float32" if math.isfinite(reward) else "which is not finite"
-        raise BadValue(f"the reward {reward}, {why}")
+    if not abs(reward) <= LARGEST:
+        raise BadValue(f"the reward {reward:g}, {unfit(reward)}")
     return reward
 
 
@@ -76,6 +72,8 @@ def _one_number(value: Any) -> float:
         if isinstance(value, str | bytes):
             raise TypeError
         return float(held.item() if hasattr(held, "item") else held)
+    except OverflowError as error:
+        raise BadValue(f"a reward beyond what float32 can hold: {_brief(value)}") from error
     except (TypeError, ValueError, RuntimeError) as error:
         raise BadValue(f"a reward that is no single number: {_brief(value)}") from error
 
@@ -86,7 +84,7 @@ def is_true(value: Any, name: str) -> bool:
         return value
     try:
         return bool(int(value.item() if hasattr(value, "item") else value))
-    except (TypeError, ValueError, RuntimeError) as error:
+    except (TypeError, ValueError, RuntimeError, OverflowError) as error:
         raise BadValue(f"{name} as {_brief(value)}, which is neither true nor false") from error
 
 

@@ -7,7 +7,7 @@ they are, choices one-hot. Nothing here remembers anything. Axes: O vector compo
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -16,8 +16,9 @@ import torch
 from gymnasium import spaces
 
 from worker.envs.base import ObsSpec
+from worker.envs.faults import BadValue, unfit
 from worker.envs.gymnasium.actions import UnsupportedSpace
-from worker.envs.gymnasium.door import BadValue, observation_of
+from worker.envs.gymnasium.door import observation_of
 
 #: Writes one value of a space into rows [O] float32 and [P] uint8.
 _Write = Callable[[Any, np.ndarray, np.ndarray], None]
@@ -34,6 +35,7 @@ class _Rows:
         continuous: of each vector component, whether statistics may normalise it.
         low, high: what its space says of each vector component.
         parts: what is told of each leaf.
+        names: of each leaf in the vector, with its first component.
         images: (channels, height, width) of each.
         num_pixels: bytes of all of them.
     """
@@ -42,6 +44,7 @@ class _Rows:
     low: list[float] = field(default_factory=list)
     high: list[float] = field(default_factory=list)
     parts: list[str] = field(default_factory=list)
+    names: list[tuple[int, str]] = field(default_factory=list)
     images: list[tuple[int, int, int]] = field(default_factory=list)
     num_pixels: int = 0
 
@@ -71,7 +74,18 @@ class ObservationDoor:
         sentinel = torch.zeros_like(continuous)
         self.spec = ObsSpec(len(continuous), continuous, sentinel, images=tuple(rows.images))
         self.parts = rows.parts
+        self._names = rows.names
         self.low, self.high = (np.array(ends, dtype=np.float32) for ends in (rows.low, rows.high))
+
+    def unfit(self, value: float, component: int) -> BadValue:
+        """Return the fault of a number that is none of float32, in a component of the vector."""
+        return _unfit(value, component, self._names)
+
+
+def _unfit(value: float, component: int, names: Sequence[tuple[int, str]]) -> BadValue:
+    first, name = next((start, name) for start, name in reversed(names) if start <= component)
+    place = f"component {component - first}" + (f" of {name}" if len(names) > 1 else "")
+    return BadValue(f"an observation that holds {value:g} in {place}, {unfit(value)}")
 
 
 def _taken_apart(space: spaces.Space[Any], name: str, rows: _Rows) -> _Write:
@@ -109,13 +123,27 @@ def _box(space: Any, name: str, rows: _Rows) -> _Write:
     if space.dtype in (np.uint8, np.bool_) and len(space.shape) in (3, 4) and max(space.shape[-3:]) >= _MIN_EDGE:
         return _image(space, name, rows)
     shape, dtype, size = tuple(space.shape), np.dtype(space.dtype), int(np.prod(space.shape))
-    start, stop = _taken(rows, size, f"{name}: {size} numbers", (space.low, space.high), continuous=True)
+    start, stop = _taken(rows, name, size, f"{size} numbers", (space.low, space.high), continuous=True)
 
     def write(value: Any, vector: np.ndarray, pixels: np.ndarray) -> None:  # noqa: ARG001 - one call for all
-        values = observation_of(value, shape, dtype)
-        vector[start:stop] = values if values.ndim == 1 else values.reshape(-1)
+        values, row = observation_of(value, shape, dtype), vector[start:stop]
+        values = values if values.ndim == 1 else values.reshape(-1)
+        if values.itemsize <= row.itemsize:
+            row[:] = values
+        else:
+            _narrow(values, row, start, rows.names)
 
     return write
+
+
+def _narrow(values: np.ndarray, row: np.ndarray, start: int, names: Sequence[tuple[int, str]]) -> None:
+    """Write numbers of more bits than the row's components, which are float32."""
+    try:
+        with np.errstate(over="raise"):
+            row[:] = values
+    except FloatingPointError as error:
+        at = int(np.where(np.isfinite(values), np.abs(values), 0.0).argmax())
+        raise _unfit(values[at], start + at, names) from error
 
 
 def _image(space: Any, name: str, rows: _Rows) -> _Write:
@@ -155,8 +183,8 @@ def _one_hot(
     space: Any, shape: tuple[int, ...], sizes: list[int], starts: np.ndarray, name: str, rows: _Rows
 ) -> _Write:
     dtype, counts = np.dtype(space.dtype), np.array(sizes)
-    told = f"{name}: one-hot of {' and '.join(map(str, sizes))}"
-    start, stop = _taken(rows, sum(sizes), told, (0.0, 1.0), continuous=False)
+    told = f"one-hot of {' and '.join(map(str, sizes))}"
+    start, stop = _taken(rows, name, sum(sizes), told, (0.0, 1.0), continuous=False)
     offsets = start + np.cumsum([0, *sizes[:-1]])
 
     def write(value: Any, vector: np.ndarray, pixels: np.ndarray) -> None:  # noqa: ARG001 - one call for all
@@ -171,7 +199,7 @@ def _one_hot(
 
 def _multi_binary(space: Any, name: str, rows: _Rows) -> _Write:
     shape, dtype, size = tuple(space.shape), np.dtype(space.dtype), int(np.prod(space.shape))
-    start, stop = _taken(rows, size, f"{name}: {size} numbers 0 or 1", (0.0, 1.0), continuous=False)
+    start, stop = _taken(rows, name, size, f"{size} numbers 0 or 1", (0.0, 1.0), continuous=False)
 
     def write(value: Any, vector: np.ndarray, pixels: np.ndarray) -> None:  # noqa: ARG001 - one call for all
         values = observation_of(value, shape, dtype)
@@ -182,12 +210,14 @@ def _multi_binary(space: Any, name: str, rows: _Rows) -> _Write:
     return write
 
 
-def _taken(rows: _Rows, size: int, told: str, ends: tuple[Any, Any], *, continuous: bool) -> tuple[int, int]:
+def _taken(rows: _Rows, name: str, size: int, told: str, ends: tuple[Any, Any], *, continuous: bool) -> tuple[int, int]:
     start = len(rows.continuous)
     rows.continuous += [continuous] * size
     for kept, end in zip((rows.low, rows.high), ends, strict=True):
-        kept += np.broadcast_to(np.asarray(end, dtype=np.float32).reshape(-1), size).tolist()
-    rows.parts.append(told)
+        with np.errstate(over="ignore"):  # what float32 cannot hold bounds nothing
+            kept += np.broadcast_to(np.asarray(end).astype(np.float32).reshape(-1), size).tolist()
+    rows.parts.append(f"{name}: {told}")
+    rows.names.append((start, name))
     return start, start + size
 
 

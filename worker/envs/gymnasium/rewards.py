@@ -41,8 +41,8 @@ class Transition:
         truncated: [E] bool; truth; a limit of steps cut the episode here (in evaluation ``eval.max_steps`` too), and
             the task did not end; always there.
         info: {name: [E] float32}; the environment's; numbers and truth values of its info after this step, no texts or
-            arrays; NaN for an environment that does not tell it, and a name that none tells is absent: ask with
-            ``step.info.get(name)``.
+            arrays; NaN for an environment that does not tell it, infinite where float32 cannot hold it, and a name that
+            none tells is absent: ask with ``step.info.get(name)``.
     """
 
     observation: Tensor

@@ -25,9 +25,17 @@ from lockstep.spec.environments.gymnasium import CAPPED, TIME_LIMIT, WRAPPERS
 from lockstep.spec.sections import CLIP
 from worker.envs.base import Masks, Observation, StepResult
 from worker.envs.family import Order
-from worker.envs.faults import RAISED, EnvironmentFault, building, is_out_of_memory, last_line, playing
+from worker.envs.faults import (
+    RAISED,
+    EnvironmentFault,
+    building,
+    is_out_of_memory,
+    last_line,
+    playing,
+    what_went_wrong,
+)
 from worker.envs.gymnasium.build import build_one, builder, registered
-from worker.envs.gymnasium.door import BadValue, is_true, reset_values, reward_of, step_values
+from worker.envs.gymnasium.door import is_true, reset_values, reward_of, step_values
 from worker.envs.gymnasium.ledger import Ledger
 from worker.envs.gymnasium.rewards import GymReward, Transition, make_gym_reward
 from worker.envs.gymnasium.stepping.hosted import DONE, Hosted
@@ -305,8 +313,7 @@ class GymEnvs(Hosted):
     def _fault(self, run: int, index: int, error: BaseException) -> BaseException:
         if isinstance(error, EnvironmentFault) or is_out_of_memory(error):
             return error
-        what = f"returned {error}" if isinstance(error, BadValue) else f"raised {last_line(error)}"
-        return EnvironmentFault(f"{self._where(run, index)} {what}")
+        return EnvironmentFault(f"{self._where(run, index)} {what_went_wrong(error)}")
 
     def _at(self, run: int, index: int) -> tuple[int, int]:
         lane = self._lanes[run][index]

@@ -76,9 +76,9 @@ class Hosted(Stepped):
         """Refuse observations [E, O], from environment ``first`` on, that are not finite: no statistic may see them."""
         finite = np.isfinite(seen)
         if not finite.all():
-            index = int((~finite.all(axis=1)).argmax())
-            told = f"returned an observation that holds {seen[index][~finite[index]][0]}, which is not finite"
-            raise EnvironmentFault(f"{self._where(run, first + index)} {told}")
+            index, at = (int(place) for place in np.argwhere(~finite)[0])
+            fault = self.entry.unfit(float(seen[index, at]), at)
+            raise EnvironmentFault(f"{self._where(run, first + index)} returned {fault}")
 
     def _where(self, run: int, index: int) -> str:
         episode, step = self._at(run, index)

@@ -27,9 +27,9 @@ from lockstep.keys import derive
 from lockstep.spec.environments.gymnasium import CAPPED, EVAL_MAX_STEPS, RANDOM_NUMBERS, RESUMED_EPISODES, TIME_LIMIT
 from worker.envs.base import HeadSpec, Masks, Observation, StepResult
 from worker.envs.family import Order
-from worker.envs.faults import RAISED, EnvironmentFault, building, last_line, playing
+from worker.envs.faults import RAISED, BadValue, EnvironmentFault, building, last_line, playing, unfit
 from worker.envs.gymnasium.actions import ActionDoor
-from worker.envs.gymnasium.door import BadValue, reset_values, step_values
+from worker.envs.gymnasium.door import LARGEST, reset_values, step_values
 from worker.envs.gymnasium.ledger import Ledger
 from worker.envs.gymnasium.observations import ObservationDoor
 from worker.envs.gymnasium.rewards import GymReward, Transition
@@ -260,9 +260,10 @@ class VectorEnvs(Stepped):
         ended = _column(ends, "terminated", self.num_envs).astype(bool)
         cut = _column(cuts, "truncated", self.num_envs).astype(bool)
         native = np.where(valid, _column(paid, "rewards", self.num_envs).astype(np.float64), 0.0)
-        if not np.isfinite(native.astype(np.float32)).all():
-            bad = int((~np.isfinite(native.astype(np.float32))).argmax())
-            raise BadValue(f"the reward {native[bad]} for environment {bad}, which is not finite as float32")
+        fits = np.abs(native) <= LARGEST
+        if not fits.all():
+            bad = int((~fits).argmax())
+            raise self._fault(bad, f"the reward {native[bad]:g}, {unfit(native[bad])}")
         return native, ended, cut
 
     def _final(self, run: int, info: Mapping[str, Any], ended: np.ndarray) -> Observation:
@@ -273,16 +274,17 @@ class VectorEnvs(Stepped):
             return Observation(now.features.clone(), now.ids, pixels)
         with playing(f"environment {self._name!r}: infos['final_obs']"):
             kept = self._obs[run].clone(), self._pixels[run].clone()
-            last = info["final_obs"]
+            last, exact = info["final_obs"], None
             if self._is_plain and isinstance(last, Tensor):
-                rows = self._like(ended)
-                self._obs[run][rows] = last[rows].reshape(int(ended.sum()), -1).to(torch.float32)
+                rows, exact = self._like(ended), last.reshape(self.num_envs, -1)
+                self._obs[run][rows] = exact[rows].to(torch.float32)
                 ended = np.zeros_like(ended)
             for index in np.flatnonzero(ended):
                 value = last[index]
                 # gymnasium collects them as objects
                 is_array = isinstance(value, np.ndarray) and value.dtype == object
                 self._write(run, int(index), np.array(value.tolist()) if is_array else value)
+            self._check_finite(run, exact)
             final = Observation(self._obs[run], now.ids, self._pixels[run] if self.obs_spec.images else None)
             self._obs[run], self._pixels[run] = kept
         return final
@@ -350,6 +352,7 @@ class VectorEnvs(Stepped):
 
     def _take(self, run: int, shown: Any) -> None:
         """Keep what the simulator shows; what its space forbids, or is not finite, is the environment's fault."""
+        exact = None
         if self._is_plain:
             batch = shown if isinstance(shown, Tensor) else np.asarray(shown)
             wanted = (self.num_envs, *(self._seen.shape or ()))
@@ -358,22 +361,33 @@ class VectorEnvs(Stepped):
                     f"environment {self._name!r} returned observations of the shape {tuple(batch.shape)}, not {wanted}"
                 )
             numbers = batch if isinstance(batch, Tensor) else torch.from_numpy(np.ascontiguousarray(batch))
-            self._obs[run] = numbers.reshape(self.num_envs, -1).to(torch.float32, copy=True)
+            exact = numbers.reshape(self.num_envs, -1)
+            self._obs[run] = exact.to(torch.float32, copy=True)
         else:
             with playing(f"environment {self._name!r}: its observations"):
                 for index, row in enumerate(iterate(self._batched, shown)):
                     self._write(run, index, row)
+        self._check_finite(run, exact)
+
+    def _check_finite(self, run: int, exact: Tensor | None) -> None:
+        """Refuse observations that are not finite; ``exact`` [E, O] are they before they were rounded to float32."""
         finite = torch.isfinite(self._obs[run])
         if not bool(finite.all()):
-            index = int((~finite.all(dim=1)).nonzero()[0])
-            told = f"returned an observation for environment {index} that holds a number that is not finite"
-            raise EnvironmentFault(f"environment {self._name!r} {told}")
+            index, at = (int(place) for place in (~finite).nonzero()[0])
+            value = float((self._obs[run] if exact is None else exact)[index, at])
+            raise self._fault(index, self.entry.unfit(value, at))
+
+    def _fault(self, index: int, returned: object) -> EnvironmentFault:
+        return EnvironmentFault(f"environment {self._name!r} (number {index}) returned {returned}")
 
     def _write(self, run: int, index: int, value: Any) -> None:
         if isinstance(value, Tensor):
             self._obs[run][index] = value.reshape(-1).to(torch.float32)
-        else:
+            return
+        try:
             self.entry.write(value, self._obs[run][index].numpy(), self._pixels[run][index].numpy())
+        except BadValue as error:
+            raise self._fault(index, error) from error
 
     def _record(self, run: int, index: int, outcome: str, info: Mapping[str, Any]) -> None:
         told = {
