@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from types import ModuleType, SimpleNamespace
@@ -36,7 +37,7 @@ BLOCKS = [
     (2, 32, 64, 4, 3, True),
     (3, 8, 16, 7, 3, True),
 ]
-#: In bf16 the kernels may be this much further from float64 than the plain modules under autocast, and no more.
+#: In bf16 and TF32 the kernels may be this much further from float64 than the plain modules, and no more.
 HALF_FACTOR, HALF_MARGIN = 1.5, 2e-3
 
 
@@ -50,6 +51,15 @@ def settings() -> Iterator[None]:
 @pytest.fixture
 def fused() -> ModuleType:
     return import_module("worker.envs.morph.network.fused.step")
+
+
+@contextlib.contextmanager
+def shortened(dtype: torch.dtype) -> Iterator[None]:
+    """Let products round what they read: to bf16 under autocast, or float32 to TF32."""
+    if dtype is torch.float32:
+        set_up(tf32=True)
+    with torch.autocast("cuda", torch.bfloat16) if dtype is torch.bfloat16 else contextlib.nullcontext():
+        yield
 
 
 def draws(*shape: int, seed: int = 0) -> Tensor:
@@ -72,7 +82,7 @@ def errors(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[float]:
 
 
 def no_worse(found: Sequence[float], plain: Sequence[float]) -> None:
-    """Hold errors of the kernels in bf16 against those of the plain modules in bf16."""
+    """Hold errors of the kernels against those of the plain modules in the same precision."""
     for place, (a, b) in enumerate(zip(found, plain, strict=True)):
         assert a <= HALF_FACTOR * b + HALF_MARGIN, (place, a, b)
 
@@ -165,12 +175,13 @@ def test_a_graft_equals_its_plain_modules(
         no_worse(halves, errors(outcome(core, torch.bfloat16), wanted))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("graft", ["none", "reaching", "detached"])
 @pytest.mark.parametrize(("images", "inner"), [(130, 3), (5, 4)])
-def test_the_first_stage_in_bf16_is_as_exact_as_plain_modules_in_bf16(
-    fused: ModuleType, graft: str, images: int, inner: int
+def test_the_first_stage_in_bf16_and_tf32_is_as_exact_as_plain_modules(
+    fused: ModuleType, dtype: torch.dtype, graft: str, images: int, inner: int
 ) -> None:
-    x, alpha = draws(images, inner, 32, 32).bfloat16(), torch.tensor(0.7, device=CUDA)
+    x, alpha = draws(images, inner, 32, 32).to(dtype), torch.tensor(0.7, device=CUDA)
     leaves = [0.3 * draws(8, inner, 3, 3, seed=1), draws(8, seed=2).abs(), draws(8, seed=3)]
     if graft != "none":
         leaves += [0.3 * draws(8, 8, 3, 3, seed=4), *(draws(8, seed=seed) for seed in (5, 6, 7))]
@@ -197,15 +208,18 @@ def test_the_first_stage_in_bf16_is_as_exact_as_plain_modules_in_bf16(
         return [leaf.detach().requires_grad_() for leaf in leaves]
 
     wanted = plain([leaf.detach().double().requires_grad_() for leaf in leaves])
-    with torch.autocast("cuda", torch.bfloat16):
+    with shortened(dtype):
         found, again, other = kernels(fresh()), kernels(fresh()), plain(fresh())
     no_worse(errors(found, wanted), errors(other, wanted))
     assert all(torch.equal(a, b) for a, b in zip(found, again, strict=True))
 
 
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
 @pytest.mark.parametrize("images", [5, 130])
-def test_a_graft_beside_the_first_stage_equals_plain_modules(fused: ModuleType, images: int) -> None:
-    x, one = draws(images, 3, 32, 32).bfloat16(), torch.ones((), device=CUDA)
+def test_a_graft_beside_the_first_stage_equals_plain_modules(
+    fused: ModuleType, dtype: torch.dtype, images: int
+) -> None:
+    x, one = draws(images, 3, 32, 32).to(dtype), torch.ones((), device=CUDA)
     host = [0.3 * draws(8, 3, 3, 3, seed=1), draws(8, seed=2).abs(), draws(8, seed=3)]
     graft = [0.3 * draws(8, 8, 3, 3, seed=4), *(draws(8, seed=seed) for seed in (5, 6, 7))]
 
@@ -229,7 +243,7 @@ def test_a_graft_beside_the_first_stage_equals_plain_modules(fused: ModuleType, 
         return [leaf.detach().to(dtype).requires_grad_() for leaf in leaves]
 
     wanted = plain(fresh(host, torch.float64), fresh(graft, torch.float64))
-    with torch.autocast("cuda", torch.bfloat16):
+    with shortened(dtype):
         found, other = (way(fresh(host, torch.float32), fresh(graft, torch.float32)) for way in (kernels, plain))
     no_worse(errors(found, wanted), errors(other, wanted))
 

@@ -41,13 +41,14 @@ static void __syncthreads() { meet(block_meeting, 256); }
 static void warp_meets() { meet(warp_meetings[threadIdx.x >> 5], 32); }
 
 static float __uint_as_float(u32 v) { float f; memcpy(&f, &v, 4); return f; }
-static u32 bits(float f) { u32 v; memcpy(&v, &f, 4); return v; }
+static u32 __float_as_uint(float f) { u32 v; memcpy(&v, &f, 4); return v; }
 static u32 rounded(float f) {
   if (std::isnan(f)) return 0x7fff;
-  u32 v = bits(f);
+  u32 v = __float_as_uint(f);
   return (v + 0x7fff + ((v >> 16) & 1)) >> 16;
 }
 static u32 pair(float low, float high) { return rounded(low) | rounded(high) << 16; }
+static float shortened(float f) { return std::isnan(f) ? f : __uint_as_float((__float_as_uint(f) + 0x1000) & ~0x1fffu); }
 
 static void load_matrices(u32* r, const char* row, bool transposed) {
   int lane = threadIdx.x & 31, first = threadIdx.x - lane, i = lane >> 2, j = (lane & 3) * 2;
@@ -62,7 +63,7 @@ static void load_matrices(u32* r, const char* row, bool transposed) {
 }
 static void load4(u32 (&r)[4], const char* row) { load_matrices(r, row, false); }
 static void load4t(u32 (&r)[4], const char* row) { load_matrices(r, row, true); }
-static float part(u32 v, int upper) { return __uint_as_float(upper ? v & 0xffff0000u : v << 16); }
+static float half(u32 v, int upper) { return __uint_as_float(upper ? v & 0xffff0000u : v << 16); }
 static void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
   int lane = threadIdx.x & 31, first = threadIdx.x - lane;
   memcpy(lefts[threadIdx.x], a, 16);
@@ -72,20 +73,34 @@ static void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
     int row = (lane >> 2) + (r >> 1) * 8, column = (lane & 3) * 2 + (r & 1);
     double sum = d[r];
     for (int k = 0; k < 16; k++) {
-      float left = part(lefts[first + (row & 7) * 4 + (k & 7) / 2][(row >> 3) + (k >> 3) * 2], k & 1);
-      float right = part(rights[first + column * 4 + (k & 7) / 2][k >> 3], k & 1);
+      float left = half(lefts[first + (row & 7) * 4 + (k & 7) / 2][(row >> 3) + (k >> 3) * 2], k & 1);
+      float right = half(rights[first + column * 4 + (k & 7) / 2][k >> 3], k & 1);
       sum += (double)left * right;
     }
     d[r] = (float)sum;
   }
   warp_meets();
 }
-static float larger(float a, float b) { return std::isnan(a) ? a : std::isnan(b) || b > a ? b : a; }
-static u32 larger_pair(u32 a, u32 b) {
-  auto half = [](u32 v, int upper) { return __uint_as_float(upper ? v & 0xffff0000u : v << 16); };
-  return pair(larger(half(a, 0), half(b, 0)), larger(half(a, 1), half(b, 1)));
+static void multiply(float (&d)[4], const float (&a)[4], float b0, float b1) {
+  int lane = threadIdx.x & 31, first = threadIdx.x - lane;
+  memcpy(lefts[threadIdx.x], a, 16);
+  rights[threadIdx.x][0] = __float_as_uint(b0), rights[threadIdx.x][1] = __float_as_uint(b1);
+  warp_meets();
+  // a unit of TF32 reads no more of a number than nineteen bits
+  auto read = [](u32 v) { return (double)__uint_as_float(v & ~0x1fffu); };
+  for (int r = 0; r < 4; r++) {
+    int row = (lane >> 2) + (r >> 1) * 8, column = (lane & 3) * 2 + (r & 1);
+    double sum = d[r];
+    for (int k = 0; k < 8; k++)
+      sum += read(lefts[first + (row & 7) * 4 + (k & 3)][(row >> 3) + (k >> 2) * 2]) *
+             read(rights[first + column * 4 + (k & 3)][k >> 2]);
+    d[r] = (float)sum;
+  }
+  warp_meets();
 }
-static u32 exchanged(u32 v, int lanes) {
+static float larger(float a, float b) { return std::isnan(a) ? a : std::isnan(b) || b > a ? b : a; }
+static u32 larger(u32 a, u32 b) { return pair(larger(half(a, 0), half(b, 0)), larger(half(a, 1), half(b, 1))); }
+static u32 across(u32 v, int lanes) {
   words[threadIdx.x] = v;
   warp_meets();
   u32 theirs = words[threadIdx.x ^ lanes];

@@ -46,7 +46,7 @@ def load(source: Path, defines: Sequence[str], shared: dict[str, int]) -> dict[s
     """Compile a source for the current device and return its kernels.
 
     Args:
-        source: file of CUDA C++ without includes.
+        source: file of CUDA C++; what it includes are ``.cuh`` files beside it.
         defines: ``NAME=VALUE``.
         shared: bytes of dynamic shared memory by name of a kernel.
 
@@ -56,7 +56,7 @@ def load(source: Path, defines: Sequence[str], shared: dict[str, int]) -> dict[s
     major, minor = torch.cuda.get_device_capability()
     options = [f"--gpu-architecture=sm_{major}{minor}", "--std=c++17", *(f"-D{item}" for item in defines)]
     module = ctypes.c_void_p()
-    _driver("cuModuleLoadData", ctypes.byref(module), _compile(source.read_text(encoding="utf-8"), options))
+    _driver("cuModuleLoadData", ctypes.byref(module), _compile(source, options))
     kernels = {}
     for name, size in shared.items():
         function = ctypes.c_void_p()
@@ -65,12 +65,14 @@ def load(source: Path, defines: Sequence[str], shared: dict[str, int]) -> dict[s
     return kernels
 
 
-def _compile(text: str, options: Sequence[str]) -> bytes:
+def _compile(source: Path, options: Sequence[str]) -> bytes:
     lib, program = _nvrtc(), ctypes.c_void_p()
-    if lib.nvrtcCreateProgram(ctypes.byref(program), text.encode(), b"stage.cu", 0, None, None):
+    headers = sorted(source.parent.glob("*.cuh"))
+    texts, names = _texts([path.read_bytes() for path in headers]), _texts([path.name.encode() for path in headers])
+    given = (source.read_bytes(), source.name.encode(), len(headers), texts, names)
+    if lib.nvrtcCreateProgram(ctypes.byref(program), *given):
         raise CompileError("NVRTC could not begin a program")
-    flags = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
-    failed = lib.nvrtcCompileProgram(program, len(options), flags)
+    failed = lib.nvrtcCompileProgram(program, len(options), _texts([option.encode() for option in options]))
     read = ("nvrtcGetProgramLogSize", "nvrtcGetProgramLog") if failed else ("nvrtcGetCUBINSize", "nvrtcGetCUBIN")
     size = ctypes.c_size_t()
     getattr(lib, read[0])(program, ctypes.byref(size))
@@ -80,6 +82,10 @@ def _compile(text: str, options: Sequence[str]) -> bytes:
     if failed:
         raise CompileError(f"NVRTC: {buffer.value.decode(errors='replace')}; choose engine.path captured")
     return buffer.raw
+
+
+def _texts(values: Sequence[bytes]) -> ctypes.Array[ctypes.c_char_p]:
+    return (ctypes.c_char_p * len(values))(*values)
 
 
 @lru_cache(maxsize=1)

@@ -6,56 +6,12 @@
 //   finish     the sums of all blocks, in a fixed order
 //
 // With GRAFT 0 the stage is pool(z); with DETACH the graft does not reach z; with HOST 0 only the graft takes gradients.
-// Convolutions are matrix products whose windows ldmatrix picks out of the image: eight channels of a pixel are the
-// sixteen bytes of one row of its matrices.
-// No atomics: bits repeat. Compiled at run time (stage.py), and for a CPU by
-// the tests, which define EMULATED and what a GPU has.
+// Convolutions are matrix products whose windows are picked out of the image in shared memory: of bf16 (half.cuh), or with
+// SINGLE of float32 (single.cuh). No atomics: bits repeat. Compiled at run time (stage.py), and for a CPU by the tests,
+// which define EMULATED and what a GPU has.
 
 #ifndef EMULATED
-typedef unsigned int u32;
-#define DEVICE __device__ __forceinline__
-#define METHOD DEVICE
-#define KERNEL extern "C" __global__
-#define BOUNDS(blocks) __launch_bounds__(256, blocks)
-DEVICE u32 pair(float low, float high) {
-  u32 both;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(both) : "f"(high), "f"(low));
-  return both;
-}
-DEVICE void load4(u32 (&r)[4], const char* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"((u32)__cvta_generic_to_shared(row)) : "memory");
-}
-DEVICE void load4t(u32 (&r)[4], const char* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.trans.shared.b16 {%0,%1,%2,%3}, [%4];"
-               : "=r"(r[0]), "=r"(r[1]), "=r"(r[2]), "=r"(r[3]) : "r"((u32)__cvta_generic_to_shared(row)) : "memory");
-}
-DEVICE void multiply(float (&d)[4], const u32 (&a)[4], u32 b0, u32 b1) {
-  asm volatile("mma.sync.aligned.m16n8k16.row.col.f32.bf16.bf16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, "
-               "{%0,%1,%2,%3};"
-               : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
-               : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b0), "r"(b1));
-}
-// The transpose of a matrix of 8 x 8 whose row i / 4 holds columns 2 (i % 4) and the next in lane i.
-DEVICE u32 turned(u32 v) {
-  u32 out;
-  asm volatile("movmatrix.sync.aligned.m8n8.trans.b16 %0, %1;" : "=r"(out) : "r"(v));
-  return out;
-}
-// The larger, NaN where either is NaN, as in PyTorch.
-DEVICE float larger(float a, float b) {
-  float out;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(out) : "f"(a), "f"(b));
-  return out;
-}
-DEVICE u32 larger_pair(u32 a, u32 b) {
-  u32 out;
-  asm("max.NaN.bf16x2 %0, %1, %2;" : "=r"(out) : "r"(a), "r"(b));
-  return out;
-}
-DEVICE u32 exchanged(u32 v, int lanes) { return __shfl_xor_sync(0xffffffffu, v, lanes); }
-DEVICE float across(float v, int lanes) { return __shfl_xor_sync(0xffffffffu, v, lanes); }
-#define SHARED extern __shared__ __align__(16)
+#include "gpu.cuh"
 #endif
 
 #define EDGE 32
@@ -64,7 +20,6 @@ DEVICE float across(float v, int lanes) { return __shfl_xor_sync(0xffffffffu, v,
 #define CELLS (PIXELS / 4)
 #define THREADS 256
 #define WARPS 8
-#define FRAMED (WIDE * WIDE * 16)
 #define GROUP (1.0f / (PIXELS * 8))
 // floats of a block's sums: weights of the graft by pair of taps, of the stage by row and half of the window, windows by
 // row, column (there is no fourth) and channel
@@ -74,15 +29,9 @@ DEVICE float across(float v, int lanes) { return __shfl_xor_sync(0xffffffffu, v,
 #define NORMS (GRAFT_SUMS + STAGE_SUMS + WINDOW_SUMS)
 #define SUMS (NORMS + 32)
 
-struct alignas(16) Eight { u32 w[4]; };  // channels of a pixel, bf16
-struct alignas(8) Four { u32 w[2]; };
-
-DEVICE float half_of(u32 v, int upper) { return __uint_as_float(upper ? v & 0xffff0000u : v << 16); }
-DEVICE float relu(float v) { return larger(v, 0.0f); }
-// The channels of a pair whose bit of ``picks`` (one byte a channel) is set.
-DEVICE u32 picked_of(u32 v, u32 picks, u32 bit) {
-  return (picks & bit ? v & 0xffffu : 0u) | (picks & bit << 8 ? v & 0xffff0000u : 0u);
-}
+// Pairs of taps of a product: those of a column that lie above each other, what is left of the last row, tap 8 alone,
+// which meets weights of zero the second time. So a lane reads from three places, and all else is known beforehand.
+#define TAPS {{0, 3}, {1, 4}, {2, 5}, {6, 7}, {8, 9}}
 
 // What a thread owns: channels 2 c and 2 c + 1 of the pixels that a product leaves with it. A warp has four rows of an
 // image; its product m has half a row, and of that a thread has pixel g and, as its second, pixel g + 8.
@@ -91,7 +40,8 @@ struct Own {
   METHOD int row(int m) const { return warp * 4 + (m >> 1); }
   METHOD int column(int m, int second) const { return (m & 1) * 16 + second * 8 + g; }
   METHOD int pixel(int m, int second) const { return row(m) * EDGE + column(m, second); }
-  METHOD int framed(int m, int second) const { return ((row(m) + 1) * WIDE + column(m, second) + 1) * 16 + c * 4; }
+  METHOD int first(int m) const { return (row(m) + 1) * WIDE + (m & 1) * 16 + 1; }  // pixel of a product in its frame
+  METHOD int framed(int m, int second) const { return first(m) + second * 8 + g; }
   METHOD int cell(int m, int second) const { return (row(m) >> 1) * (EDGE / 2) + (column(m, second) >> 1); }
   METHOD u32 bit(int m) const { return 1u << ((m >> 1 & 1) * 2 + (g & 1)); }  // of its cell's pixels
 };
@@ -100,10 +50,22 @@ DEVICE Own owner(int thread) {
   return own;
 }
 
+#if SINGLE
+#include "single.cuh"
+#else
+#include "half.cuh"
+#endif
+
+DEVICE float relu(float v) { return larger(v, 0.0f); }
+// The channels whose bit of ``picks`` (one byte a channel) is set.
+DEVICE Two picked_of(Two v, u32 picks, u32 bit) { return kept(v, picks & bit, picks & bit << 8); }
+
 // v -> scale v + shift for both channels of a thread.
 struct Line {
   float scale[2], shift[2];
-  METHOD float of(u32 v, int e) const { return fmaf(half_of(v, e), scale[e], shift[e]); }
+  METHOD float of(Two v, int e) const { return fmaf(part(v, e), scale[e], shift[e]); }
+  METHOD Two rectified(Two v) const { return two(relu(of(v, 0)), relu(of(v, 1))); }
+  METHOD Two passed(Two gradients, Two v) const { return kept(gradients, of(v, 0) > 0.0f, of(v, 1) > 0.0f); }
 };
 DEVICE Line normal(const float* moments, int c) {
   Line line;
@@ -124,53 +86,9 @@ DEVICE Line scaled(const Line& line, const float* gain, const float* bias, int c
   return out;
 }
 
-// Pairs of taps of a product: those of a column that lie above each other, what is left of the last row, tap 8 alone,
-// which meets weights of zero the second time. So a lane reads from three places, and all else is known beforehand.
-#define TAPS {{0, 3}, {1, 4}, {2, 5}, {6, 7}, {8, 9}}
-// Weights [8, 8, 3, 3] of pairs of taps as the right side of a product: rows are inner channels of either tap
-// (ADJOINT: outer), columns the others. There is no tap 9.
-DEVICE void weights(u32 (&b)[5][2], const float* w, const Own& own, bool adjoint) {
-  constexpr int taps[5][2] = TAPS;
-  int n = own.g, k = own.c * 2;
-#pragma unroll
-  for (int s = 0; s < 5; s++)
-#pragma unroll
-    for (int h = 0; h < 2; h++) {
-      int tap = taps[s][h], at = adjoint ? k * 72 + n * 9 + tap : n * 72 + k * 9 + tap;
-      b[s][h] = tap < 9 ? pair(w[at], w[at + (adjoint ? 72 : 9)]) : 0u;
-    }
-}
-
-struct Places {
-  const char* at[3];
-  METHOD const char* of(int s, int sign) const {
-    constexpr int taps[5][2] = TAPS;
-    int tap = taps[s][0];
-    return at[s < 3 ? 0 : s - 2] + sign * ((tap / 3 - 1) * WIDE + tap % 3 - 1) * 16;
-  }
-};
-DEVICE Places places(const char* pixel, int second, int sign) {
-  Places out = {{pixel + second * sign * WIDE * 16, pixel + second * sign * 16, pixel}};
-  return out;
-}
-
-// Product m of a framed image with taps: pixels of half a row times channels.
-DEVICE void convolve(float (&d)[4], const char* image, const u32 (&b)[5][2], int sign, const Own& own, int m) {
-  const char* pixel = image + ((own.row(m) + 1) * WIDE + (m & 1) * 16 + 1 + (own.lane & 15)) * 16;
-  Places from = places(pixel, own.lane >> 4, sign);
-#pragma unroll
-  for (int r = 0; r < 4; r++) d[r] = 0.0f;
-#pragma unroll
-  for (int s = 0; s < 5; s++) {
-    u32 a[4];
-    load4(a, from.of(s, sign));
-    multiply(d, a, b[s][0], b[s][1]);
-  }
-}
-
 DEVICE void clear(char* memory, int bytes, int thread) {
-  Eight zero = {{0u, 0u, 0u, 0u}};
-  for (int i = thread * 16; i < bytes; i += THREADS * 16) *(Eight*)(memory + i) = zero;
+  struct alignas(16) Four { u32 w[4]; } zero = {};
+  for (int i = thread * 16; i < bytes; i += THREADS * 16) *(Four*)(memory + i) = zero;
 }
 
 // Sum of a value over the threads, for every thread.
@@ -202,55 +120,53 @@ DEVICE float left(const float* scratch, int i) {
   return sum;
 }
 
-KERNEL void BOUNDS(3) forward(
+KERNEL void BOUNDS(FORWARD_BLOCKS) forward(
     const char* y1, const float* moments, const float* gain, const float* bias, const float* weight,
     const float* gn_weight, const float* gn_bias, const float* gamma, const float* alpha, char* y2, float* gn_moments,
     char* out, char* picks, int images) {
   SHARED char memory[];
   int thread = threadIdx.x;
   Own own = owner(thread);
-  Line rectified = scaled(normal(moments, own.c), gain, bias, own.c);
+  Line norm = scaled(normal(moments, own.c), gain, bias, own.c);
 #if GRAFT
   float *scratch = (float*)(memory + FRAMED), strength[2];
-  u32 b[5][2];
-  weights(b, weight, own, false);
+  Weights graft = weights(weight, own, false);
 #pragma unroll
   for (int e = 0; e < 2; e++) strength[e] = alpha[0] * gamma[2 * own.c + e];
   clear(memory, FRAMED, thread);
   __syncthreads();
 #endif
   for (int image = blockIdx.x; image < images; image += gridDim.x) {
-    const char* from = y1 + (long long)image * PIXELS * 16 + own.c * 4;
-    u32 z[8][2];
+    const char* from = y1 + (long long)image * PIXELS * PIXEL + own.c * PIXEL / 4;
+    Two z[8][2];
 #pragma unroll
     for (int m = 0; m < 8; m++)
 #pragma unroll
-      for (int second = 0; second < 2; second++) z[m][second] = *(const u32*)(from + own.pixel(m, second) * 16);
+      for (int second = 0; second < 2; second++) z[m][second] = *(const Two*)(from + own.pixel(m, second) * PIXEL);
 #pragma unroll
     for (int m = 0; m < 8; m++)
 #pragma unroll
       for (int second = 0; second < 2; second++) {
-        u32 v = z[m][second];
-        z[m][second] = pair(relu(rectified.of(v, 0)), relu(rectified.of(v, 1)));
+        z[m][second] = norm.rectified(z[m][second]);
 #if GRAFT
-        *(u32*)(memory + own.framed(m, second)) = z[m][second];
+        put(memory + framed(own.framed(m, second), own.c), z[m][second]);
 #endif
       }
 #if GRAFT
     __syncthreads();
-    u32 y[8][2];
+    Two y[8][2];
     float sum = 0.0f;
-    char* to = y2 + (long long)image * PIXELS * 16 + own.c * 4;
+    char* to = y2 + (long long)image * PIXELS * PIXEL + own.c * PIXEL / 4;
 #pragma unroll
     for (int m = 0; m < 8; m++) {
       float d[4];
-      convolve(d, memory, b, 1, own, m);
+      convolve(d, memory, graft, 1, own, m);
 #pragma unroll
       for (int second = 0; second < 2; second++) {
-        u32 v = pair(d[2 * second], d[2 * second + 1]);
+        Two v = two(d[2 * second], d[2 * second + 1]);
         y[m][second] = v;
-        *(u32*)(to + own.pixel(m, second) * 16) = v;
-        sum += half_of(v, 0) + half_of(v, 1);
+        *(Two*)(to + own.pixel(m, second) * PIXEL) = v;
+        sum += part(v, 0) + part(v, 1);
       }
     }
     float mean = block_sum(sum, scratch, own) * GROUP;
@@ -259,7 +175,7 @@ KERNEL void BOUNDS(3) forward(
     for (int m = 0; m < 8; m++)
 #pragma unroll
       for (int i = 0; i < 4; i++) {
-        float d = half_of(y[m][i >> 1], i & 1) - mean;
+        float d = part(y[m][i >> 1], i & 1) - mean;
         sum = fmaf(d, d, sum);
       }
     float rstd = 1.0f / sqrtf(block_sum(sum, scratch + WARPS, own) * GROUP + 1e-5f);
@@ -275,33 +191,34 @@ KERNEL void BOUNDS(3) forward(
         float v[2];
 #pragma unroll
         for (int e = 0; e < 2; e++)
-          v[e] = fmaf(strength[e], relu(both.of(y[m][second], e)), half_of(z[m][second], e));
-        z[m][second] = pair(v[0], v[1]);
+          v[e] = fmaf(strength[e], relu(both.of(y[m][second], e)), part(z[m][second], e));
+        z[m][second] = two(v[0], v[1]);
       }
 #endif
-    char* pooled = out + (long long)image * CELLS * 16 + own.c * 4;
+    char* pooled = out + (long long)image * CELLS * PIXEL + own.c * PIXEL / 4;
     char* picked = picks + (long long)image * CELLS * 8 + own.c * 2;
     // of two threads with one cell's columns the even one takes the cells of first pixels, the other those of second
     int odd = own.g & 1;
 #pragma unroll
     for (int m = 0; m < 8; m++) {
       if (m & 2) continue;
-      u32 theirs[2], mine[2];
+      Two theirs[2], mine[2];
 #pragma unroll
       for (int down = 0; down < 2; down++) {
         mine[down] = odd ? z[m + 2 * down][1] : z[m + 2 * down][0];
-        theirs[down] = exchanged(odd ? z[m + 2 * down][0] : z[m + 2 * down][1], 4);
+        theirs[down] = across(odd ? z[m + 2 * down][0] : z[m + 2 * down][1], 4);
       }
-      u32 top = larger_pair(larger_pair(mine[0], theirs[0]), larger_pair(mine[1], theirs[1])), at[2] = {};
+      Two top = larger(larger(mine[0], theirs[0]), larger(mine[1], theirs[1]));
+      u32 at[2] = {};
       // the first of equal maxima, as a bit
 #pragma unroll
       for (int p = 3; p >= 0; p--) {
-        u32 differs = top ^ (odd == (p & 1) ? mine[p >> 1] : theirs[p >> 1]);
-        if (!(differs & 0xffffu)) at[0] = 1u << p;
-        if (!(differs & 0xffff0000u)) at[1] = 256u << p;
+        Two v = odd == (p & 1) ? mine[p >> 1] : theirs[p >> 1];
+        if (same(top, v, 0)) at[0] = 1u << p;
+        if (same(top, v, 1)) at[1] = 256u << p;
       }
       int cell = own.cell(m, odd);
-      *(u32*)(pooled + cell * 16) = top;
+      *(Two*)(pooled + cell * PIXEL) = top;
       *(unsigned short*)(picked + cell * 8) = (unsigned short)(at[0] | at[1]);
     }
   }
@@ -312,19 +229,18 @@ KERNEL void BOUNDS(2) backward(
     const float* gain, const float* bias, const float* weight, const float* gn_moments, const float* gn_weight,
     const float* gn_bias, const float* gamma, const float* alpha, float* sums, int images) {
   SHARED char memory[];
-  char *x_at = memory, *z_at = x_at + FRAMED, *dy_at = z_at + FRAMED;
+  char *x_at = memory, *z_at = x_at + X_BYTES, *dy_at = z_at + FRAMED;
   float* scratch = (float*)(dy_at + FRAMED);
   int thread = threadIdx.x;
   Own own = owner(thread);
-  Line standard = normal(moments, own.c), rectified = scaled(standard, gain, bias, own.c);
+  Line standard = normal(moments, own.c), normed = scaled(standard, gain, bias, own.c);
 #if HOST
   float stage[6][4] = {}, norm[4] = {}, column[4] = {}, border[4] = {};
-  clear(x_at, FRAMED, thread);
+  clear(x_at, X_BYTES, thread);
 #endif
 #if GRAFT
   float graft[5][4] = {}, graft_norm = 0.0f, scale[2];
-  u32 b[5][2];
-  weights(b, weight, own, true);
+  Weights adjoint = weights(weight, own, true);
 #pragma unroll
   for (int e = 0; e < 2; e++) scale[e] = alpha[0] * gamma[2 * own.c + e] * gn_weight[2 * own.c + e];
   clear(z_at, FRAMED, thread);
@@ -332,66 +248,62 @@ KERNEL void BOUNDS(2) backward(
 #endif
   __syncthreads();
   for (int image = blockIdx.x; image < images; image += gridDim.x) {
-    const char* before = y1 + (long long)image * PIXELS * 16 + own.c * 4;
-    const char* given = grad + (long long)image * CELLS * 16 + own.c * 4;
+    const char* before = y1 + (long long)image * PIXELS * PIXEL + own.c * PIXEL / 4;
+    const char* given = grad + (long long)image * CELLS * PIXEL + own.c * PIXEL / 4;
     const char* picked = picks + (long long)image * CELLS * 8 + own.c * 2;
 #if HOST
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-      // two pixels side by side to a row of a matrix, so each stands twice
       int i = thread + k * THREADS;
-      Four four = *(const Four*)(x + ((long long)image * PIXELS + i) * 8);
-      char* to = x_at + (((i >> 5) + 1) * WIDE + (i & 31) + 1) * 16;
-      *(Four*)to = four;
-      *(Four*)(to - 8) = four;
+      float v[4];
+      fill(x_at, x + (long long)image * PIXELS * PIXEL / 2, i, v);
       // of the windows' sums a tap lacks the row or the column that it leaves; the first warp has row 0, the last 31
       bool edge = k == 0 && own.warp == 0 && i < EDGE || k == 3 && own.warp == WARPS - 1;
 #pragma unroll
       for (int ch = 0; ch < 4; ch++) {
-        float v = half_of(four.w[ch >> 1], ch & 1);
-        column[ch] += v;
-        border[ch] += edge ? v : 0.0f;
+        column[ch] += v[ch];
+        border[ch] += edge ? v[ch] : 0.0f;
       }
     }
 #endif
 #if GRAFT
-    u32 g[4][2], at[4][2];  // of the cells of rows m and m + 2
+    Two g[4][2];  // of the cells of rows m and m + 2
+    u32 at[4][2];
 #pragma unroll
     for (int k = 0; k < 4; k++)
 #pragma unroll
       for (int second = 0; second < 2; second++) {
         int cell = own.cell((k & 1) + (k >> 1) * 4, second);
-        g[k][second] = *(const u32*)(given + cell * 16);
+        g[k][second] = *(const Two*)(given + cell * PIXEL);
         at[k][second] = *(const unsigned short*)(picked + cell * 8);
       }
-    const char* after = y2 + (long long)image * PIXELS * 16 + own.c * 4;
-    u32 y[8][2];
+    const char* after = y2 + (long long)image * PIXELS * PIXEL + own.c * PIXEL / 4;
+    Two y[8][2];
 #pragma unroll
     for (int m = 0; m < 8; m++)
 #pragma unroll
       for (int second = 0; second < 2; second++) {
-        y[m][second] = *(const u32*)(after + own.pixel(m, second) * 16);
-        u32 v = *(const u32*)(before + own.pixel(m, second) * 16);
-        *(u32*)(z_at + own.framed(m, second)) = pair(relu(rectified.of(v, 0)), relu(rectified.of(v, 1)));
+        y[m][second] = *(const Two*)(after + own.pixel(m, second) * PIXEL);
+        Two v = *(const Two*)(before + own.pixel(m, second) * PIXEL);
+        put(z_at + framed(own.framed(m, second), own.c), normed.rectified(v));
       }
     float mean = gn_moments[2 * image], rstd = gn_moments[2 * image + 1], both[4] = {};
     Line inner;
 #pragma unroll
     for (int e = 0; e < 2; e++) inner.scale[e] = rstd, inner.shift[e] = -mean * rstd;
     Line outer = scaled(inner, gn_weight, gn_bias, own.c);
-    u32 passed[8][2];
+    Two passed[8][2];
 #pragma unroll
     for (int m = 0; m < 8; m++)
 #pragma unroll
       for (int second = 0; second < 2; second++) {
         int k = (m & 1) + (m >> 2) * 2;
-        u32 v = y[m][second], d = picked_of(g[k][second], at[k][second], own.bit(m));
-        d &= (outer.of(v, 0) > 0.0f ? 0xffffu : 0u) | (outer.of(v, 1) > 0.0f ? 0xffff0000u : 0u);
+        Two v = y[m][second], d = outer.passed(picked_of(g[k][second], at[k][second], own.bit(m)), v);
         passed[m][second] = d;
 #pragma unroll
         for (int e = 0; e < 2; e++) {
-          both[e] += half_of(d, e);
-          both[2 + e] = fmaf(half_of(d, e), half_of(v, e), both[2 + e]);
+          both[e] += part(d, e);
+          both[2 + e] = fmaf(part(d, e), part(v, e), both[2 + e]);
         }
       }
     // sums with what is normalised, from those with what is not
@@ -416,65 +328,49 @@ KERNEL void BOUNDS(2) backward(
         float v[2];
 #pragma unroll
         for (int e = 0; e < 2; e++)
-          v[e] = fmaf(half_of(passed[m][second], e), steep[e], fmaf(half_of(y[m][second], e), slope, rest));
-        *(u32*)(dy_at + own.framed(m, second)) = pair(v[0], v[1]);
+          v[e] = fmaf(part(passed[m][second], e), steep[e], fmaf(part(y[m][second], e), slope, rest));
+        put(dy_at + framed(own.framed(m, second), own.c), two(v[0], v[1]));
       }
 #endif
     __syncthreads();
 #pragma unroll 1
     for (int k = 0; k < 4; k++) {
 #if HOST
-      u32 reaching[2], at[2];
+      Two reaching[2];
+      u32 at[2];
 #pragma unroll
       for (int second = 0; second < 2; second++) {
         int cell = own.cell((k & 1) + (k >> 1) * 4, second);
-        reaching[second] = *(const u32*)(given + cell * 16);
+        reaching[second] = *(const Two*)(given + cell * PIXEL);
         at[second] = *(const unsigned short*)(picked + cell * 8);
       }
 #endif
 #pragma unroll
       for (int down = 0; down < 4; down += 2) {
-        int m = (k & 1) + (k >> 1) * 4 + down, first = ((own.row(m) + 1) * WIDE + (m & 1) * 16 + 1) * 16;
+        int m = (k & 1) + (k >> 1) * 4 + down;
 #if HOST
-        u32 left_side[4];  // gradients above, what they are of below, pixels across
+        Two whole[2], of[2];  // gradients and what they are of
         float d[4] = {};
 #if GRAFT && !DETACH
-        convolve(d, dy_at, b, -1, own, m);
+        convolve(d, dy_at, adjoint, -1, own, m);
 #endif
 #pragma unroll
         for (int second = 0; second < 2; second++) {
-          u32 v = *(const u32*)(before + own.pixel(m, second) * 16), direct, whole;
-          direct = picked_of(reaching[second], at[second], own.bit(down));
-          whole = pair(d[2 * second] + half_of(direct, 0), d[2 * second + 1] + half_of(direct, 1));
-          whole &= (rectified.of(v, 0) > 0.0f ? 0xffffu : 0u) | (rectified.of(v, 1) > 0.0f ? 0xffff0000u : 0u);
+          Two v = *(const Two*)(before + own.pixel(m, second) * PIXEL);
+          Two direct = picked_of(reaching[second], at[second], own.bit(down));
+          Two sum = two(d[2 * second] + part(direct, 0), d[2 * second + 1] + part(direct, 1));
+          of[second] = v, whole[second] = normed.passed(sum, v);
 #pragma unroll
           for (int e = 0; e < 2; e++) {
-            norm[e] += half_of(whole, e);
-            norm[2 + e] = fmaf(half_of(whole, e), half_of(v, e), norm[2 + e]);
+            norm[e] += part(whole[second], e);
+            norm[2 + e] = fmaf(part(whole[second], e), part(v, e), norm[2 + e]);
           }
-          left_side[2 * second] = turned(whole);
-          left_side[2 * second + 1] = turned(v);
         }
         // BN's backward pass is put together from products of the gradient and of its own input with the windows
-        const char* x_from = x_at + first + ((own.lane & 15) + (own.lane >> 4) * 2) * 16;
-#pragma unroll
-        for (int ky = 0; ky < 3; ky++) {
-          u32 right[4];
-          load4t(right, x_from + ((ky - 1) * WIDE - 1) * 16);
-          multiply(stage[ky * 2], left_side, right[0], right[1]);
-          multiply(stage[ky * 2 + 1], left_side, right[2], right[3]);
-        }
+        meet_windows(stage, whole, of, x_at, own, m);
 #endif
 #if GRAFT
-        u32 right[4];
-        load4t(right, dy_at + first + (own.lane & 15) * 16);
-        Places from = places(z_at + first + ((own.lane & 7) + (own.lane >> 4) * 8) * 16, own.lane >> 3 & 1, 1);
-#pragma unroll
-        for (int s = 0; s < 5; s++) {
-          u32 a[4];
-          load4t(a, from.of(s, 1));
-          multiply(graft[s], a, right[0], right[1]);
-        }
+        meet_taps(graft, z_at, dy_at, own, m);
 #endif
       }
     }

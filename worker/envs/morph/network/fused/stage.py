@@ -1,8 +1,8 @@
 """The first stage of a small host as three passes over memory instead of a dozen (``stage.cu``).
 
 Block of 8 channels on 32 x 32 pixels, one 3 x 3 graft with GroupNorm behind it or none, 2x2 maxima: the shape in which
-hosts of ``cifar`` tasks begin, and where they spend most of their time. Training in bf16, and validation in float32
-(``stage_eval.cu``); other shapes and precisions take ``step``, and so do these where NVRTC cannot be found.
+hosts of ``cifar`` tasks begin, and where they spend most of their time. Training in bf16 or TF32, and validation in
+float32 (``stage_eval.cu``); other shapes and precisions take ``step``, and so do these where NVRTC cannot be found.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ _THREADS = 256
 _BLOCKS = 132
 #: Floats of a block's sums, and blocks of threads that add them up, all or the graft's, as ``stage.cu`` has them.
 _SUMS, _FINISHING, _FINISHING_GRAFT = 640 + 768 + 48 + 32, 30, 21
-_FRAMED, _SCRATCH = 34 * 34 * 16, 1024
+#: Bytes of shared memory: of a framed image by whether it is in float32 (``half.cuh``, ``single.cuh``), of one of the
+#: host's images, and for sums.
+_FRAMED, _IMAGE, _SCRATCH = {False: 34 * 34 * 16, True: 2 * (34 * 34 + 1) * 16}, 34 * 34 * 16, 1024
 _SOURCE, _EVAL_SOURCE = (Path(__file__).with_name(name) for name in ("stage.cu", "stage_eval.cu"))
 #: Bytes of shared memory of ``stage_eval.cu``: twelve channels with rows of zeros, weights, scales, sums.
 _EVAL_SHARED = (12 * 34 * 32 + (4 + 8) * 9 * 8 + 16 + 16) * 4
@@ -34,7 +36,7 @@ _EVAL_SHARED = (12 * 34 * 32 + (4 + 8) * 9 * 8 + 16 + 16) * 4
 
 def fits(x: Tensor, weight: Tensor) -> bool:
     """Say whether a first block with ``weight`` [O, C, k, k] over images x [B, C', H, W] is of this shape."""
-    return _is_first(x, weight) and x.dtype == torch.bfloat16
+    return _is_first(x, weight) and (x.dtype == torch.bfloat16 or _is_tf32(x))
 
 
 def stage(x: Tensor, weight: Tensor, norm: Any, graft: StagedGraft | None, *, update: bool) -> Tensor:
@@ -58,6 +60,10 @@ def stage_beside(tap: Tap, graft: StagedGraft) -> Tensor:
 def _is_first(x: Tensor, weight: Tensor) -> bool:
     images = x.shape[1:] == (4, EDGE, EDGE) and not x.requires_grad and x.is_cuda
     return images and weight.shape[0] == CHANNELS and weight.shape[2] == 3 and is_found()
+
+
+def _is_tf32(x: Tensor) -> bool:
+    return x.dtype == torch.float32 and torch.backends.cudnn.allow_tf32 and not torch.is_autocast_enabled("cuda")
 
 
 def _staged(
@@ -141,7 +147,7 @@ class _Stage(torch.autograd.Function):
         ctx.grows = grown[0] is not None
         x = launch.last(x)
         y1, moments = launch.conv_moments(x, weight, (mean, variance), update=update)
-        ctx.kernels = _kernels(ctx.grows, bool(detach), True, x.device.index)
+        ctx.kernels = _kernels(ctx.grows, bool(detach), True, x.dtype == torch.float32, x.device.index)
         graft = tuple(grown) if ctx.grows else ()
         out, passed = _forward(y1, (moments, gain, bias), graft, ctx.kernels["forward"])
         ctx.save_for_backward(x, *passed.saved())
@@ -162,7 +168,7 @@ class _Stage(torch.autograd.Function):
 class _Beside(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, y1: Tensor, moments: Tensor, gain: Tensor, bias: Tensor, *grown: Tensor) -> Tensor:
-        ctx.kernels = _kernels(True, True, False, y1.device.index)
+        ctx.kernels = _kernels(True, True, False, y1.dtype == torch.float32, y1.device.index)
         out, passed = _forward(y1, (moments, gain, bias), grown, ctx.kernels["forward"])
         ctx.save_for_backward(*passed.saved())
         return out
@@ -228,9 +234,10 @@ def _eval_kernel(grows: bool, device: int) -> Kernel:
 
 
 @lru_cache(maxsize=64)
-def _kernels(grows: bool, detach: bool, host: bool, device: int) -> dict[str, Kernel]:
+def _kernels(grows: bool, detach: bool, host: bool, single: bool, device: int) -> dict[str, Kernel]:
     """Return the kernels of a variant; see ``stage.cu``."""
-    shared = {"forward": _FRAMED + _SCRATCH if grows else 0, "finish": 0}
-    shared["backward"] = 3 * _FRAMED + _SCRATCH
+    framed = _FRAMED[single]
+    shared = {"forward": framed + _SCRATCH if grows else 0, "backward": _IMAGE + 2 * framed + _SCRATCH, "finish": 0}
+    variant = {"GRAFT": grows, "DETACH": detach, "HOST": host, "SINGLE": single}
     with torch.cuda.device(device):
-        return load(_SOURCE, (f"GRAFT={int(grows)}", f"DETACH={int(detach)}", f"HOST={int(host)}"), shared)
+        return load(_SOURCE, [f"{name}={int(on)}" for name, on in variant.items()], shared)

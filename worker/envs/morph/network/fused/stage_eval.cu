@@ -7,18 +7,7 @@
 // Compiled at run time (stage.py), and for a CPU by the tests, which define EMULATED and what a GPU has.
 
 #ifndef EMULATED
-#define DEVICE __device__ __forceinline__
-#define KERNEL extern "C" __global__
-#define BOUNDS(blocks) __launch_bounds__(256, blocks)
-// The larger, NaN where either is NaN, as in PyTorch.
-DEVICE float larger(float a, float b) {
-  float out;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(out) : "f"(a), "f"(b));
-  return out;
-}
-DEVICE float across(float v, int lanes) { return __shfl_xor_sync(0xffffffffu, v, lanes); }
-DEVICE float of_lane(float v, int lane) { return __shfl_sync(0xffffffffu, v, lane); }
-#define SHARED extern __shared__ __align__(16)
+#include "gpu.cuh"
 #endif
 
 #define EDGE 32
