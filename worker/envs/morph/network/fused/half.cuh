@@ -63,13 +63,13 @@ DEVICE void convolve(float (&d)[4], const char* image, const Weights& weights, i
 
 // Pixel i of an image of four channels, into its frame; returns them. Two pixels side by side are a row of a matrix, so
 // each stands twice.
-DEVICE void fill(char* frame, const char* image, int i, float (&v)[4]) {
+DEVICE Quad fill(char* frame, const char* image, int i) {
   struct alignas(8) Four { u32 w[2]; } four = *(const Four*)(image + (long long)i * 8);
   char* to = frame + (((i >> 5) + 1) * WIDE + (i & 31) + 1) * 16;
   *(Four*)to = four;
   *(Four*)(to - 8) = four;
-#pragma unroll
-  for (int ch = 0; ch < 4; ch++) v[ch] = part(four.w[ch >> 1], ch & 1);
+  Quad out = {{part(four.w[0], 0), part(four.w[0], 1), part(four.w[1], 0), part(four.w[1], 1)}};
+  return out;
 }
 
 // Add to sums by row and half of the window what product m has: gradients above, what they are of below, times x.

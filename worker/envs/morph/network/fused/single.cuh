@@ -51,11 +51,12 @@ DEVICE void convolve(float (&d)[4], const char* image, const Weights& weights, i
 }
 
 // Pixel i of an image of four channels, into its frame; returns them.
-DEVICE void fill(char* frame, const char* image, int i, float (&v)[4]) {
-  struct alignas(16) Four { float v[4]; } four = *(const Four*)(image + (long long)i * 16);
+DEVICE Quad fill(char* frame, const char* image, int i) {
+  Quad pixel = *(const Quad*)(image + (long long)i * 16);
 #pragma unroll
-  for (int ch = 0; ch < 4; ch++) v[ch] = four.v[ch] = shortened(four.v[ch]);
-  *(Four*)(frame + (((i >> 5) + 1) * WIDE + (i & 31) + 1) * 16) = four;
+  for (int ch = 0; ch < 4; ch++) pixel.v[ch] = shortened(pixel.v[ch]);
+  *(Quad*)(frame + (((i >> 5) + 1) * WIDE + (i & 31) + 1) * 16) = pixel;
+  return pixel;
 }
 
 // The transpose of pixels times channels: of channel g pixels 2 c and 2 c + 1, rounded.

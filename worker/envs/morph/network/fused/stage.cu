@@ -28,10 +28,20 @@
 #define WINDOW_SUMS (3 * 4 * 4)
 #define NORMS (GRAFT_SUMS + STAGE_SUMS + WINDOW_SUMS)
 #define SUMS (NORMS + 32)
+// sums of an image's channels in shared memory: by thread, which keeps to a column, and of the first row and the last
+#define FIRST_ROW THREADS
+#define LAST_ROW (FIRST_ROW + EDGE)
+#define COLUMNS (LAST_ROW + EDGE)
 
 // Pairs of taps of a product: those of a column that lie above each other, what is left of the last row, tap 8 alone,
 // which meets weights of zero the second time. So a lane reads from three places, and all else is known beforehand.
 #define TAPS {{0, 3}, {1, 4}, {2, 5}, {6, 7}, {8, 9}}
+
+struct alignas(16) Quad { float v[4]; };
+DEVICE Quad sum(const Quad& a, const Quad& b) {
+  Quad out = {{a.v[0] + b.v[0], a.v[1] + b.v[1], a.v[2] + b.v[2], a.v[3] + b.v[3]}};
+  return out;
+}
 
 // What a thread owns: channels 2 c and 2 c + 1 of the pixels that a product leaves with it. A warp has four rows of an
 // image; its product m has half a row, and of that a thread has pixel g and, as its second, pixel g + 8.
@@ -233,10 +243,12 @@ KERNEL void BOUNDS(2) backward(
   float* scratch = (float*)(dy_at + FRAMED);
   int thread = threadIdx.x;
   Own own = owner(thread);
-  Line standard = normal(moments, own.c), normed = scaled(standard, gain, bias, own.c);
+  Line normed = scaled(normal(moments, own.c), gain, bias, own.c);
 #if HOST
-  float stage[6][4] = {}, norm[4] = {}, column[4] = {}, border[4] = {};
+  float stage[6][4] = {}, norm[4] = {};
+  Quad* columns = (Quad*)(scratch + 2 * 128);
   clear(x_at, X_BYTES, thread);
+  clear((char*)columns, COLUMNS * 16, thread);
 #endif
 #if GRAFT
   float graft[5][4] = {}, graft_norm = 0.0f, scale[2];
@@ -254,16 +266,11 @@ KERNEL void BOUNDS(2) backward(
 #if HOST
 #pragma unroll
     for (int k = 0; k < 4; k++) {
-      int i = thread + k * THREADS;
-      float v[4];
-      fill(x_at, x + (long long)image * PIXELS * PIXEL / 2, i, v);
+      Quad pixel = fill(x_at, x + (long long)image * PIXELS * PIXEL / 2, thread + k * THREADS);
+      columns[thread] = sum(columns[thread], pixel);
       // of the windows' sums a tap lacks the row or the column that it leaves; the first warp has row 0, the last 31
-      bool edge = k == 0 && own.warp == 0 && i < EDGE || k == 3 && own.warp == WARPS - 1;
-#pragma unroll
-      for (int ch = 0; ch < 4; ch++) {
-        column[ch] += v[ch];
-        border[ch] += edge ? v[ch] : 0.0f;
-      }
+      if (k == 0 && own.warp == 0) columns[FIRST_ROW + own.lane] = sum(columns[FIRST_ROW + own.lane], pixel);
+      if (k == 3 && own.warp == WARPS - 1) columns[LAST_ROW + own.lane] = sum(columns[LAST_ROW + own.lane], pixel);
     }
 #endif
 #if GRAFT
@@ -377,12 +384,13 @@ KERNEL void BOUNDS(2) backward(
     __syncthreads();
   }
 #if HOST
+  Line standard = normal(moments, own.c);
 #pragma unroll
   for (int e = 0; e < 2; e++) norm[2 + e] = fmaf(norm[2 + e], standard.scale[e], norm[e] * standard.shift[e]);
   leave(norm, scratch, own);
 #endif
   // warps add up in their order; the images are no longer needed
-  float *own_sums = (float*)memory + own.warp * NORMS, *lanes = (float*)memory + WARPS * NORMS;
+  float *own_sums = (float*)memory + own.warp * NORMS;
   int place = own.g * 8 + own.c * 2;
 #pragma unroll
   for (int r = 0; r < 4; r++) {
@@ -394,9 +402,6 @@ KERNEL void BOUNDS(2) backward(
 #if HOST
 #pragma unroll
     for (int tile = 0; tile < 6; tile++) own_sums[GRAFT_SUMS + tile * 128 + at] = stage[tile][r];
-    lanes[(own.warp * 4 + r) * 32 + own.lane] = column[r];
-    if (own.warp == 0) lanes[(WARPS * 4 + r) * 32 + own.lane] = border[r];
-    if (own.warp == WARPS - 1) lanes[(WARPS * 4 + 4 + r) * 32 + own.lane] = border[r];
 #endif
   }
   __syncthreads();
@@ -416,21 +421,20 @@ KERNEL void BOUNDS(2) backward(
 #endif
   }
 #if HOST
-  __syncthreads();
-  if (thread < 128) {  // channel thread / 32, column thread % 32: over the warps
-    float sum = 0.0f;
+  if (thread < EDGE) {  // over the warps
+    Quad all = {};
 #pragma unroll
-    for (int w = 0; w < WARPS; w++) sum += lanes[w * 128 + thread];
-    lanes[thread] = sum;
+    for (int w = 0; w < WARPS; w++) all = sum(all, columns[w * 32 + thread]);
+    columns[thread] = all;
   }
   __syncthreads();
   if (thread < WINDOW_SUMS) {
     int ky = thread / 16, kx = thread / 4 % 4, ch = thread % 4;
     float sum = 0.0f;
     for (int x = kx == 2; x < EDGE - (kx == 0); x++) {
-      float whole = lanes[ch * 32 + x];
-      if (ky == 0) whole -= lanes[(WARPS * 4 + 4 + ch) * 32 + x];
-      if (ky == 2) whole -= lanes[(WARPS * 4 + ch) * 32 + x];
+      float whole = columns[x].v[ch];
+      if (ky == 0) whole -= columns[LAST_ROW + x].v[ch];
+      if (ky == 2) whole -= columns[FIRST_ROW + x].v[ch];
       sum += whole;
     }
     to[GRAFT_SUMS + STAGE_SUMS + thread] = sum;

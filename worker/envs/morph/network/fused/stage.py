@@ -28,7 +28,7 @@ _BLOCKS = 132
 _SUMS, _FINISHING, _FINISHING_GRAFT = 640 + 768 + 48 + 32, 30, 21
 #: Bytes of shared memory: of a framed image by whether it is in float32 (``half.cuh``, ``single.cuh``), of one of the
 #: host's images, and for sums.
-_FRAMED, _IMAGE, _SCRATCH = {False: 34 * 34 * 16, True: 2 * (34 * 34 + 1) * 16}, 34 * 34 * 16, 1024
+_FRAMED, _IMAGE, _SCRATCH = {False: 34 * 34 * 16, True: 2 * (34 * 34 + 1) * 16}, 34 * 34 * 16, (64 + 256 + 2 * 32) * 16
 _SOURCE, _EVAL_SOURCE = (Path(__file__).with_name(name) for name in ("stage.cu", "stage_eval.cu"))
 #: Bytes of shared memory of ``stage_eval.cu``: twelve channels with rows of zeros, weights, scales, sums.
 _EVAL_SHARED = (12 * 34 * 32 + (4 + 8) * 9 * 8 + 16 + 16) * 4
