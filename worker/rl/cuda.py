@@ -21,6 +21,8 @@ from typing import TypeVar
 import torch
 from torch import Tensor
 
+from worker.capturing import capturing
+
 #: Largest |anchor - rollout| log-prob gap by where and how the numbers were made (training.md 1.11).
 _ANCHOR_LIMITS = {"bf16": 3e-2, "cpu": 1e-5, "cuda": 1e-4}
 
@@ -110,11 +112,8 @@ class Replayed:
         with torch.cuda.stream(stream):
             function(self._inputs)
             stream.synchronize()
-            self._graph.capture_begin(capture_error_mode="thread_local")
-            try:
+            with capturing(self._graph):
                 self._outputs = function(self._inputs)
-            finally:
-                self._graph.capture_end()
         torch.cuda.current_stream(device).wait_stream(stream)
 
     def __call__(self, inputs: Sequence[Tensor]) -> list[Tensor]:

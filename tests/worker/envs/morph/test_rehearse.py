@@ -47,6 +47,9 @@ def test_every_blueprint_is_rehearsed_in_every_slot_beside_the_host_and_in_it() 
     assert engine.grafts == set(product(slots, ALLOWED["cnn"], Operator))
     assert engine.shown[0].step_plan == ()
     assert {item.how for job in engine.shown for item in job.step_plan} == {"shadow", "blend"}
+    beside = [job for job in engine.shown for item in job.step_plan if item.how == "shadow"]
+    assert len(beside) == 2 * len(slots) * len(ALLOWED["cnn"])  # a gate asks for no more than a product
+    assert sorted(item.slot for item in engine.shown[-1].step_plan) == [*slots]
     assert all(job.val_plan.slots == tuple(item.slot for item in job.step_plan) for job in engine.shown)
 
 

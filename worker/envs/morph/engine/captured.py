@@ -18,6 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
+from worker.capturing import capturing
 from worker.envs.morph.engine.eager import Counters, IssuedJobs, Job, Outcome, autocast, outcomes
 from worker.envs.morph.network.blend import Operator
 from worker.envs.morph.network.hosts import Pass
@@ -393,10 +394,6 @@ def _mark() -> torch.cuda.Event:
 def _capture(lane: Lane, body: Callable[[], Tensor]) -> Captured:
     graph = torch.cuda.CUDAGraph()
     graph.register_generator_state(lane.dropout)
-    with torch.cuda.stream(lane.stream):
-        graph.capture_begin(pool=lane.pool, capture_error_mode="thread_local")
-        try:
-            packed = body()
-        finally:
-            graph.capture_end()
+    with torch.cuda.stream(lane.stream), capturing(graph, pool=lane.pool):
+        packed = body()
     return Captured(graph, packed, 0)

@@ -164,7 +164,8 @@ def _conv(x: Tensor, weight: Tensor, *, stats: bool, adjoint: bool = False) -> t
     y = torch.empty_like(x[:, :1].expand(-1, outer, -1, -1), dtype=dtype, memory_format=torch.channels_last)
     tiles = triton.cdiv(shape.rows, shape.tile)
     sums = torch.empty(2, tiles if stats else 0, shape.pixels * outer, device=x.device)
-    each = triton.cdiv(tiles, _RUNNING) if 8 * shape.columns > shape.tile else 1
+    # a power of two: a kernel is compiled for each number
+    each = triton.next_power_of_2(triton.cdiv(tiles, _RUNNING)) if 8 * shape.columns > shape.tile else 1
     conv_kernels.conv[(triton.cdiv(tiles, each),)](
         x, weight, y, sums[0], sums[1], shape.rows, CI=real, ADJOINT=adjoint, STATS=stats, TILES=each, BM=shape.tile,
         BK=shape.step, NK=triton.cdiv(shape.elements, shape.step), num_warps=4, num_stages=1, **shape.constants,

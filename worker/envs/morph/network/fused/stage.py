@@ -153,6 +153,7 @@ class _Stage(torch.autograd.Function):
         ctx.save_for_backward(x, *passed.saved())
         ctx.inner = weight.shape[1]
         ctx.mark_non_differentiable(y1, moments)
+        ctx.set_materialize_grads(False)  # zeros for what takes no gradient would be written and not read
         return out, y1, moments
 
     @staticmethod
