@@ -206,11 +206,9 @@ def _take_steps(waves: Sequence[Wave | Whole], parts: Sequence[_Part], steps: in
         goes_on = t + 1 < steps
         for wave in waves:
             wave.collect(t)
-            # what a step pays is worked out while a device acts
-            chosen = wave.choose(t + 1) if goes_on else {}
-            wave.pay(t)
             if goes_on:
-                wave.issue(t + 1, chosen)
+                wave.issue(t + 1, wave.choose(t + 1))
+            wave.pay(t)  # worked out while a device trains
         for part in parts:
             part.block.reached(part.done.round, t)
         if all(part.guard.fault is not None for part in parts):
