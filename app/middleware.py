@@ -25,6 +25,7 @@ from app.problems import render
 from app.settings import Settings
 from app.store.database.engine import StartupError
 from lockstep.address import is_loopback
+from lockstep.quoting import quoted, shortened
 
 _CSP = "default-src 'self'; frame-ancestors 'none'; object-src 'none'; base-uri 'self'; form-action 'self'"
 _MAX_COMPRESSED = 1024 * 1024
@@ -169,11 +170,8 @@ class OriginGuard:
 
 def _foreign(origin: str) -> ForbiddenError:
     """Return the refusal of a write from another site."""
-    shown = origin[:200]
-    return ForbiddenError(
-        f"a page from the origin {shown} may not write here; add it to LOCKSTEP_ALLOWED_ORIGINS if it is yours",
-        code="origin",
-    )
+    told = f"a page from the origin {shortened(origin)} may not write here"
+    return ForbiddenError(f"{told}; add it to LOCKSTEP_ALLOWED_ORIGINS if it is yours", code="origin")
 
 
 class BodyLimit:
@@ -230,7 +228,7 @@ class BodyLimit:
         if encoding in ("", "identity"):
             return body
         if encoding != "gzip":
-            raise AppError(f"content-encoding {encoding!r} is not served; use gzip", code="encoding")
+            raise AppError(f"content-encoding {quoted(encoding)} is not served; use gzip", code="encoding")
         if len(body) > _MAX_COMPRESSED:
             raise TooLargeError(f"a compressed body may have {_MAX_COMPRESSED} bytes")
         try:

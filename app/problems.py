@@ -18,6 +18,7 @@ from app.routes.documents import ProblemDocument
 from app.services.operations import METRICS
 from app.store.database.opening import why_away
 from lockstep.logs import get_logger
+from lockstep.quoting import shortened
 from lockstep.spec.text.faults import dotted, sentence
 from lockstep.spec.text.problems import Problem, pointer
 
@@ -88,7 +89,7 @@ async def _validation_error(request: Request, error: Exception) -> Response:
 async def _http_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, HTTPException)  # noqa: S101 - registered for this class
     nowhere = error.status_code == 404 and wants_page(request)
-    detail = f"There is no page {request.url.path} here." if nowhere else str(error.detail)
+    detail = f"There is no page {shortened(request.url.path)} here." if nowhere else str(error.detail)
     problem = AppError(detail, code=_CODES.get(error.status_code, "http_error"))
     problem.status = error.status_code
     problem.title = str(error.detail)

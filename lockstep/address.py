@@ -14,6 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import SplitResult, urlsplit
 
+from lockstep.quoting import QUOTED, quoted
+
 #: What may be told again of an address without a scheme: a host, perhaps with port and path, but no secret of ours.
 _HOST = re.compile(r"(?!(?:ls[a-z]|whs)_)[A-Za-z0-9.-]+(:\d+)?(/[\w./-]*)?")
 #: The whole of an experiment's id.
@@ -53,7 +55,7 @@ def clean_url(text: str, field: str, *, is_base: bool = True) -> str:
     parts = _parts(url, field)
     if parts is None or parts.scheme not in ("http", "https"):
         told = url.rpartition("@")[2].rpartition("://")[2]
-        example = told if _HOST.fullmatch(told) else "127.0.0.1:7480"
+        example = told if len(told) <= QUOTED and _HOST.fullmatch(told) else "127.0.0.1:7480"
         raise BadAddress(f"{field}: the URL must begin with http:// or https://; for example http://{example}")
     try:
         _ = parts.port
@@ -62,7 +64,7 @@ def clean_url(text: str, field: str, *, is_base: bool = True) -> str:
     if not parts.hostname:
         raise BadAddress(f"{field}: the URL names no host; for example http://127.0.0.1:7480")
     if not _can_be_asked_for(parts.hostname):
-        raise BadAddress(f"{field}: the host {parts.hostname!r} is no name or number of a host; correct it")
+        raise BadAddress(f"{field}: the host {quoted(parts.hostname)} is no name or number of a host; correct it")
     if is_base and (parts.query or parts.fragment):
         raise BadAddress(f"{field}: the URL has something behind its path; end it before the ? or #")
     return url

@@ -55,6 +55,7 @@ from lockstep.exchange import (
     with_headers,
 )
 from lockstep.exchange import ApiError as ApiError
+from lockstep.quoting import quoted
 from lockstep.spec.text.problems import nearest
 from lockstep.spec.text.reading import looks_like_json
 from lockstep.status import TERMINAL_RUN
@@ -286,7 +287,7 @@ class _Api(Runs):
                 return
             recorded |= set(run["metrics"])
         if recorded:
-            raise ValueError(f"no run has recorded a metric {metric!r}; {nearest(metric, recorded)}")
+            raise ValueError(f"no run has recorded a metric {quoted(metric)}; {nearest(metric, recorded)}")
 
     @Call
     def scores(self, /, experiment_id: str) -> Steps[Scores]:

@@ -20,6 +20,7 @@ from typing import Any, Concatenate, Generic, ParamSpec, TypeAlias, TypeVar, ove
 import httpx
 
 from lockstep.address import BadAddress
+from lockstep.quoting import quoted
 
 _log = logging.getLogger("lockstep.client")
 #: Answers of a proxy whose server is away, of a server that is busy, and of one that is asked too often.
@@ -81,7 +82,9 @@ class Request:
     def __post_init__(self) -> None:
         """Refuse a path that would lead elsewhere, as an empty id and one with ``..`` or ``?`` in it do."""
         if any(part in ("", ".", "..") or set(part) & set("?#%\\ ") for part in self.path.lstrip("/").split("/")):
-            raise BadAddress(f"{self.path!r} is no path of the API; give an id as the list of experiments shows it")
+            raise BadAddress(
+                f"{quoted(self.path)} is no path of the API; give an id as the list of experiments shows it"
+            )
 
     def below(self, base: httpx.URL) -> str:
         """Return where it goes, for a client whose requests go below ``base``, that of the API."""

@@ -11,6 +11,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from lockstep.quoting import quoted
 from lockstep.spec.text.schemas import schema_fault
 from lockstep.text import Line, Name, Searched
 
@@ -127,8 +128,8 @@ class Device(Wire):
         beginnings = ("cpu:",) if self.kind == "cpu" else ("GPU-", "MIG-")
         if not self.uid.startswith(beginnings):
             raise ValueError(
-                f"uid {self.uid!r} is no identity of a {self.kind}; name a GPU GPU-<uuid> or MIG-<uuid> and a CPU slot "
-                "cpu:<host>:<n>, for numbers change and every host has the same"
+                f"uid {quoted(self.uid)} is no identity of a {self.kind}; name a GPU GPU-<uuid> or MIG-<uuid> and a "
+                "CPU slot cpu:<host>:<n>, for numbers change and every host has the same"
             )
         return self
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import TypeVar
 
+from lockstep.quoting import quoted
+
 NumberT = TypeVar("NumberT", int, float)
 
 
@@ -20,5 +22,5 @@ def number_within(text: str, low: NumberT, high: NumberT) -> NumberT:
         value = None
     if value is None or not low <= value <= high:
         words = "a whole number" if kind is int else "a number"
-        raise ValueError(f"use {words} from {low} to {high}, not {str(text)[:40]!r}")
+        raise ValueError(f"use {words} from {low} to {high}, not {quoted(str(text))}")
     return value

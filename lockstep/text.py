@@ -6,12 +6,17 @@ terminal obeys, are refused by every way in.
 
 from __future__ import annotations
 
+import re
 import unicodedata
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, Field
 
+from lockstep.quoting import quoted, shortened
+
 _LINE_BREAKS = "\u2028\u2029"
+#: Control characters but line breaks and tabs, and lone surrogates; as a pattern, for a text may have megabytes.
+_CONTROL = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def check_line(text: str) -> str:
@@ -33,7 +38,7 @@ def check_id(text: str) -> str:
         ValueError: as ``check_line``, or it has a blank before or behind it.
     """
     if check_line(text) != text.strip():
-        raise ValueError(f"it has a blank before or behind it; write {text.strip()!r}")
+        raise ValueError(f"it has a blank before or behind it; write {quoted(text.strip())}")
     return text
 
 
@@ -63,14 +68,14 @@ def control_at(value: Any, at: str = "") -> str | None:
     Line breaks and tabs are none.
     """
     if isinstance(value, str):
-        return at if any(_is_control(char) for char in value if char not in "\r\n\t") else None
+        return at if _CONTROL.search(value) else None
     if isinstance(value, dict):
         if any(control_at(key) is not None for key in value):
             return at
         items = [(key, item) for key, item in value.items()]
     else:
         items = list(enumerate(value)) if isinstance(value, list | tuple) else []
-    found = (control_at(item, f"{at}/{key}") for key, item in items)
+    found = (control_at(item, f"{at}/{shortened(str(key))}") for key, item in items)
     return next((place for place in found if place is not None), None)
 
 

@@ -33,6 +33,7 @@ from app.store.queue import scheduling, workers
 from app.store.records.points import MetricNames
 from app.store.rows.workers import WorkerRow
 from lockstep.direction import isolated
+from lockstep.quoting import quoted
 from lockstep.spec.text.faults import sentence
 from lockstep.status import WorkerStatus
 from lockstep.text import check_line
@@ -192,7 +193,7 @@ def token_create(
 ) -> None:
     """Create a token; its secret is printed once. It has an owner of its own, unless it is like another token."""
     if role not in access.ROLES:
-        raise fail(ValueError(f"unknown role {role!r}; use one of {', '.join(access.ROLES)}"), 2)
+        raise fail(ValueError(f"unknown role {quoted(role)}; use one of {', '.join(access.ROLES)}"), 2)
     try:
         check_line(name)
     except ValueError as error:

@@ -18,6 +18,7 @@ import typer
 
 from app.cli.called import called
 from lockstep.address import BadAddress, by_way, hidden
+from lockstep.quoting import quoted
 from lockstep.ranges import NumberT, number_within
 from lockstep.spec.text.problems import InvalidSpecError
 
@@ -103,7 +104,7 @@ def an_id(kind: str) -> Callable[[str], str]:
 
     def name(text: str) -> str:
         if re.fullmatch(rf"{kind}_[0-9a-z]{{4,40}}", text.strip()) is None:
-            raise typer.BadParameter(f"use an id that begins with {kind}_, not {text[:40]!r}")
+            raise typer.BadParameter(f"use an id that begins with {kind}_, not {quoted(text)}")
         return text.strip()
 
     return name

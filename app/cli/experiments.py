@@ -19,6 +19,7 @@ from app.cli.called import NAME, called
 from app.cli.ends import an_id, fail, reach, within
 from app.cli.files import SpecFile, form_of, load
 from lockstep.address import EXPERIMENT_ID, hidden
+from lockstep.quoting import quoted
 
 if TYPE_CHECKING:
     from lockstep.client import Client, Submitted
@@ -98,7 +99,7 @@ def ab(
     """Compare reward modes: one arm for each name between `-vs-`."""
     modes = comparison.split("-vs-")
     if len(set(modes)) < max(2, len(modes)):
-        raise fail(f"{comparison!r}: name two or more different reward modes, as in shaped-vs-simplified", 2)
+        raise fail(f"{quoted(comparison)}: name two or more different reward modes, as in shaped-vs-simplified", 2)
     spec = ab_spec(comparison, envs=envs, rounds=rounds, replicates=replicates, preset=preset, sesoi=sesoi)
     if dry_run:
         import yaml

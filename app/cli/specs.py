@@ -18,6 +18,7 @@ from app.cli.called import called
 from app.cli.ends import fail, run
 from app.cli.files import OtherFile, SpecFile, load
 from lockstep import plugins
+from lockstep.quoting import quoted
 from lockstep.report import render_markdown, report_from_scores_csv, report_json
 from lockstep.spec import reference
 from lockstep.spec.environments.families import FAMILIES
@@ -120,7 +121,7 @@ def presets(
 ) -> None:
     """List the presets, or print the values of one."""
     if name is not None and name not in PRESETS:
-        raise fail(f"unknown preset {name!r}; {nearest(name, PRESETS)}", 1)
+        raise fail(f"unknown preset {quoted(name)}; {nearest(name, PRESETS)}", 1)
     chosen = {name: dict(PRESETS[name])} if name is not None else {key: dict(value) for key, value in PRESETS.items()}
     if as_json:
         typer.echo(json.dumps(chosen, indent=2))
@@ -139,7 +140,7 @@ def metrics(
 ) -> None:
     """List the metrics that an experiment can be judged by, by kind of environment."""
     if kind is not None and kind not in FAMILIES:
-        raise fail(f"--kind: unknown env.kind {kind!r}; {nearest(kind, FAMILIES)}", 2)
+        raise fail(f"--kind: unknown env.kind {quoted(kind)}; {nearest(kind, FAMILIES)}", 2)
     kinds = sorted(FAMILIES) if kind is None else [kind]
     if as_json:
         chosen = [vars(item) for item in registered().values() if {*kinds} & {*item.env_kinds}]

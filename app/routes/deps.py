@@ -20,6 +20,7 @@ from app.errors import AppError, ForbiddenError, InvalidError, UnauthorizedError
 from app.lanes import LANE, in_lane, passing, way_of
 from app.services import access, audit
 from app.services.context import Actor, Context
+from lockstep.quoting import quoted
 from lockstep.spec.text.problems import Problem, nearest, pointer
 
 SESSION_COOKIE = "lockstep_session"
@@ -57,15 +58,15 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 def duplicate_key(key: str) -> InvalidError:
     """Return the refusal of a body in which a key stands twice."""
-    message = f"the key {key[:80]!r} is given twice in one object"
+    message = f"the key {quoted(key)} is given twice in one object"
     problem = Problem("", "duplicate_key", message, "keep one of them")
     return InvalidError(f"{message}; keep one of them", code="duplicate_key", errors=[problem])
 
 
 def _unknown_parameter(name: str, known: Collection[str]) -> InvalidError:
     remedy = nearest(name, known) if known else "this call takes none"
-    message = f"unknown query parameter {name[:80]!r}"
-    problem = Problem(pointer("query", name[:80]), "unknown_parameter", message, remedy)
+    message = f"unknown query parameter {quoted(name)}"
+    problem = Problem(pointer("query", name), "unknown_parameter", message, remedy)
     return InvalidError(f"{message} ({remedy})", code="unknown_parameter", errors=[problem])
 
 

@@ -24,6 +24,7 @@ from app.services import access, steering
 from app.services.context import Context
 from app.services.experiments.live import MAX_CURSOR, Interest, Position
 from app.services.operations import server_epoch
+from lockstep.quoting import shortened
 
 router = APIRouter(prefix="/api/v1", tags=["live"], route_class=StrictRoute)
 
@@ -34,6 +35,8 @@ BAD_FRAME, NOT_AUTHENTICATED, FORBIDDEN, UNKNOWN, BAD_VERSION = 4400, 4401, 4403
 MAX_HEAD_BYTES = 128 * 1024
 _SEND_SECONDS = 5.0
 _MAX_FRAME_BYTES = 64 * 1024
+#: Of a closing frame there are 125, two of which are its code.
+_MAX_REASON_BYTES = 123
 
 
 class Subscribe(BaseModel):
@@ -77,7 +80,7 @@ async def websocket(socket: WebSocket, ctx: ContextDep, experiment_id: str, tick
 def _admit(socket: WebSocket, ctx: Context, experiment_id: str, ticket: str | None) -> None:
     origin = socket.headers.get("origin")
     if origin is not None and not ctx.settings.allows_origin(origin, socket.headers.get("host", "")):
-        raise _CloseError(FORBIDDEN, f"origin {origin} is not allowed")
+        raise _CloseError(FORBIDDEN, f"origin {shortened(origin)} is not allowed")
     if "token" in socket.query_params:
         raise _CloseError(NOT_AUTHENTICATED, "a token in a URL is refused; use a ticket or a header")
     try:
@@ -97,7 +100,7 @@ def _admit(socket: WebSocket, ctx: Context, experiment_id: str, ticket: str | No
 async def _close(socket: WebSocket, code: int, reason: str) -> None:
     if socket.application_state is WebSocketState.CONNECTED:
         with contextlib.suppress(RuntimeError, WebSocketDisconnect):
-            await socket.close(code, reason[:120])
+            await socket.close(code, reason.encode()[:_MAX_REASON_BYTES].decode(errors="ignore"))
 
 
 class _Session:
@@ -168,7 +171,7 @@ class _Session:
                 raise _CloseError(BAD_FRAME, "expected a frame of type subscribe, ping or pong")
             wanted = Subscribe.model_validate(frame)
         except (AppError, ValueError, ValidationError, RecursionError) as error:
-            raise _CloseError(BAD_FRAME, f"bad frame: {str(error)[:80]}") from error
+            raise _CloseError(BAD_FRAME, f"bad frame: {shortened(str(error))}") from error
         if wanted.protocol != PROTOCOL:
             raise _CloseError(BAD_VERSION, f"this server speaks protocol {PROTOCOL}")
         await self._subscribe(wanted)

@@ -15,6 +15,7 @@ from app.store import access
 from app.store.database.engine import utc
 from app.store.rows.access import TokenRow
 from lockstep.logs import get_logger
+from lockstep.quoting import shortened
 
 _log = get_logger("access")
 ROLES = ("viewer", "submitter", "operator", "admin", "worker")
@@ -68,7 +69,7 @@ def create(
         now = ctx.store.now(session)
         other = access.token_by_id(session, like) if like is not None else None
         if like is not None and other is None:
-            raise NotFoundError(f"no token {like}; `lockstep token list` shows them", code="unknown_token")
+            raise NotFoundError(f"no token {shortened(like)}; `lockstep token list` shows them", code="unknown_token")
         access.insert_token(
             session,
             now,

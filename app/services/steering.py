@@ -17,6 +17,7 @@ from app.store.queue import blocks, scheduling
 from app.store.queue.blocks import Why
 from app.store.records.events import NewEvent, add_events
 from app.store.rows.experiments import BlockRow, ExperimentRow
+from lockstep.quoting import shortened
 from lockstep.status import TERMINAL_BLOCK, TERMINAL_EXPERIMENT, BlockStatus, Cause, Desired
 
 
@@ -28,7 +29,7 @@ def existing(session: Session, experiment_id: str, *, lock: bool = False) -> Exp
     """
     row = experiments.get(session, experiment_id, lock=lock)
     if row is None:
-        raise NotFoundError(f"no experiment {experiment_id}", code="unknown_experiment")
+        raise NotFoundError(f"no experiment {shortened(experiment_id)}", code="unknown_experiment")
     return row
 
 

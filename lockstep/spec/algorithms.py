@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
+from lockstep.quoting import quoted
 from lockstep.spec.arms import ResolvedArm
 from lockstep.spec.environments.families import family_of
 from lockstep.spec.sections import Env
@@ -73,7 +74,7 @@ def _head_rules(ppo: Mapping[str, Any], at: Callable[[str], str], env: Env) -> I
     for name in ("prob_floor", "entropy_head_weights"):
         for head in ppo[name]:
             if head not in known:
-                yield Problem(at(name), "unknown_head", f"ppo.{name}: no head {head!r}", nearest(head, known))
+                yield Problem(at(name), "unknown_head", f"ppo.{name}: no head {quoted(head)}", nearest(head, known))
 
 
 ALGORITHMS: dict[str, Algorithm] = {"ppo": Algorithm("ppo", _fill_ppo, _ppo_rules)}

@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from lockstep.quoting import quoted
 from lockstep.spec.environments.families import FAMILIES
 from lockstep.spec.environments.gymnasium import FIELDS, FOREIGN_SECTIONS
 from lockstep.spec.metrics import registered
@@ -74,7 +75,7 @@ def explain(name: str) -> tuple[Field, ...]:
     found = tuple(field for path, field in known.items() if path == plain or path.startswith(plain + "."))
     found = found or tuple(field for path, field in known.items() if path.rpartition(".")[2] == plain)
     if not found:
-        raise KeyError(f"no field {name!r} in a specification; {nearest(plain, known)}")
+        raise KeyError(f"no field {quoted(name)} in a specification; {nearest(plain, known)}")
     return found
 
 

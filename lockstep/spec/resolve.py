@@ -14,6 +14,7 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, Field, ValidationError
 
+from lockstep.quoting import quoted
 from lockstep.spec import sections, tasks
 from lockstep.spec.algorithms import ALGORITHMS
 from lockstep.spec.arms import Difference, ResolvedArm
@@ -173,7 +174,7 @@ def _not_finite(value: Any, at: str = "") -> tuple[str, float] | None:
     if isinstance(value, float) and not math.isfinite(value):
         return at, value
     items = value.items() if isinstance(value, Mapping) else enumerate(value) if isinstance(value, list | tuple) else ()
-    found = (_not_finite(item, f"{at}/{key}") for key, item in items)
+    found = (_not_finite(item, at + pointer(key)) for key, item in items)
     return next((place for place in found if place is not None), None)
 
 
@@ -182,7 +183,7 @@ def _with_preset(raw: Mapping[str, Any]) -> dict[str, Any]:
     if name is None:
         return dict(raw)
     if not isinstance(name, str) or name not in PRESETS:
-        raise _problem("/preset", "unknown_preset", f"unknown preset {name!r}", nearest(str(name), PRESETS))
+        raise _problem("/preset", "unknown_preset", f"unknown preset {quoted(name)}", nearest(str(name), PRESETS))
     return merge(PRESETS[name], raw)
 
 
@@ -209,7 +210,7 @@ def _check_kind(document: Mapping[str, Any]) -> None:
         remedy = "remove env.id, or set env.kind to gymnasium"
         raise _problem("/env/id", "not_applicable", "env.id belongs to env.kind gymnasium", remedy)
     remedy = "add preset: gym_classic or env.kind: gymnasium"
-    raise _problem("/env/kind", "missing", f"env.id {env['id']!r} is set without env.kind", remedy)
+    raise _problem("/env/kind", "missing", f"env.id {quoted(env['id'])} is set without env.kind", remedy)
 
 
 def _validate_spec(document: Mapping[str, Any]) -> Spec:
@@ -355,14 +356,14 @@ def _override_problem(index: int, path: str) -> Problem | None:
     fields = paths_of(Config)
     if first not in Spec.model_fields:
         own = [field for field in fields if field.split(".")[0] in OVERRIDABLE]
-        return Problem(at, "unknown_key", f"no field {path!r}", remedy_for_key(first, OVERRIDABLE, own))
+        return Problem(at, "unknown_key", f"no field {quoted(path)}", remedy_for_key(first, OVERRIDABLE, own))
     if first in OVERRIDABLE:
         return None
     within = [field for field in fields if field.startswith(f"{first}.")]
     if "." in path and within and not any(f"{path}.".startswith(f"{field}.") for field in within):
-        return Problem(at, "unknown_key", f"no field {path!r}", nearest(path, within))
+        return Problem(at, "unknown_key", f"no field {quoted(path)}", nearest(path, within))
     why = _WHY_SHARED.get(path) or _WHY_SHARED.get(first) or "they would no longer face the same task"
-    message = f"{path!r} may not differ between arms: {why}"
+    message = f"{quoted(path)} may not differ between arms: {why}"
     return Problem(at, "not_overridable", message, f"override only {', '.join(OVERRIDABLE)}")
 
 
@@ -383,10 +384,10 @@ def _set_path(target: dict[str, Any], path: str, value: Any, at: str) -> None:
     for part in sections_:
         below = target.get(part)
         if not isinstance(below, dict):
-            remedy = f"override {part!r} itself" if part in target else nearest(part, target)
-            raise _problem(at, "unknown_key", f"no section {part!r}", remedy)
+            remedy = f"override {quoted(part)} itself" if part in target else nearest(part, target)
+            raise _problem(at, "unknown_key", f"no section {quoted(part)}", remedy)
         target = below
     if not sections_ and isinstance(target.get(name), dict):
         remedy = f"override single fields of it, as {name}.{next(iter(target[name]))}"
-        raise _problem(at, "not_a_field", f"{name!r} is a section", remedy)
+        raise _problem(at, "not_a_field", f"{quoted(name)} is a section", remedy)
     target[name] = value

@@ -11,6 +11,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, S
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+from lockstep.quoting import quoted
 from lockstep.spec.algorithms import ALGORITHMS
 from lockstep.spec.arms import ResolvedArm
 from lockstep.spec.environments.families import FAMILIES, family_of
@@ -152,10 +153,10 @@ def _policy_rules(resolved: ResolvedSpec) -> Iterator[Problem]:
             continue
         at = pointer("arms", index, "policy")
         if arm.policy in elsewhere:
-            message = f"policy {arm.policy!r} belongs to env.kind {elsewhere[arm.policy]}"
+            message = f"policy {quoted(arm.policy)} belongs to env.kind {elsewhere[arm.policy]}"
             yield Problem(at, "not_applicable", message, f"use one of {', '.join(offered)}")
         else:
-            yield Problem(at, "unknown_policy", f"unknown policy {arm.policy!r}", nearest(arm.policy, offered))
+            yield Problem(at, "unknown_policy", f"unknown policy {quoted(arm.policy)}", nearest(arm.policy, offered))
 
 
 def _same_arms(arms: tuple[ResolvedArm, ...]) -> tuple[int, int] | None:
@@ -188,9 +189,9 @@ def _task_rules(env: Env, known: Mapping[str, Mapping[str, Any]], own: Set[str])
         if ":" in str(env.id):
             remedy += "Write the name behind the colon: a specification imports no module. "
         remedy += "Install the package that has it where a worker runs, and start that worker anew"
-        yield Problem("/env/id", "unknown_environment", f"no registered worker knows env.id {env.id!r}", remedy)
+        yield Problem("/env/id", "unknown_environment", f"no registered worker knows env.id {quoted(env.id)}", remedy)
     elif "defect" in facts:
-        message = f"env.id {env.id!r} cannot be built where workers run: {facts['defect']}"
+        message = f"env.id {quoted(env.id)} cannot be built where workers run: {facts['defect']}"
         yield Problem("/env/id", "defective_environment", message, "install what is missing, and start the worker anew")
     elif facts.get("arguments") is not None:
         limit: dict[str, Any] = {"max_episode_steps": {"type": "integer"}}  # -1: no limit
@@ -216,7 +217,7 @@ def _environment_rules(resolved: ResolvedSpec, registered: Registered) -> Iterat
     if facts.get("is_batched", False):
         yield from _batched_rules(env)
     if "defect" in schema:
-        message = f"environment {env.id!r} cannot be loaded{_on(facts)}: {schema['defect']}"
+        message = f"environment {quoted(env.id)} cannot be loaded{_on(facts)}: {schema['defect']}"
         yield Problem("/env/id", "defective_environment", message, "correct the package and restart the worker")
     if schema:
         for problem in flat_problems(schema, env.kwargs, lambda name: pointer("env", "kwargs", name)):
@@ -236,7 +237,7 @@ def _as_registered(problem: Problem, facts: Mapping[str, Any]) -> Problem:
 
 def _batched_rules(env: Env) -> Iterator[Problem]:
     """A batched simulator steps all its environments itself; wrappers are refused by name, for they know none."""
-    told = f"env.id {env.id!r} is a batched simulator, which steps all its environments itself"
+    told = f"env.id {quoted(env.id)} is a batched simulator, which steps all its environments itself"
     if env.processes > 1:
         message = f"env.processes {env.processes}: {told}"
         yield Problem("/env/processes", "not_applicable", message, "remove env.processes")
@@ -311,17 +312,17 @@ def _mode_problem(
     """Return what keeps a mode from being paid, or from scoring, in the task of a specification."""
     facts, env = registered.rewards.get(mode, {}), resolved.spec.env
     if mode not in known:
-        why = f"unknown reward mode {mode!r} for env.kind {env.kind}"
+        why = f"unknown reward mode {quoted(mode)} for env.kind {env.kind}"
         if facts:
-            why = f"reward mode {mode!r} serves env.kind {' and '.join(facts['env_kinds'])}, not {env.kind}"
+            why = f"reward mode {quoted(mode)} serves env.kind {' and '.join(facts['env_kinds'])}, not {env.kind}"
         serving = [family.name for family in FAMILIES.values() if mode in family.reward_modes]
         if serving:
-            why = f"reward mode {mode!r} is built in for env.kind {' and '.join(serving)}, not {env.kind}"
+            why = f"reward mode {quoted(mode)} is built in for env.kind {' and '.join(serving)}, not {env.kind}"
             remedy = f"set env.kind to {serving[0]}, or use one of {', '.join(sorted(known))}"
             return Problem(at, "unknown_reward", why, remedy)
         return Problem(at, "unknown_reward", why, _modes_offered(mode, known, env.kind, registered))
     if "defect" in facts:
-        message = f"reward mode {mode!r} failed its check{_on(facts)}: {facts['defect']}"
+        message = f"reward mode {quoted(mode)} failed its check{_on(facts)}: {facts['defect']}"
         return Problem(at, "defective_reward", message, "correct the package and restart the worker")
     tasks, task = facts.get("tasks") or (), env.id or env.task
     if tasks and task not in tasks:
@@ -332,7 +333,7 @@ def _mode_problem(
 
 def other_task(mode: str, tasks: Sequence[str], task: str) -> str:
     """Return in words that a mode cannot score a task."""
-    return f"reward mode {mode!r} scores {' and '.join(map(repr, tasks))}, not {task!r}"
+    return f"reward mode {quoted(mode)} scores {' and '.join(map(repr, tasks))}, not {quoted(task)}"
 
 
 def _modes_offered(mode: str, known: Set[str], kind: str, registered: Registered) -> str:
@@ -433,7 +434,7 @@ def _limit_warning(resolved: ResolvedSpec, registered: Registered) -> Iterator[s
     is_own = spec.env.id in registered.environments and spec.env.id not in FAMILIES and "is_batched" not in facts
     if is_own and last is not None and spec.env.max_episode_steps is None and spec.eval.max_steps is None:
         yield (
-            f"env.id {spec.env.id!r} comes from a package of yours and no env.max_episode_steps is set: "
+            f"env.id {quoted(spec.env.id)} comes from a package of yours and no env.max_episode_steps is set: "
             f"unless it ends every episode itself, one of evaluation lasts {last:,} steps"
         )
 
@@ -501,11 +502,11 @@ def _warnings(resolved: ResolvedSpec, registered: Registered) -> Iterator[str]:
     if registered.is_task(spec.env) and registered.tasks_of(spec.env) is None:
         why = "no worker that could is registered" if registered.is_known else "that is done when they are submitted"
         told = not_here(str(spec.env.id), registered.tasks_here)
-        yield f"env.id {spec.env.id!r} and env.kwargs are not checked: {why}{told and '; '}{told}"
+        yield f"env.id {quoted(spec.env.id)} and env.kwargs are not checked: {why}{told and '; '}{told}"
     yield from _limit_warning(resolved, registered)
     for mode in sorted(_unheard_modes(resolved, registered)):
         told = _reward_here(mode, family_of(spec.env.kind).reward_modes, registered.rewards_here)
-        yield f"reward mode {mode!r} is not known here and is checked when it is submitted ({told})"
+        yield f"reward mode {quoted(mode)} is not known here and is checked when it is submitted ({told})"
     yield from _role_warning(resolved)
     if spec.experiment.replicates == 1:
         yield "experiment.replicates is 1: no inference is possible"

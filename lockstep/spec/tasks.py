@@ -11,6 +11,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
+from lockstep.quoting import quoted
+
 
 @dataclass(frozen=True)
 class SlotSpec:
@@ -271,7 +273,7 @@ TASKS: Mapping[str, TaskSpec] = {task.name: task for task in _ALL}
 def get_task(name: str) -> TaskSpec:
     """Return a task by name; an unknown name raises ValueError with the known ones."""
     if name not in TASKS:
-        raise ValueError(f"env.task {name!r} is unknown; use one of {', '.join(TASKS)}")
+        raise ValueError(f"env.task {quoted(name)} is unknown; use one of {', '.join(TASKS)}")
     return TASKS[name]
 
 

@@ -6,6 +6,7 @@ import json
 import shlex
 from typing import Any
 
+from lockstep.quoting import quoted
 from lockstep.spec.environments.families import FAMILIES, family_of
 from lockstep.spec.metrics import default_primary, find_metric
 from lockstep.spec.presets import PRESETS
@@ -35,7 +36,7 @@ def template(*, preset: str | None = None, task: str | None = None, env_id: str 
     if task is not None and env_id is not None:
         raise _refused("/env", "name a task of morphogenesis or an environment, not both", "leave one of them out")
     if preset is not None and preset not in PRESETS:
-        raise _refused("/preset", f"unknown preset {preset!r}", nearest(preset, PRESETS))
+        raise _refused("/preset", f"unknown preset {quoted(preset)}", nearest(preset, PRESETS))
     if preset is None:
         preset = _preset_of(env_id) if env_id is not None else "digits_cpu" if task is None else None
     if task is not None:

@@ -175,6 +175,16 @@ def test_unknown_experiment_closes_with_4404(sqlite_server: LiveServer) -> None:
     assert closed.value.rcvd.code == 4404
 
 
+def test_a_frame_of_long_words_is_refused_with_as_much_as_a_closing_frame_holds(sqlite_server: LiveServer) -> None:
+    experiment_id = submit(sqlite_server.ctx)
+    key = "長" * 1_000
+    with socket_of(sqlite_server, experiment_id) as socket, pytest.raises(ConnectionClosed) as closed:  # noqa: PT012 - hello comes first
+        socket.send(f'{{"{key}": 1, "{key}": 2}}')
+        frames_until(socket, lambda _: False)
+    assert closed.value.rcvd is not None
+    assert closed.value.rcvd.reason.startswith("bad frame: the key '長長")
+
+
 def test_foreign_origin_is_refused(sqlite_server: LiveServer) -> None:
     experiment_id = submit(sqlite_server.ctx)
     headers = {"Origin": "https://evil.example"}

@@ -25,6 +25,7 @@ from app.store.queue import scheduling, workers
 from app.store.records import reports
 from app.store.records.events import NewEvent, add_events
 from app.store.rows.experiments import ExperimentRow
+from lockstep.quoting import quoted
 from lockstep.report.inputs import codes_by_name
 from lockstep.spec import rules
 from lockstep.spec.arms import ResolvedArm
@@ -124,7 +125,7 @@ def _tuning_problems(resolved: ResolvedSpec, seeds: Mapping[str, int]) -> list[P
     for index, experiment_id in enumerate(resolved.spec.experiment.tuning):
         at = f"/experiment/tuning/{index}"
         if experiment_id not in seeds:
-            problems.append(Problem(at, "unknown_experiment", f"no experiment {experiment_id!r}", "check the id"))
+            problems.append(Problem(at, "unknown_experiment", f"no experiment {quoted(experiment_id)}", "check the id"))
     used = [name for name, seed in seeds.items() if seed == resolved.spec.experiment.seed]
     if resolved.spec.analysis is not None:
         problems.extend(seed_problems(resolved.spec.analysis, used_in_tuning=used))

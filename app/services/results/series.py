@@ -15,6 +15,7 @@ from app.store.records import series as stored
 from app.store.records.series import SeriesQuery
 from app.store.rows.experiments import RunOfArm
 from lockstep.nonfinite import word
+from lockstep.quoting import shortened
 
 MAX_SERIES = 200
 MAX_VALUES = 200_000
@@ -45,7 +46,7 @@ def read_series(ctx: Context, experiment_id: str, request: SeriesRequest) -> dic
         chosen = list(request.runs) or list(known)
         unknown = [run_id for run_id in chosen if run_id not in known]
         if unknown:
-            raise InvalidError(f"no run {unknown[0]} in this experiment", code="unknown_run")
+            raise InvalidError(f"no run {shortened(unknown[0])} in this experiment", code="unknown_run")
         count = len(chosen) * len(request.metrics)
         if count > MAX_SERIES or count * request.max_points > MAX_VALUES:
             raise InvalidError(

@@ -29,6 +29,7 @@ from app.store.rows.assignments import AssignmentRow
 from app.store.rows.experiments import BlockRow, RunInRound, RunOfArm
 from app.store.rows.workers import WorkerRow
 from lockstep.protocol import BarrierReply, ReadyReply, ReadyRequest, ReleaseRequest, RoundReply, RoundRequest, RunRound
+from lockstep.quoting import shortened
 from lockstep.report.inputs import codes_of, one_after_another
 from lockstep.spec.metrics import shown_of
 from lockstep.status import (
@@ -178,7 +179,7 @@ def _sort_out(
     mine = {run.id: run for run in runs if run.is_mine}
     for result in request.runs:
         if result.run_id not in mine:
-            raise InvalidError(f"run {result.run_id} is not part of this assignment", code="foreign_run")
+            raise InvalidError(f"run {shortened(result.run_id)} is not part of this assignment", code="foreign_run")
     new = []
     for result in request.runs:
         run = mine[result.run_id]

@@ -41,6 +41,7 @@ from lockstep.protocol import (
     RoundRequest,
     RunRound,
 )
+from lockstep.quoting import shortened
 from lockstep.status import TERMINAL_RUN, RunStatus
 
 _EVENT_FIELDS = ("type", "text", "severity", "env_id")
@@ -148,7 +149,7 @@ def post_points(ctx: Context, assignment_id: str, token: str, request: PointsReq
         for series in request.series:
             number = numbers.get(series.run_id)
             if number is None:
-                raise InvalidError(f"run {series.run_id} is not part of this assignment", code="foreign_run")
+                raise InvalidError(f"run {shortened(series.run_id)} is not part of this assignment", code="foreign_run")
             points.insert_points(session, number, row.attempt, _point_rows(ctx, session, series))
             count = len(series.value)
             highest[series.run_id] = points.advance(session, number, row.attempt, series.first_seq, count)
@@ -254,7 +255,7 @@ def put_file(ctx: Context, assignment_id: str, token: str, upload: Upload, chunk
     with ctx.store.write() as session:
         row, block, now = fenced(ctx, session, assignment_id, token)
         if upload.run_id not in leases.run_ids(session, row.id):
-            raise InvalidError(f"run {upload.run_id} is not part of this assignment", code="foreign_run")
+            raise InvalidError(f"run {shortened(upload.run_id)} is not part of this assignment", code="foreign_run")
         results.insert_artifact(
             ctx.store,
             session,
@@ -284,7 +285,9 @@ def commit(ctx: Context, assignment_id: str, token: str, request: CommitRequest)
         for item in request.runs:
             stored = results.uploaded(session, item.run_id, row.attempt, request.next_round, item.sha256)
             if item.run_id not in mine or stored is None:
-                raise NotFoundError(f"no uploaded checkpoint of run {item.run_id}", code="unknown_checkpoint")
+                raise NotFoundError(
+                    f"no uploaded checkpoint of run {shortened(item.run_id)}", code="unknown_checkpoint"
+                )
             records.append(stored)
         runs = experiments.runs(session, block.experiment_id, block_id=block.id)
         # a run that has diverged hands in no further round, and is saved as it ended

@@ -5,6 +5,7 @@ A new one is an entry here and in ``worker.envs.families``.
 
 from __future__ import annotations
 
+from lockstep.quoting import quoted
 from lockstep.spec.environments import gymnasium, morphogenesis
 from lockstep.spec.environments.family import Family
 from lockstep.spec.text.problems import InvalidSpecError, Problem, nearest
@@ -20,6 +21,6 @@ def family_of(kind: str) -> Family:
     """
     if kind not in FAMILIES:
         raise InvalidSpecError(
-            [Problem("/env/kind", "unknown_kind", f"unknown env.kind {kind!r}", nearest(kind, FAMILIES))]
+            [Problem("/env/kind", "unknown_kind", f"unknown env.kind {quoted(kind)}", nearest(kind, FAMILIES))]
         )
     return FAMILIES[kind]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from lockstep.quoting import quoted
 from lockstep.spec.arms import ResolvedArm
 from lockstep.spec.environments.family import Family, Score
 from lockstep.spec.sections import Engine, Env, Optimiser
@@ -115,16 +116,16 @@ def _wrapper_rules(env: Env) -> Iterator[Problem]:
     for index, name in enumerate(env.wrappers):
         at = pointer("env", "wrappers", index)
         if name not in WRAPPERS:
-            message = f"env.wrappers names {name!r}, which is not known"
+            message = f"env.wrappers names {quoted(name)}, which is not known"
             yield Problem(at, "unknown_wrapper", message, nearest(name, WRAPPERS))
         elif name in env.wrappers[:index]:
-            yield Problem(at, "duplicate", f"env.wrappers names {name!r} twice", "name it once")
+            yield Problem(at, "duplicate", f"env.wrappers names {quoted(name)} twice", "name it once")
     if MASK_VELOCITY in env.wrappers and env.id is not None and env.id not in VELOCITIES:
-        message = f"env.wrappers [{MASK_VELOCITY}] does not know which observations of {env.id!r} are velocities"
+        message = f"env.wrappers [{MASK_VELOCITY}] does not know which observations of {quoted(env.id)} are velocities"
         remedy = f"remove it, or set env.id to one of {', '.join(sorted(VELOCITIES))}"
         yield Problem("/env/wrappers", "not_applicable", message, remedy)
     if ATARI in env.wrappers and env.id is not None and not env.id.startswith("ALE/"):
-        message = f"env.wrappers [{ATARI}] is for games of ale-py, not {env.id!r}"
+        message = f"env.wrappers [{ATARI}] is for games of ale-py, not {quoted(env.id)}"
         yield Problem("/env/wrappers", "not_applicable", message, "remove it, or set env.id to ALE/Breakout-v5, say")
     if ATARI in env.wrappers and (env.kwargs or {}).get("frameskip", 1) != 1:
         message = f"env.wrappers [{ATARI}] skips frames itself, so frameskip of env.kwargs must be 1"

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from typing import Any
 
+from lockstep.quoting import quoted
 from lockstep.spec import tasks
 from lockstep.spec.arms import ResolvedArm
 from lockstep.spec.environments.family import Family, Score
@@ -114,7 +115,7 @@ SCORES = (
 def _fill(data: dict[str, Any]) -> None:
     name = data["env"]["task"]
     if name not in tasks.TASKS:
-        problem = Problem("/env/task", "unknown_task", f"unknown env.task {name!r}", nearest(name, tasks.TASKS))
+        problem = Problem("/env/task", "unknown_task", f"unknown env.task {quoted(name)}", nearest(name, tasks.TASKS))
         raise InvalidSpecError([problem])
     _fill_task(data, tasks.TASKS[name])
 
@@ -156,7 +157,7 @@ def _rules(env: Env, arms: Sequence[ResolvedArm]) -> Iterator[Problem]:
     for index, slot in enumerate(env.slots or ()):
         if slot not in task.all_slots:
             remedy = nearest(slot, task.all_slots)
-            message = f"env.slots names {slot!r}, which env.task {env.task} does not have"
+            message = f"env.slots names {quoted(slot)}, which env.task {env.task} does not have"
             yield Problem(pointer("env", "slots", index), "unknown_slot", message, remedy)
     if len(set(env.slots or ())) != len(env.slots or ()):
         yield Problem("/env/slots", "duplicate", "env.slots names a slot twice", "name each slot once")
@@ -178,13 +179,13 @@ def _static_rules(index: int, arm: ResolvedArm, env: Env) -> Iterator[Problem]:
         return
     for slot, blueprint in arm.static_set.items():
         if slot not in task.all_slots:
-            yield Problem(at, "unknown_slot", f"no slot {slot!r} in this host", nearest(slot, task.all_slots))
+            yield Problem(at, "unknown_slot", f"no slot {quoted(slot)} in this host", nearest(slot, task.all_slots))
         elif arm.policy == "static_matched" and slot not in (enabled := env.slots or task.slots):
-            message = f"slot {slot!r} is not enabled, so nothing can stand in it"
+            message = f"slot {quoted(slot)} is not enabled, so nothing can stand in it"
             yield Problem(at, "slot_not_enabled", message, f"enable it in env.slots, or use {', '.join(enabled)}")
         known = tasks.BLUEPRINTS[task.topology]
         if blueprint not in known:
-            yield Problem(at, "unknown_blueprint", f"no blueprint {blueprint!r} here", nearest(blueprint, known))
+            yield Problem(at, "unknown_blueprint", f"no blueprint {quoted(blueprint)} here", nearest(blueprint, known))
 
 
 def _batch_rules(env: Env, task: tasks.TaskSpec) -> Iterator[Problem]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from pydantic import ValidationError
 
+from lockstep.quoting import quoted
 from lockstep.spec.inference.analysis import AnalysisSpec, analysis_hash, complete_analysis, default_analysis, reach_of
 from lockstep.spec.inference.design import design_of
 from lockstep.spec.inference.power import expected_power, level_to_beat, num_tests
@@ -111,7 +112,7 @@ def _metric_problems(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]
     is_known = find_metric(primary) is not None or primary.startswith(REWARD_PREFIXES)
     if is_known and is_reward_dependent(primary) and facts.arms_differ_in_reward:
         message = (
-            f"primary metric {primary!r} is computed from each arm's own training reward, and the arms differ "
+            f"primary metric {quoted(primary)} is computed from each arm's own training reward, and the arms differ "
             "in reward: their returns are in different currencies"
         )
         yield _found("E_REWARD_DEPENDENT", at, message, f"choose one of {', '.join(offered)}")
@@ -124,7 +125,7 @@ def _metric_problems(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem]
     named += [(place, name, scored) for place, name in others if not name.startswith(REWARD_PREFIXES)]
     for place, name, known in named:
         if name not in scored:
-            message = f"metric {name!r} is not scored by the evaluator of {facts.env_kind} environments"
+            message = f"metric {quoted(name)} is not scored by the evaluator of {facts.env_kind} environments"
             yield _found("E_METRIC_UNKNOWN", place, message, nearest(name, known, "choose one of"))
 
 
@@ -158,7 +159,7 @@ def _control_problems(analysis: AnalysisSpec, facts: _Facts) -> Iterator[Problem
             f"name one of {known}",
         )
     if analysis.control is not None and analysis.control not in facts.labels:
-        message = f"analysis.control {analysis.control!r} is not an arm"
+        message = f"analysis.control {quoted(analysis.control)} is not an arm"
         yield _found("E_CONTROL", "/analysis/control", message, f"name one of {known}")
 
 

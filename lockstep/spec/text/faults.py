@@ -16,6 +16,7 @@ from typing import Any, get_args
 from pydantic import BaseModel, TypeAdapter, ValidationError
 from pydantic_core import ErrorDetails
 
+from lockstep.quoting import QUOTED, quoted, shortened
 from lockstep.spec.text.problems import Problem, nearest, pointer
 
 Location = tuple[int | str, ...]
@@ -88,7 +89,7 @@ def problems_of(
             key = str(location[-1])
             known = sorted(_names(_annotation(model, location[:-1])))
             remedy = remedy_for_key(key, known, elsewhere)
-            faults.append(Problem(at, "unknown_key", f"unknown key {_shown(key)}", remedy))
+            faults.append(Problem(at, "unknown_key", f"unknown key {quoted(key)}", remedy))
         else:
             wanted = _forms(_annotation(model, location)) if len(details) > 1 else ""
             message, remedy = sentence(dotted((*root, *location)), details, wanted)
@@ -122,7 +123,7 @@ def sentence(field: str, details: Sequence[ErrorDetails], wanted: str = "") -> t
 
 def dotted(location: Sequence[int | str]) -> str:
     """Return the name of a field as people write it: ``arms[0].label``."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in location)
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{shortened(part)}" for part in location)
     return text.removeprefix(".")
 
 
@@ -181,7 +182,7 @@ def remedy_for_key(key: str, known: Sequence[str], elsewhere: Sequence[str] = ()
     if key in FOREIGN:
         return f"did you mean {FOREIGN[key]}?"
     names = {*known, *(path.rpartition(".")[2] for path in elsewhere if "." in path)}
-    close = difflib.get_close_matches(key, sorted(names), n=1, cutoff=0.8)
+    close = difflib.get_close_matches(key[:QUOTED], sorted(names), n=1, cutoff=0.8)
     if close and close[0] not in known:
         return f"did you mean {_either(_named(close[0], elsewhere)[:3])}?"
     return nearest(key, known)
@@ -239,8 +240,7 @@ def _shown(value: Any) -> str:
         return "a mapping"
     if isinstance(value, list | tuple):
         return "a list"
-    text = repr(value) if isinstance(value, str) else json.dumps(value, default=str)
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return quoted(value) if isinstance(value, str) else shortened(json.dumps(value, default=str))
 
 
 def _either(words: Sequence[str]) -> str:

@@ -7,6 +7,8 @@ import heapq
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from lockstep.quoting import QUOTED, shortened
+
 
 @dataclass(frozen=True)
 class Problem:
@@ -39,8 +41,8 @@ class InvalidSpecError(ValueError):
 
 
 def pointer(*parts: str | int) -> str:
-    """Return the JSON pointer of a path."""
-    return "".join("/" + str(part).replace("~", "~0").replace("/", "~1") for part in parts)
+    """Return the JSON pointer of a path; a long part is cut."""
+    return "".join("/" + shortened(str(part)).replace("~", "~0").replace("/", "~1") for part in parts)
 
 
 #: Known names that a sentence lists; beyond them it lists those that are least unlike.
@@ -49,7 +51,7 @@ _LISTED = 12
 
 def meant(name: str, known: Iterable[str]) -> str | None:
     """Return the known key that is so like ``name`` that it may have been meant, None where none is."""
-    names = sorted(known)
+    names, name = sorted(known), name[:QUOTED]
     folded = {other.casefold(): other for other in names}
     close = difflib.get_close_matches(name, names, n=1, cutoff=0.6) or [
         folded[other] for other in difflib.get_close_matches(name.casefold(), folded, n=1, cutoff=0.6)
@@ -59,7 +61,7 @@ def meant(name: str, known: Iterable[str]) -> str | None:
 
 def nearest(name: str, known: Iterable[str], lead: str = "known:") -> str:
     """Return a remedy that names the nearest known key, or all of them, after ``lead``, when none is near."""
-    names = sorted(known)
+    names, name = sorted(known), name[:QUOTED]
     close = meant(name, names)
     if close is not None:
         return f"did you mean {close!r}?"

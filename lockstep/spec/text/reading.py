@@ -17,6 +17,7 @@ from typing import Any, ClassVar
 
 import yaml
 
+from lockstep.quoting import quoted
 from lockstep.spec.text.problems import InvalidSpecError, Problem, pointer
 
 MAX_DEPTH = 12
@@ -158,7 +159,7 @@ def _unique(pairs: Iterable[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _twice(key: str, where: str) -> InvalidSpecError:
-    return refusal("duplicate_key", f"the key {key[:80]!r} is given twice{where}", "keep one of them")
+    return refusal("duplicate_key", f"the key {quoted(key)} is given twice{where}", "keep one of them")
 
 
 def _no_constant(token: str) -> _Unusable:
@@ -168,7 +169,7 @@ def _no_constant(token: str) -> _Unusable:
 def _finite(text: str, where: str = "") -> float | _Unusable:
     value = float(text.lower().replace(".inf", "inf").replace(".nan", "nan"))
     if not math.isfinite(value):
-        return _Unusable(f"{text[:80]!r} is not a finite number{where}", "use a finite number, or null")
+        return _Unusable(f"{quoted(text)} is not a finite number{where}", "use a finite number, or null")
     return value
 
 
@@ -245,7 +246,7 @@ class _CoreLoader(yaml.SafeLoader):
             return _integer(text, where)
         if kind == "float" and _FLOAT.match(text):
             return _finite(text, where)
-        raise yaml.constructor.ConstructorError(None, None, f"{text[:80]!r} is not of type {kind}", node.start_mark)
+        raise yaml.constructor.ConstructorError(None, None, f"{quoted(text)} is not of type {kind}", node.start_mark)
 
 
 def _words(words: Iterable[str]) -> re.Pattern[str]:

@@ -10,6 +10,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from lockstep.quoting import quoted
 from lockstep.spec.text.problems import Problem, nearest
 
 _TYPES: Mapping[str, tuple[type, ...]] = {
@@ -33,10 +34,10 @@ def flat_problems(schema: Mapping[str, Any], values: Mapping[str, Any], at: Call
     for name, value in values.items():
         if name not in properties:
             remedy = nearest(name, properties) if properties else "remove it, none is taken"
-            yield Problem(at(name), "unknown_key", f"unknown key {name!r}", remedy)
+            yield Problem(at(name), "unknown_key", f"unknown key {quoted(name)}", remedy)
         elif broken := _broken(properties[name], value):
             yield Problem(
-                at(name), "out_of_range", f"{name} = {value!r} is not {broken}", f"use a value that is {broken}"
+                at(name), "out_of_range", f"{name} = {quoted(value)} is not {broken}", f"use a value that is {broken}"
             )
 
 
@@ -44,11 +45,11 @@ def schema_fault(schema: Any) -> str | None:
     """Return in a sentence why what a plug-in declares cannot judge values, None where it can."""
     properties = schema.get("properties", {}) if isinstance(schema, Mapping) else None
     if not isinstance(properties, Mapping):
-        return f"schema is {schema!r:.80}; write a mapping {{'properties': {{name: {{'type': 'number'}}}}}}"
+        return f"schema is {quoted(schema)}; write a mapping {{'properties': {{name: {{'type': 'number'}}}}}}"
     for name, rule in properties.items():
         fault = _rule_fault(rule)
         if fault is not None:
-            return f"schema.properties[{name!r}] {fault}"
+            return f"schema.properties[{quoted(name)}] {fault}"
     try:
         json.dumps(schema, allow_nan=False)
     except (TypeError, ValueError) as error:
@@ -58,22 +59,22 @@ def schema_fault(schema: Any) -> str | None:
 
 def _rule_fault(rule: Any) -> str | None:
     if not isinstance(rule, Mapping):
-        return f"is {rule!r:.80}; write a mapping such as {{'type': 'number'}}"
+        return f"is {quoted(rule)}; write a mapping such as {{'type': 'number'}}"
     names = rule.get("type", "number")
     names = [names] if isinstance(names, str) else names
     if not names or not isinstance(names, list | tuple) or not all(name in [*_TYPES] for name in names):
-        return f"has type {rule['type']!r:.80}; write {', '.join(_TYPES)} or a list of them"
+        return f"has type {quoted(rule['type'])}; write {', '.join(_TYPES)} or a list of them"
     if not isinstance(rule.get("enum", []), list | tuple):
-        return f"has enum {rule['enum']!r:.80}; write a list"
+        return f"has enum {quoted(rule['enum'])}; write a list"
     for name in _BOUNDS:
         if not _is(rule.get(name, 0), "number"):
-            return f"has {name} {rule[name]!r:.80}; write a number"
+            return f"has {name} {quoted(rule[name])}; write a number"
     if "default" not in rule:
         return None
     if not any(_is(rule["default"], name) for name in _TYPES):
-        return f"has default {rule['default']!r:.80}; write text, a number, true, false or null"
+        return f"has default {quoted(rule['default'])}; write text, a number, true, false or null"
     broken = _broken(rule, rule["default"])
-    return f"has default {rule['default']!r:.80}, which is not {broken}; correct one of them" if broken else None
+    return f"has default {quoted(rule['default'])}, which is not {broken}; correct one of them" if broken else None
 
 
 def _broken(rule: Mapping[str, Any], value: Any) -> str | None:
