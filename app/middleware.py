@@ -18,10 +18,11 @@ from urllib.parse import urlsplit
 from fastapi import FastAPI
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.middleware.gzip import GZipMiddleware
+from starlette.requests import Request
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import AppError, ForbiddenError, TooLargeError
-from app.problems import render
+from app.problems import render, unexpected
 from app.settings import Settings
 from app.store.database.engine import StartupError
 from lockstep.address import is_loopback
@@ -43,7 +44,11 @@ def install(app: FastAPI, settings: Settings) -> None:
 
 
 class Envelope:
-    """Gives each request an id, its whole path whether or not a proxy took the base path off, and safe headers."""
+    """Gives each request an id, its whole path whether or not a proxy took the base path off, and safe headers.
+
+    What a call raises is answered here: behind an error that reaches it the server cuts the connection without a word,
+    on which a client may have sent its next request.
+    """
 
     def __init__(self, app: ASGIApp, base_path: str) -> None:
         self.app = app
@@ -61,14 +66,23 @@ class Envelope:
             if not f"{scope['path']}/".startswith(f"{self._base}/"):
                 scope["path"] = self._base + scope["path"]
 
+        has_begun = scope["type"] != "http"
+
         async def with_headers(message: Message) -> None:
+            nonlocal has_begun
             if message["type"] == "http.response.start":
+                has_begun = True
                 _add_headers(message, request_id)
             await send(message)
 
         if scope.get("method") == "HEAD" and not scope["path"].endswith("/stream"):  # a stream has no end to wait for
             scope, with_headers = {**scope, "method": "GET"}, partial(_send_head, with_headers)
-        await self.app(scope, receive, with_headers)
+        try:
+            await self.app(scope, receive, with_headers)
+        except Exception as error:
+            if has_begun:
+                raise
+            await unexpected(Request(scope), error)(scope, receive, with_headers)
 
 
 async def _send_sentence(send: Send, message: Message) -> None:

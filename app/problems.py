@@ -38,7 +38,6 @@ def install(app: FastAPI) -> None:
     app.add_exception_handler(RequestValidationError, _validation_error)
     app.add_exception_handler(HTTPException, _http_error)
     app.add_exception_handler(SQLAlchemyError, _database_error)
-    app.add_exception_handler(Exception, _unexpected)
     plain = app.openapi
 
     def openapi() -> dict[str, Any]:
@@ -101,7 +100,7 @@ async def _database_error(request: Request, error: Exception) -> Response:
     METRICS.database_errors.inc()
     reason = why_away(error)
     if reason is None:
-        return await _unexpected(request, error)
+        return unexpected(request, error)
     _log.warning("the database does not answer", path=request.url.path, request_id=_id(request), reason=reason)
     if isinstance(error, PoolTimeout):
         return _answer(
@@ -110,7 +109,8 @@ async def _database_error(request: Request, error: Exception) -> Response:
     return _answer(request, BusyError("the database does not answer; try again"))
 
 
-async def _unexpected(request: Request, error: Exception) -> Response:
+def unexpected(request: Request, error: Exception) -> Response:
+    """Log a fault of ours and return its answer."""
     _log.exception("unexpected error", path=request.url.path, request_id=_id(request), exc_info=error)
     problem = AppError("an unexpected error occurred; its record carries the request id", code="internal")
     problem.status, problem.title = 500, "Internal error"
