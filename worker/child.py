@@ -307,6 +307,7 @@ def _prepare(seat: Seat, seats: Sequence[Seat], index: int) -> bool:
             progress=Progress(seat.send),
             unwanted=lambda: seat.unwanted,
             entered=enter,
+            at_home=True,
         )
         seat.opened.callback(seat.trainer.close)
         seat.opened.callback(enter)  # called before it: another assignment may have been at work last
@@ -321,7 +322,7 @@ def _prepare(seat: Seat, seats: Sequence[Seat], index: int) -> bool:
         seat.leave()
         return False
     beside = sorted(other.assignment.replicate for other in seats if other is not seat)
-    record = record_of(plan, device, seat.trainer.envs.limits)
+    record = record_of(plan, seat.trainer.device, seat.trainer.envs.limits)
     told = {**warm_up, "record": record, **({"packed_with": beside} if beside else {})}
     if options["keep"] and not record["plugins"]:
         seat.rest = seat.trainer.family.rest

@@ -51,6 +51,16 @@ def test_an_arm_alone_equals_the_arm_beside_another_and_repeats(base: dict[str, 
     assert last.metrics["eval/native_return_mean"] == alone[-1].runs[0].metrics["eval/native_return_mean"]
 
 
+def test_small_policies_are_trained_on_the_host_with_the_numbers_of_a_cpu_worker() -> None:
+    plan, found = block(GYM, GYM_ARMS), []
+    for device, at_home in ((CUDA, True), (torch.device("cpu"), False)):
+        trainer = BlockTrainer(plan, device, at_home=at_home)
+        assert trainer.device.type == "cpu"
+        trainer.warm_up()
+        found.append(digests(list(trainer.rounds(0)), "run-A"))
+    assert found[0] == found[1]
+
+
 @pytest.mark.parametrize(("base", "arms"), CASES)
 def test_a_resumed_block_equals_the_uninterrupted_one(base: dict[str, Any], arms: Arms, tmp_path: Path) -> None:
     plan = block(base, arms)

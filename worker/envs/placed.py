@@ -32,7 +32,7 @@ class Placed:
     """
 
     def __init__(self, host: LockstepEnvs, device: torch.device) -> None:
-        self._host, self._device = host, device
+        self.host, self._device = host, device
         self.obs_spec: ObsSpec = host.obs_spec
         self.heads: Sequence[HeadSpec] = host.heads
         self.num_envs, self.steps_per_round = host.num_envs, host.steps_per_round
@@ -42,34 +42,34 @@ class Placed:
     @property
     def cohorts(self) -> tuple[Cohort, ...]:
         """Return one cohort: these environments step together."""
-        return tuple(Cohort(self, cohort.runs, cohort.part, cohort.groups) for cohort in self._host.cohorts)
+        return tuple(Cohort(self, cohort.runs, cohort.part, cohort.groups) for cohort in self.host.cohorts)
 
     def begin_round(self, round_index: int) -> list[tuple[Observation, Masks]]:
         """Start a round on the host."""
         return [
             (self._observation(view, [])[0], self._placed_masks(masks))
-            for view, masks in self._host.begin_round(round_index)
+            for view, masks in self.host.begin_round(round_index)
         ]
 
     def rehearse(self) -> None:
         """Rehearse on the host."""
-        self._host.rehearse()
+        self.host.rehearse()
 
     def close(self) -> None:
         """Close what the host holds."""
-        self._host.close()
+        self.host.close()
 
     def issue(self, actions: Sequence[Tensor | None]) -> None:
         """Bring the actions of a step to the host."""
-        self._host.issue([None if action is None else action.cpu() for action in actions])
+        self.host.issue([None if action is None else action.cpu() for action in actions])
 
     def collect(self) -> list[Seen | None]:
         """Execute the step that was issued."""
-        return [None if seen is None else self._seen(seen) for seen in self._host.collect()]
+        return [None if seen is None else self._seen(seen) for seen in self.host.collect()]
 
     def pay(self) -> list[Tensor | None]:
         """Return the rewards of the step that was collected."""
-        return [None if reward is None else reward.to(self._device) for reward in self._host.pay()]
+        return [None if reward is None else reward.to(self._device) for reward in self.host.pay()]
 
     def step(self, actions: Sequence[Tensor | None]) -> list[StepResult | None]:
         """Issue a step, collect it and pay it."""
@@ -77,23 +77,23 @@ class Placed:
 
     def reward_sums(self, run: int) -> dict[str, Tensor]:
         """Return the sums of the reward components of this round, on the host."""
-        return self._host.reward_sums(run)
+        return self.host.reward_sums(run)
 
     def pop_episodes(self, run: int) -> list[EpisodeRecord]:
         """Return and forget the finished episodes."""
-        return self._host.pop_episodes(run)
+        return self.host.pop_episodes(run)
 
     def pop_events(self, run: int) -> list[dict[str, Any]]:
         """Return and forget the lifecycle events."""
-        return self._host.pop_events(run)
+        return self.host.pop_events(run)
 
     def state_dict(self, run: int) -> dict[str, Any]:
         """Return what a resume needs, on the host."""
-        return self._host.state_dict(run)
+        return self.host.state_dict(run)
 
     def load_state_dict(self, run: int, state: Mapping[str, Any]) -> None:
         """Restore ``state_dict``."""
-        self._host.load_state_dict(run, state)
+        self.host.load_state_dict(run, state)
 
     def _seen(self, seen: Seen) -> Seen:
         flags = [seen.terminated, seen.truncated, seen.valid]

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
-import math
 import time
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from functools import partial
@@ -27,6 +26,7 @@ from worker import checkpoint
 from worker.checkpoint import CheckpointInfo
 from worker.envs.base import Cohort, LockstepEnvs
 from worker.envs.family import Control
+from worker.numerics import keep_freed_memory
 from worker.rl.algorithms import ALGORITHMS
 from worker.rl.config import LearnerConfig
 from worker.rl.heads import Heads
@@ -34,6 +34,7 @@ from worker.rl.learner import Learner, Streams, build_learner
 from worker.train.calibrate import calibrate
 from worker.train.environments import (
     family_of,
+    home_of,
     make_control,
     make_environments,
     obs_layout,
@@ -49,6 +50,7 @@ from worker.train.metrics import (
     policy_metrics,
     reward_metrics,
     std_metrics,
+    system_metrics,
     train_metrics,
 )
 from worker.train.plan import (
@@ -79,8 +81,6 @@ __all__ = [
     "update_order",
 ]
 
-_MIB = 2**20
-
 
 def update_order(seed: int, round_index: int, num_arms: int) -> list[int]:
     """Return the arm indices in the order of their updates (stream ``update_order``)."""
@@ -98,9 +98,13 @@ class BlockTrainer:
         unwanted: asked after every step of an evaluation whether nobody wants its result any more.
         entered: called when work of this block begins; other blocks may be trained in between.
         stacked: whether runs are acted for and updated together where they can be; no number depends on it.
+        at_home: whether small policies of environments on the host live there too (``home_of``), not on the device.
 
     Raises:
         ConfigRefused: a setting cannot be trained.
+
+    Attributes:
+        device: where policies live.
     """
 
     def __init__(
@@ -113,6 +117,7 @@ class BlockTrainer:
         unwanted: Callable[[], bool] = lambda: False,
         entered: Callable[[], None] = lambda: None,
         stacked: bool = True,
+        at_home: bool = False,
     ) -> None:
         self._rounds = Rounds(stacked=stacked)
         self.plan, self.device, self.data_dir = plan, device, data_dir
@@ -127,13 +132,17 @@ class BlockTrainer:
         self.envs: LockstepEnvs = make_environments(
             plan, device, phase="train", num_envs=self.num_envs, data_dir=data_dir, overlaps=True, alive=self.alive
         )
+        home = home_of(plan.runs, self.envs) if at_home else None
+        if home is not None:
+            self.envs, self.device = home, torch.device("cpu")
+            keep_freed_memory()
         self._issued = [plan.runs[index] for index in ordered_runs(plan)]
         with contextlib.ExitStack() as unfinished:
             unfinished.callback(self.envs.close)
             alike: dict[Hashable, Learner] = {}
             self.runs: list[Run] = [self._build_run(run, i, alike) for i, run in enumerate(self._issued)]
             unfinished.pop_all()
-        self.evaluator = Evaluator(plan, device, data_dir, self._evaluating)
+        self.evaluator = Evaluator(plan, self.device, data_dir, self._evaluating)
         #: Replaceable, to show that the order of updates changes nothing.
         self.update_order: Callable[[int], Sequence[int]] = lambda r: update_order(
             plan.replicate_seed, r, plan.num_arms
@@ -327,7 +336,8 @@ class BlockTrainer:
     def record(self, done: Done) -> RoundRecord:
         """Return the record of a finished round."""
         rollout, update, evaluation = done.seconds
-        clock = self._clock(done.round, rollout, sum(done.seconds))
+        steps = self.num_envs * self.envs.steps_per_round
+        clock = system_metrics(done.round, steps, len(self.runs), done.seconds, self.device)
         records = {
             run.plan.run_id: self._record(i, done.updates.get(run.plan.arm_index, {}), done.evaluations, clock)
             for i, run in enumerate(self.runs)
@@ -342,19 +352,6 @@ class BlockTrainer:
             update_seconds=update,
             eval_seconds=evaluation,
         )
-
-    def _clock(self, round_index: int, rollout_seconds: float, seconds: float) -> dict[str, float]:
-        steps = self.num_envs * self.envs.steps_per_round
-        peak = math.nan
-        if self.device.type == "cuda":
-            peak = torch.cuda.max_memory_allocated(self.device) / _MIB
-        return {
-            "sys/env_steps": float((round_index + 1) * steps),
-            "sys/env_steps_per_second": steps * len(self.runs) / rollout_seconds,
-            "sys/round_seconds": seconds,
-            "sys/rollout_seconds": rollout_seconds,
-            "sys/device_mem_peak_mib": peak,
-        }
 
     def _record(
         self,

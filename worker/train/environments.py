@@ -18,9 +18,13 @@ from worker.envs import families
 from worker.envs.base import LockstepEnvs, ObsSpec
 from worker.envs.family import Control, EnvironmentFamily, Order, Reward, RunEnv
 from worker.envs.faults import raised_in
+from worker.envs.placed import Placed
 from worker.rl.learner import ObsLayout
 from worker.rl.nets import InputLayout
 from worker.train.plan import BlockPlan, ConfigRefused, RunPlan
+
+#: Units of a layer up to which a policy is small, and those of an LSTM.
+_SMALL_HIDDEN, _SMALL_LSTM = 256, 128
 
 
 def family_of(plan: BlockPlan) -> EnvironmentFamily:
@@ -56,6 +60,20 @@ def refuse_taken_names(plan: BlockPlan) -> None:
         if told is not None:
             message, _, remedy = told.rpartition("; ")
             raise ConfigRefused(field, message, remedy)
+
+
+def home_of(runs: Sequence[RunPlan], envs: LockstepEnvs) -> LockstepEnvs | None:
+    """Return the environments as the host has them where all that learn are small policies of numbers; else None.
+
+    A step of such a policy takes less time on the host than its way to a GPU and back (docs/performance.md).
+    """
+    nets = [run.config["net"] for run in runs if run.policy in ALGORITHMS]
+    is_plain = all(run.config["precision"]["policy"] == "fp32" for run in runs) and not envs.obs_spec.images
+    return envs.host if isinstance(envs, Placed) and is_plain and all(map(_is_small, nets)) else None
+
+
+def _is_small(net: Mapping[str, Any]) -> bool:
+    return bool(net["hidden"] <= _SMALL_HIDDEN and (net["body"] == "mlp" or net["lstm_hidden"] <= _SMALL_LSTM))
 
 
 def obs_layout(spec: ObsSpec) -> ObsLayout:

@@ -19,6 +19,8 @@ from worker.rl.heads import Heads
 from worker.rl.learner import Learner
 from worker.rl.rollout import Rollout
 
+_MIB = 2**20
+
 #: Groups that telemetry level ``minimal`` keeps, beside what is essential of the algorithm.
 _MINIMAL = ("train/", "eval/", "sys/")
 #: Metric under ``train/``: column of the episode row, of which the mean is taken.
@@ -138,6 +140,28 @@ def std_metrics(learner: Learner) -> dict[str, float]:
     """Return ``policy/std``, the mean standard deviation of all components of Gaussian heads; nothing without any."""
     log_std = [part.detach().clamp(LOG_STD_MIN, LOG_STD_MAX) for part in learner.net.outputs.log_std.values()]
     return {"policy/std": float(torch.cat(log_std).exp().mean())} if log_std else {}
+
+
+def system_metrics(
+    round_index: int, steps: int, num_runs: int, seconds: tuple[float, float, float], device: torch.device
+) -> dict[str, float]:
+    """Return what a round took.
+
+    Args:
+        round_index: of the round.
+        steps: environment steps of a run in a round.
+        num_runs: of the block.
+        seconds: of rollout, update and evaluation.
+        device: where policies live.
+    """
+    peak = torch.cuda.max_memory_allocated(device) / _MIB if device.type == "cuda" else math.nan
+    return {
+        "sys/env_steps": float((round_index + 1) * steps),
+        "sys/env_steps_per_second": steps * num_runs / seconds[0],
+        "sys/round_seconds": sum(seconds),
+        "sys/rollout_seconds": seconds[0],
+        "sys/device_mem_peak_mib": peak,
+    }
 
 
 def _known(rows: Sequence[Mapping[str, Any]], column: str) -> list[float]:
