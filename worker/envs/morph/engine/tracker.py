@@ -7,8 +7,7 @@ Axes: E environments, S slots in action order.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, fields
-from typing import Any
+from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -18,18 +17,10 @@ from worker.envs.morph.network.network import gradient_health
 
 FloatArray = NDArray[np.float64]
 HISTORY = 5
-_PER_ENV = (
-    "loss",
-    "accuracy",
-    "accuracy_se",
-    "train_loss",
-    "committed_loss",
-    "committed_accuracy",
-    "cf",
-    "initial_loss",
-    "initial_accuracy",
-    "best_accuracy",
-)
+_PER_ENV = ("accuracy_se", "committed_loss", "committed_accuracy", "cf", "initial_loss", "initial_accuracy")
+_SIGNED = ("accuracy_gain", "loss_gain", "velocity", "prospective", "interaction_sum")
+_GRADIENTS = ("health", "vanishing", "exploding", "previous_health")
+_PER_SLOT = (*_SIGNED, *_GRADIENTS, "loss_gain_se", "measured_at", "prospective_se", "grad_norm")
 
 
 @dataclass
@@ -50,6 +41,13 @@ class Tracker:
         prospective, prospective_se: [E, S] nats, of TRAINING grafts in the latest validation.
         interaction: [E, S, S] pp; interaction_sum: [E, S] nats, over the other players.
         grad_norm, vanishing, exploding, health, previous_health: [E, S] of the last epoch.
+
+    What is read together lies together; the arrays above are its rows:
+        nats: [7, E] loss, losses, train_loss.
+        percents: [7, E] accuracy, accuracies, best_accuracy.
+        signed: [5, E, S] accuracy_gain, loss_gain, velocity, prospective, interaction_sum.
+        gradients: [4, E, S] health, vanishing, exploding, previous_health.
+        per_slot: [13, E, S] all of [E, S] but ``fresh``.
     """
 
     loss: FloatArray
@@ -79,25 +77,40 @@ class Tracker:
     previous_health: FloatArray
     interaction: FloatArray
     fresh: NDArray[np.bool_]
+    nats: FloatArray
+    percents: FloatArray
+    signed: FloatArray
+    gradients: FloatArray
+    per_slot: FloatArray
 
     @classmethod
     def unmeasured(cls, num_envs: int, num_slots: int) -> Tracker:
         """Return a tracker that has seen nothing."""
-        per_slot, shapes = (num_envs, num_slots), {"losses": (num_envs, HISTORY)}
-        shapes["accuracies"] = shapes["losses"]
-        arrays: dict[str, Any] = {item.name: np.full(shapes.get(item.name, per_slot), np.nan) for item in fields(cls)}
-        for name in _PER_ENV:
-            arrays[name] = np.full(num_envs, np.nan)
-        arrays["interaction"] = np.full((num_envs, num_slots, num_slots), np.nan)
-        arrays["fresh"] = np.zeros(per_slot, dtype=bool)
-        return cls(**arrays)
+        nats, percents = np.full((2, HISTORY + 2, num_envs), np.nan)
+        per_env = np.full((len(_PER_ENV), num_envs), np.nan)
+        per_slot = np.full((len(_PER_SLOT), num_envs, num_slots), np.nan)
+        return cls(
+            **dict(zip(_PER_ENV, per_env, strict=True)),
+            **dict(zip(_PER_SLOT, per_slot, strict=True)),
+            loss=nats[0],
+            losses=nats[1:-1].T,
+            train_loss=nats[-1],
+            accuracy=percents[0],
+            accuracies=percents[1:-1].T,
+            best_accuracy=percents[-1],
+            interaction=np.full((num_envs, num_slots, num_slots), np.nan),
+            fresh=np.zeros((num_envs, num_slots), dtype=bool),
+            nats=nats,
+            percents=percents,
+            signed=per_slot[: len(_SIGNED)],
+            gradients=per_slot[len(_SIGNED) :][: len(_GRADIENTS)],
+            per_slot=per_slot,
+        )
 
     def forget(self, env: int, slot: int) -> None:
         """Drop everything measured of a graft."""
-        for item in fields(self):
-            array = getattr(self, item.name)
-            if array.ndim == 2 and item.name not in ("losses", "accuracies"):
-                array[env, slot] = False if item.name == "fresh" else np.nan
+        self.per_slot[:, env, slot] = np.nan
+        self.fresh[env, slot] = False
         self.interaction[env, slot] = np.nan
         self.interaction[env, :, slot] = np.nan
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,17 +18,30 @@ from numpy.typing import NDArray
 from lockstep.spec.tasks import CnnShape, SlotSpec
 from worker.envs.base import Observation, ObsSpec
 from worker.envs.morph.engine.tracker import Tracker
-from worker.envs.morph.life.lifecycle import WITH_GRAFT, SlotTable, members
+from worker.envs.morph.life.lifecycle import SlotTable, members
 from worker.envs.morph.life.stages import Op, Stage
 from worker.envs.morph.network.blueprints import NUM_BLUEPRINTS
 from worker.envs.morph.task.config import EnvConfig
 
 SCHEMA = 1
 BASE, PER_SLOT = 32, 42
-_STAGES, _OPS, _OPERATORS = np.array(tuple(Stage)), np.arange(len(Op)), np.arange(3)
-_SHARES = np.array((Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.DORMANT))
-_WITH_GRAFT, _EMBARGO = members(*WITH_GRAFT), members(Stage.PRUNED, Stage.EMBARGOED)
-_EMBARGOED = Stage.EMBARGOED
+
+
+def _column(values: Sequence[int]) -> NDArray[np.int64]:
+    """Return integers [n, 1, 1], to be compared with [E, S]."""
+    return np.array(values)[:, None, None]
+
+
+_STAGES, _OPERATORS, _OPS = _column(tuple(Stage)), _column(range(3)), np.arange(len(Op))[:, None]
+_AT = {stage: place for place, stage in enumerate(Stage)}
+#: Rows of the one-hot stages: with a graft, waiting for the slot to be empty, and DORMANT.
+_WITH_GRAFT = slice(_AT[Stage.GERMINATED], _AT[Stage.FOSSILIZED] + 1)
+_EMPTYING = slice(_AT[Stage.PRUNED], _AT[Stage.EMBARGOED] + 1)
+_SHARES = [_AT[stage] for stage in (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.DORMANT)]
+#: Features that ``Tracker.nats``, ``percents`` and ``signed`` fill.
+_NATS, _PERCENTS = np.array((1, *range(3, 8), 25)), np.array((2, *range(8, 13), 31))
+_SIGNED = np.array((11, 12, 15, 16, 18))
+_EMBARGOED = int(Stage.EMBARGOED)
 _BASE_CONTINUOUS = (1, 2, *range(3, 13), 25, 26, 27, 30, 31)
 _BASE_SENTINEL = (*range(3, 13), 18, 25)
 _SLOT_CONTINUOUS = (*range(10, 17), 18, 20, 21, 23, 24, 25, 29, 30, 33, *range(34, 38), 41)
@@ -97,106 +111,102 @@ class Observer:
     def build(self, view: View) -> Observation:
         """Return the observation of all environments, on the host."""
         num_envs, num_slots = view.table.stage.shape
+        stages = view.table.stage == _STAGES
         features = np.empty((num_envs, BASE + PER_SLOT * num_slots), dtype=np.float32)
-        features[:, :BASE] = self._base(view)
-        features[:, BASE:] = self._slots(view).reshape(num_envs, -1)
+        features[:, :BASE] = self._base(view, stages).T
+        slots = features[:, BASE:].reshape(num_envs, num_slots, PER_SLOT)
+        slots[:] = self._slots(view, stages).transpose(1, 2, 0)
         ids = torch.from_numpy(view.table.blueprint.copy())
         return Observation(torch.from_numpy(features), ids)
 
-    def _base(self, view: View) -> Array:
+    def _base(self, view: View, stages: NDArray[np.bool_]) -> Array:
+        """Return [32, E]; ``stages`` [9, E, S] says what each slot is in."""
         table, tracker, config = view.table, view.tracker, self.config
-        out = np.zeros((len(view.step), BASE))
-        out[:, 0] = view.step / config.horizon
-        out[:, 1], out[:, 2] = self._relative(tracker.loss), tracker.accuracy / 100.0
-        out[:, 3:8] = self._relative(tracker.losses)
-        out[:, 8:13] = tracker.accuracies / 100.0
-        _mark_unknown(out[:, 3:13])
-        out[:, 13:18] = (table.stage[:, :, None] == _SHARES).mean(1)
-        out[:, 18] = np.where(view.last_op >= 0, view.as_chosen, -1.0)
-        out[:, 19:25] = view.last_op[:, None] == _OPS
-        out[:, 25] = self._relative(tracker.train_loss)
-        _mark_unknown(out[:, 25])
-        out[:, 26] = tracker.accuracy_se / 10.0
-        grown = table.params.sum(1)
-        out[:, 27] = np.minimum(np.log1p(grown / view.host_params) / 5.0, 1.0)
-        out[:, 28] = _remaining(config.param_budget, grown)
-        out[:, 29] = _remaining(config.max_grafts, table.within(_WITH_GRAFT).sum(1))
-        out[:, 30] = view.streak / 3.0
-        out[:, 31] = tracker.best_accuracy / 100.0
+        out = np.zeros((BASE, len(view.step)))
+        out[0] = view.step / config.horizon
+        # R(l) = min(l / ln K, 5)
+        out[_NATS] = np.minimum(tracker.nats / self.unit, 5.0)
+        out[_PERCENTS] = tracker.percents / 100.0
+        _mark_unknown(out[3:13])
+        counts = np.add.reduce(stages, axis=2, dtype=np.float64)
+        out[13:18] = counts[_SHARES] / stages.shape[2]
+        out[18] = np.where(view.last_op >= 0, view.as_chosen, -1.0)
+        out[19:25] = view.last_op == _OPS
+        _mark_unknown(out[25])
+        out[26] = tracker.accuracy_se / 10.0
+        grown = np.add.reduce(table.params, axis=1)
+        out[27] = np.minimum(np.log1p(grown / view.host_params) / 5.0, 1.0)
+        out[28] = _remaining(config.param_budget, grown)
+        out[29] = _remaining(config.max_grafts, np.add.reduce(counts[_WITH_GRAFT]))
+        out[30] = view.streak / 3.0
         return out
 
-    def _slots(self, view: View) -> Array:
-        table = view.table
-        out = np.zeros((*table.stage.shape, PER_SLOT))
-        out[..., 0] = table.blueprint >= 0
-        out[..., 1:10] = table.stage[..., None] == _STAGES
+    def _slots(self, view: View, stages: NDArray[np.bool_]) -> Array:
+        """Return [42, E, S]."""
+        table, horizon = view.table, self.config.horizon
+        out = np.zeros((PER_SLOT, *table.stage.shape))
+        out[0] = table.blueprint >= 0
+        out[1:10] = stages
         self._gains(out, view)
         self._ramps(out, table)
         self._health(out, view.tracker)
-        out[..., 34] = table.epochs_in_stage / self.config.horizon
-        out[..., 35] = self._dwell_left(table)
-        out[..., 36] = table.age / self.config.horizon
-        out[..., 37] = np.minimum(np.log1p(table.params / view.host_params) / 5.0, 1.0)
-        out[..., 38:41] = self._places
-        out[..., 41] = self._embargo_left(table)
+        out[34] = table.epochs_in_stage / horizon
+        out[35] = self._dwell_left(table)
+        out[36] = table.age / horizon
+        out[37] = np.minimum(np.log1p(table.params / view.host_params) / 5.0, 1.0)
+        out[38:41] = self._places
+        if np.count_nonzero(stages[_EMPTYING]):
+            out[41] = self._embargo_left(table, stages)
         return out
 
     def _gains(self, out: Array, view: View) -> None:
-        tracker, scale = view.tracker, 0.1 * self.unit
-        signed = np.empty((5, *out.shape[:2]))
-        signed[0], signed[1], signed[2] = tracker.accuracy_gain, tracker.loss_gain, tracker.velocity
-        signed[3], signed[4] = tracker.prospective, tracker.interaction_sum
-        missing = np.isnan(signed)
-        signed /= self._scales
+        tracker = view.tracker
+        missing, signed = np.isnan(tracker.signed), tracker.signed / self._scales
         np.putmask(signed, missing, 0.0)
-        out[..., [11, 12, 15, 16, 18]] = np.minimum(np.maximum(signed, -1.0), 1.0).transpose(1, 2, 0)
-        out[..., 13] = np.minimum(tracker.loss_gain_se / scale, 1.0)
+        out[_SIGNED] = np.minimum(np.maximum(signed, -1.0), 1.0)
+        out[13] = np.minimum(tracker.loss_gain_se / (0.1 * self.unit), 1.0)
         # the validation of s_t was made in step t - 1
-        out[..., 14] = 0.995 ** (view.step[:, None] - 1 - tracker.measured_at)
-        _mark_unknown(out[..., 13:15])
-        out[..., 17], out[..., 19] = ~missing[3], ~missing[4]
+        out[14] = 0.995 ** (view.step[:, None] - 1 - tracker.measured_at)
+        _mark_unknown(out[13:15])
+        out[17], out[19] = ~missing[3], ~missing[4]
 
     def _ramps(self, out: Array, table: SlotTable) -> None:
         longest, alpha = max(self.config.pace.tempos), table.alpha
-        out[..., 10] = alpha.alpha
-        out[..., 20] = table.tempo / longest
-        out[..., 21], out[..., 22] = alpha.target, alpha.mode
-        out[..., 23] = alpha.steps_total / longest
-        out[..., 24] = alpha.steps_done / longest
-        out[..., 25] = (alpha.steps_total - alpha.steps_done) / longest
-        out[..., 26:29] = table.operator[..., None] == _OPERATORS
+        out[10] = alpha.alpha
+        out[20] = table.tempo / longest
+        out[21], out[22] = alpha.target, alpha.mode
+        out[23] = alpha.steps_total / longest
+        out[24] = alpha.steps_done / longest
+        out[25] = (alpha.steps_total - alpha.steps_done) / longest
+        out[26:29] = table.operator == _OPERATORS
 
     @staticmethod
     def _health(out: Array, tracker: Tracker) -> None:
-        out[..., 29] = np.log1p(np.minimum(tracker.grad_norm, 1e12)) / 7.0
-        out[..., 30], out[..., 31] = tracker.health, tracker.vanishing
-        out[..., 32], out[..., 33] = tracker.exploding, tracker.previous_health
-        _mark_unknown(out[..., 29:34])
+        out[29] = np.log1p(np.minimum(tracker.grad_norm, 1e12)) / 7.0
+        out[30:34] = tracker.gradients
+        _mark_unknown(out[29:34])
 
     def _dwell_left(self, table: SlotTable) -> Array:
         dwell = self.config.pace.dwell
         left = np.maximum(dwell - table.epochs_in_stage, 0)
         return table.within(self._dwelling) * left / max(dwell, 1)
 
-    def _embargo_left(self, table: SlotTable) -> Array:
+    def _embargo_left(self, table: SlotTable, stages: NDArray[np.bool_]) -> Array:
         embargo = self.config.pace.embargo
         served = (table.stage == _EMBARGOED) * table.epochs_in_stage
-        left: Array = np.maximum(embargo - served, 0) * table.within(_EMBARGO) / max(embargo, 1)
+        waits = np.logical_or.reduce(stages[_EMPTYING])
+        left: Array = np.maximum(embargo - served, 0) * waits / max(embargo, 1)
         return left
 
     def _place_features(self, slots: Sequence[SlotSpec]) -> Array:
         shape = self.config.task.host
         last = max(1, len(shape.slots()) - 1)
         size = np.log2(shape.size) if isinstance(shape, CnnShape) else 1.0
-        places = np.empty((len(slots), 3))
+        places = np.empty((3, 1, len(slots)))
         for index, slot in enumerate(slots):
             relative = np.log2(slot.height) / size if isinstance(shape, CnnShape) else 1.0
-            places[index] = slot.position / last, relative, np.log2(slot.channels) / 10.0
+            places[:, 0, index] = slot.position / last, relative, np.log2(slot.channels) / 10.0
         return places
-
-    def _relative(self, loss: Array) -> Array:
-        """Return R(l) = min(l / ln K, 5)."""
-        return np.minimum(loss / self.unit, 5.0)
 
 
 def _mark_unknown(values: Array) -> None:
@@ -204,7 +214,8 @@ def _mark_unknown(values: Array) -> None:
     values[np.isnan(values)] = -1.0
 
 
-def _remaining(budget: int | None, used: NDArray[np.int64]) -> Array:
+def _remaining(budget: int | None, used: NDArray[Any]) -> Array | float:
     if budget is None:
-        return np.ones(len(used))
-    return np.clip((budget - used) / budget, 0.0, 1.0)
+        return 1.0
+    left: Array = np.clip((budget - used) / budget, 0.0, 1.0)
+    return left

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 import numpy as np
 import torch
@@ -38,13 +39,20 @@ LINEAR_ADD, SIGMOID_ADD = 0, 2
 FULL_TARGET = 2
 _NUM_OPS = len(Op)
 _TARGETS = np.array(ALPHA_TARGETS)
-# an attribute of an enum is looked up in Python, which is slow
+# as integers, which are faster in arrays than members of an enum
 _WAIT, _GERMINATE, _SET_ALPHA_TARGET = int(Op.WAIT), int(Op.GERMINATE), int(Op.SET_ALPHA_TARGET)
 _PRUNE, _FOSSILIZE, _ADVANCE = int(Op.PRUNE), int(Op.FOSSILIZE), int(Op.ADVANCE)
-_DORMANT, _HOLD = Stage.DORMANT, Ramp.HOLD
-_PRUNABLE = members(Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
-_BLENDABLE = members(Stage.BLENDING, Stage.HOLDING)
-_WITH_GRAFT, _DEVELOPING = members(*WITH_GRAFT), members(*DEVELOPING)
+_HOLD = int(Ramp.HOLD)
+#: Which stage integers are DORMANT, may be pruned, may be blended, keep others from germinating, hold a graft; [5, 11].
+_KINDS = np.stack(
+    [
+        members(Stage.DORMANT),
+        members(Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING),
+        members(Stage.BLENDING, Stage.HOLDING),
+        members(*DEVELOPING),
+        members(*WITH_GRAFT),
+    ]
+)
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,11 @@ def head_specs(num_slots: int) -> tuple[HeadSpec, ...]:
 
 def relevant_heads(op: Op, heads: Sequence[HeadSpec]) -> list[bool]:
     """Return for each head whether it matters for an op."""
-    return [head.relevant_ops is None or int(op) in head.relevant_ops for head in heads]
+    return [_is_relevant(head, op) for head in heads]
+
+
+def _is_relevant(head: HeadSpec, op: Op) -> bool:
+    return head.relevant_ops is None or int(op) in head.relevant_ops
 
 
 def canonical_action(heads: Sequence[HeadSpec]) -> list[int]:
@@ -146,43 +158,45 @@ class Legality:
 def legality(table: SlotTable, gates: Gates, rules: Rules) -> Legality:
     """Return what is legal in every environment."""
     num_envs, num_slots = table.stage.shape
-    blueprint = _fitting(table, rules)
+    dormant, prunable, blendable, developing, grafts = _KINDS[:, table.stage]
+    blueprint, fits = _fitting(table, rules)
     alpha_target = np.ones((num_envs, _NUM_OPS, num_slots, len(ALPHA_TARGETS)), dtype=bool)
     alpha_target[:, _SET_ALPHA_TARGET] = np.abs(table.alpha.alpha[:, :, None] - _TARGETS) >= 1e-6
     slot = np.zeros((num_envs, _NUM_OPS, num_slots), dtype=bool)
-    fits = np.logical_or.reduce(blueprint, axis=2)
-    slot[:, _GERMINATE] = _may_germinate(table, rules, fits)
+    slot[:, _GERMINATE] = _may_germinate(rules, dormant & fits, developing, grafts)
     slot[:, _ADVANCE] = gates.advance(rules.config.auto_advance)
     slot[:, _FOSSILIZE] = gates.fossilize
     hold = table.alpha.mode == _HOLD
-    slot[:, _PRUNE] = table.within(_PRUNABLE) & hold & (table.age >= rules.config.pace.min_prune_age)
-    slot[:, _SET_ALPHA_TARGET] = table.within(_BLENDABLE) & hold
+    slot[:, _PRUNE] = prunable & hold & (table.age >= rules.config.pace.min_prune_age)
+    slot[:, _SET_ALPHA_TARGET] = blendable & hold
     op = np.logical_or.reduce(slot, axis=2)
     op[:, _WAIT] = True
     slot[:, _WAIT, 0] = True
-    # rows of slots where nothing fits are never read, but a policy gathers them: keep them non-empty
-    blueprint = np.where(fits[:, :, None], blueprint, rules.allowed)
     return Legality(op, slot, blueprint, alpha_target)
 
 
-def _fitting(table: SlotTable, rules: Rules) -> BoolArray:
-    """Return [E, S, 13]: blueprints of the topology that the parameter budget still holds."""
+def _fitting(table: SlotTable, rules: Rules) -> tuple[BoolArray, BoolArray | Literal[True]]:
+    """Return [E, S, 13]: blueprints of the topology that the parameter budget still holds; and [E, S]: any does."""
+    found = np.empty((table.stage.shape[0], *rules.sizes.shape), dtype=bool)
+    found[:] = rules.allowed
     if rules.config.param_budget is None:
-        fitting = np.empty((table.stage.shape[0], *rules.sizes.shape), dtype=bool)
-        fitting[:] = rules.allowed
-        return fitting
+        return found, True
     left = rules.config.param_budget - table.params.sum(1)
-    fits: BoolArray = rules.allowed & (rules.sizes <= left[:, None, None])
-    return fits
+    fitting = rules.allowed & (rules.sizes <= left[:, None, None])
+    fits: BoolArray = np.logical_or.reduce(fitting, axis=2)
+    # rows of slots where nothing fits are never read, but a policy gathers them: keep them non-empty
+    found[fits] = fitting[fits]
+    return found, fits
 
 
-def _may_germinate(table: SlotTable, rules: Rules, fits: BoolArray) -> BoolArray:
-    legal: BoolArray = (table.stage == _DORMANT) & fits & rules.can_grow
+def _may_germinate(rules: Rules, legal: BoolArray, developing: BoolArray, grafts: BoolArray) -> BoolArray:
+    """Return [E, S]: of the slots where a graft is ``legal``, those where the rules of the whole host let it grow."""
+    if not rules.can_grow:
+        return np.zeros_like(legal)
     if rules.config.sequential_development:
-        legal &= ~np.logical_or.reduce(table.within(_DEVELOPING), axis=1, keepdims=True)
+        legal = legal & ~np.logical_or.reduce(developing, axis=1, keepdims=True)
     if rules.config.max_grafts is not None:
-        count = table.within(_WITH_GRAFT).sum(1, keepdims=True)
-        legal &= count < rules.config.max_grafts
+        legal = legal & (grafts.sum(1, keepdims=True) < rules.config.max_grafts)
     return legal
 
 
@@ -215,12 +229,12 @@ def decode(indices: Sequence[int], env: int, legal: Legality, heads: Sequence[He
         if not 0 <= index < head.size:
             raise ValueError(f"env {env}: {head.name} {index} is outside 0..{head.size - 1}")
     op = Op(indices[0])
-    for head, index, relevant in zip(heads, indices, relevant_heads(op, heads), strict=True):
-        if not relevant and index != head.canonical:
+    for head, index in zip(heads, indices, strict=True):
+        if index != head.canonical and not _is_relevant(head, op):
             raise ValueError(f"env {env}: {head.name} is irrelevant for {op.name}; store {head.canonical}")
-    action = Action(op, *indices[1:])
+    action = Action(op, -1 if op is Op.WAIT else indices[1], *indices[2:])
     _check_masks(action, env, legal)
-    return action if op is not Op.WAIT else Action(op, -1, *indices[2:])
+    return action
 
 
 def _check_masks(action: Action, env: int, legal: Legality) -> None:

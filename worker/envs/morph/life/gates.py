@@ -19,9 +19,9 @@ from worker.envs.morph.task.config import EnvConfig
 
 BoolArray = NDArray[np.bool_]
 _HEALTH, _ACCURACY_PP = 0.7, 1.0
-# an attribute of an enum is looked up in Python, which is slow
-_GERMINATED, _TRAINING, _BLENDING, _HOLDING = Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING
-_HOLD = Ramp.HOLD
+#: The stages that the gates stand in, as a column beside [E, S].
+_STAGES = np.array((Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING))[:, None, None]
+_HOLD = int(Ramp.HOLD)
 
 
 @dataclass(frozen=True)
@@ -40,26 +40,22 @@ class Gates:
 
     def advance(self, automatic: Sequence[str] = ()) -> BoolArray:
         """Return where ADVANCE passes, leaving out the gates (g1, g2, g3) that advance by themselves."""
-        by_name = {"g1": self.g1, "g2": self.g2, "g3": self.g3}
-        passes: BoolArray = np.zeros_like(self.g1)
-        for name, verdict in by_name.items():
+        passes = np.zeros(self.g1.shape, dtype=bool)
+        for name in ("g1", "g2", "g3"):
             if name not in automatic:
-                passes |= verdict
+                passes |= getattr(self, name)
         return passes
 
 
 def evaluate(table: SlotTable, tracker: Tracker, config: EnvConfig) -> Gates:
     """Return the verdicts on the present state; NaN comparisons are False, so unmeasured fails."""
-    dwell, strict = config.pace.dwell, config.gates == "strict"
-    waited = table.epochs_in_stage >= dwell
-    stage, alpha = table.stage, table.alpha
-    g1 = stage == _GERMINATED
-    g2 = (stage == _TRAINING) & waited & (tracker.health >= _HEALTH) & (tracker.exploding == 0.0)
-    arrived = np.abs(alpha.alpha - alpha.target) <= 1e-6
-    g3 = (stage == _BLENDING) & arrived & (alpha.mode == _HOLD)
-    g5 = (stage == _HOLDING) & tracker.fresh
-    if strict:
+    alpha, waited = table.alpha, table.epochs_in_stage >= config.pace.dwell
+    g1, g2, g3, g5 = table.stage == _STAGES
+    g2 &= waited & (tracker.health >= _HEALTH) & (tracker.exploding == 0.0)
+    g3 &= (np.abs(alpha.alpha - alpha.target) <= 1e-6) & (alpha.mode == _HOLD)
+    g5 &= tracker.fresh
+    if config.gates == "strict":
         g2 &= tracker.prospective - 2.0 * tracker.prospective_se > 0.0
-        g3 &= (np.abs(table.alpha.target - 1.0) <= 1e-6) & waited
+        g3 &= (np.abs(alpha.target - 1.0) <= 1e-6) & waited
         g5 &= (tracker.accuracy_gain >= _ACCURACY_PP) & (tracker.loss_gain - 2.0 * tracker.loss_gain_se > 0.0)
     return Gates(g1, g2, g3, g5)

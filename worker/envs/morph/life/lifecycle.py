@@ -40,9 +40,9 @@ WITH_GRAFT = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, S
 DEVELOPING = (Stage.GERMINATED, Stage.TRAINING, Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING)
 
 
-# an attribute of an enum is looked up in Python, which is slow
-_DORMANT, _PRUNED, _EMBARGOED, _RESETTING = Stage.DORMANT, Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING
-_DOWN, _HOLD = Ramp.DOWN, Ramp.HOLD
+# an array takes four times as long to be compared with a member of an enum as with an integer
+_PRUNED, _EMBARGOED, _RESETTING = int(Stage.PRUNED), int(Stage.EMBARGOED), int(Stage.RESETTING)
+_DOWN, _HOLD = int(Ramp.DOWN), int(Ramp.HOLD)
 
 
 def members(*stages: Stage) -> NDArray[np.bool_]:
@@ -53,6 +53,21 @@ def members(*stages: Stage) -> NDArray[np.bool_]:
 
 
 _EMPTYING = members(Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING)
+#: Rows of ``SlotTable.counts``.
+_COUNTS = (
+    "stage",
+    "previous_stage",
+    "epochs_in_stage",
+    "previous_epochs",
+    "age",
+    "blueprint",
+    "operator",
+    "params",
+    "germinated_at",
+    "germinations",
+    "tempo",
+    "birth_curve",
+)
 
 
 @dataclass
@@ -70,6 +85,7 @@ class SlotTable:
         birth_target: [E, S] alpha target chosen at germination.
         birth_curve: [E, S] ramp shape that belongs to the style.
         alpha: the ramps.
+        counts: [12, E, S] all that are integers, so that one copy takes them all; the others are its rows.
     """
 
     stage: IntES
@@ -86,32 +102,21 @@ class SlotTable:
     birth_target: FloatES
     birth_curve: IntES
     alpha: AlphaController
+    counts: IntES
 
     @classmethod
     def empty(cls, num_envs: int, num_slots: int) -> SlotTable:
         """Return a table of dormant slots."""
-        size = (num_envs, num_slots)
-        dormant = np.full(size, Stage.DORMANT, dtype=np.int64)
-
-        def ints(value: int = 0) -> IntES:
-            return np.full(size, value, dtype=np.int64)
-
-        return cls(
-            stage=dormant,
-            previous_stage=dormant.copy(),
-            epochs_in_stage=ints(),
-            previous_epochs=ints(),
-            age=ints(),
-            blueprint=ints(-1),
-            operator=ints(-1),
-            params=ints(),
-            germinated_at=ints(-1),
-            germinations=ints(),
-            tempo=ints(),
-            birth_target=np.zeros(size),
-            birth_curve=ints(),
+        counts = np.zeros((len(_COUNTS), num_envs, num_slots), dtype=np.int64)
+        table = cls(
+            **dict(zip(_COUNTS, counts, strict=True)),
+            birth_target=np.zeros((num_envs, num_slots)),
             alpha=AlphaController.zeros(num_envs, num_slots),
+            counts=counts,
         )
+        table.stage[:] = table.previous_stage[:] = Stage.DORMANT
+        table.blueprint[:] = table.operator[:] = table.germinated_at[:] = -1
+        return table
 
     def is_in(self, *stages: Stage) -> BoolES:
         """Return [E, S]: the slot is in one of the stages."""
@@ -163,18 +168,18 @@ class SlotTable:
         for env, slot in np.argwhere(emptying & (self.epochs_in_stage > 0) & running[:, None]):
             stage = self.stage[env, slot]
             if stage == _PRUNED:
-                self.move(env, slot, _EMBARGOED)
+                self.move(env, slot, Stage.EMBARGOED)
             elif stage == _RESETTING:
-                self.move(env, slot, _DORMANT)
+                self.move(env, slot, Stage.DORMANT)
             if self.stage[env, slot] == _EMBARGOED and self.epochs_in_stage[env, slot] >= embargo:
-                self.move(env, slot, _RESETTING)
+                self.move(env, slot, Stage.RESETTING)
 
     def tick_alpha(self, running: NDArray[np.bool_]) -> list[tuple[int, int]]:
         """Step every ramp and return the slots whose ramp has arrived at 0, not yet pruned."""
+        if self.alpha.is_at_rest():
+            return []
         falling = self.alpha.mode == _DOWN
         self.alpha.step(running)
-        if not np.count_nonzero(falling):
-            return []
         arrived = falling & (self.alpha.mode == _HOLD) & (self.alpha.alpha == 0.0)
         return [(int(env), int(slot)) for env, slot in np.argwhere(arrived)]
 
