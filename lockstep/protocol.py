@@ -148,18 +148,34 @@ class TaskGroup(Wire):
     defect: Annotated[str, Field(max_length=1000)] | None = None
 
 
+def environment_fault(facts: dict[str, Any]) -> str | None:
+    """Return in a sentence why what is announced of an environment cannot be used, None where it can."""
+    return _defect_fault(facts) or schema_fault(facts)
+
+
+def reward_fault(facts: dict[str, Any]) -> str | None:
+    """Return in a sentence why what is announced of a reward cannot be used, None where it can."""
+    for name in ("env_kinds", "tasks"):
+        if not isinstance(facts.get(name, []), list) or not all(isinstance(text, str) for text in facts.get(name, [])):
+            return f"{name} must be a list of names"
+    return _defect_fault(facts) or schema_fault(facts.get("schema", {}))
+
+
+def _defect_fault(facts: dict[str, Any]) -> str | None:
+    return None if isinstance(facts.get("defect", ""), str) else "defect must be a text; leave it out without one"
+
+
 def _check_environment(facts: dict[str, Any]) -> dict[str, Any]:
-    fault = schema_fault(facts) if "tasks" not in facts else "tasks stand beside environments; move them there"
-    if fault is not None:
-        raise ValueError(fault)
-    return facts
+    if "tasks" in facts:
+        raise ValueError("tasks stand beside environments; move them there")
+    return _usable(facts, environment_fault(facts))
 
 
 def _check_reward(facts: dict[str, Any]) -> dict[str, Any]:
-    for name in ("env_kinds", "tasks"):
-        if not isinstance(facts.get(name, []), list) or not all(isinstance(text, str) for text in facts.get(name, [])):
-            raise ValueError(f"{name} must be a list of names")
-    fault = schema_fault(facts.get("schema", {}))
+    return _usable(facts, reward_fault(facts))
+
+
+def _usable(facts: dict[str, Any], fault: str | None) -> dict[str, Any]:
     if fault is not None:
         raise ValueError(fault)
     return facts

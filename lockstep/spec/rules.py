@@ -219,7 +219,7 @@ def _environment_rules(resolved: ResolvedSpec, registered: Registered) -> Iterat
     if "defect" in schema:
         message = f"environment {quoted(env.id)} cannot be loaded{_on(facts)}: {schema['defect']}"
         yield Problem("/env/id", "defective_environment", message, "correct the package and restart the worker")
-    if schema:
+    elif schema:
         for problem in flat_problems(schema, env.kwargs, lambda name: pointer("env", "kwargs", name)):
             yield _as_registered(problem, facts)
 

@@ -5,13 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sqlalchemy import select
+from sqlalchemy import select, update
 
 from app.errors import InvalidError
 from app.services.context import Context
-from app.services.experiments import submission
+from app.services.experiments import reading, submission
 from app.store.schema import tables
-from tests.factories import SimulatedWorker, cartpole_spec
+from tests.factories import SimulatedWorker, cartpole_spec, tiny_spec
 
 POLE = {"ids": ["CartPole-v0", "CartPole-v1"], "arguments": ["render_mode"]}
 BROKEN = {"ids": ["Lander-v3"], "defect": "Box2D is not installed"}
@@ -28,6 +28,44 @@ def told(ctx: Context, **env: Any) -> list[tuple[str, str]]:
         ]
     except InvalidError as error:
         return [(item.pointer, item.code) for item in error.errors]
+
+
+#: What an earlier version let workers announce of a reward and of an environment.
+BAD_REWARDS: list[dict[str, Any]] = [
+    {"schema": {"properties": {"price": "number"}}},
+    {"schema": {"properties": {"price": {"minimum": "a"}}}},
+    {"schema": {"properties": {"price": {"default": "x", "type": "number"}}}},
+    {"schema": None},
+    {"env_kinds": None},
+    {"tasks": 5},
+    {"defect": None},
+]
+BAD_ENVIRONMENTS: list[dict[str, Any]] = [
+    {"properties": {"length": "number"}},
+    {"properties": {"length": {"default": {"a": 1}}}},
+    {"properties": 5},
+]
+
+
+def test_what_an_earlier_version_let_pass_is_a_defect_and_hinders_nobody_else(ctx: Context) -> None:
+    old = SimulatedWorker(ctx, "old").register()
+    stored = {
+        "rewards": {f"bad{i}": facts for i, facts in enumerate(BAD_REWARDS)},
+        "environments": {f"worse{i}": facts for i, facts in enumerate(BAD_ENVIRONMENTS)},
+    }
+    with ctx.store.write() as session:
+        session.execute(update(tables.worker).values(**stored))
+    submission.plan(ctx, tiny_spec())
+    for name in stored["rewards"]:
+        with pytest.raises(InvalidError) as refused:
+            submission.plan(ctx, tiny_spec(arms=[{"label": "A", "overrides": {"reward.mode": name}}, {"label": "B"}]))
+        assert [item.code for item in refused.value.errors] == ["defective_reward"], name
+    for name in stored["environments"]:
+        assert told(ctx, id=name, kwargs={"length": 1}) == [("/env/id", "defective_environment")]
+    shown = reading.show_worker(ctx, old.worker_id)
+    assert {item["name"] for item in shown["defects"]} == {*stored["rewards"], *stored["environments"]}
+    SimulatedWorker(ctx, "new", environments={"worse0": {"properties": {"length": {}}}}).register()
+    assert told(ctx, id="worse0", kwargs={"length": 1}, max_episode_steps=9) == []
 
 
 def test_a_task_is_refused_where_no_worker_has_it_and_taken_where_one_can_build_it(ctx: Context) -> None:

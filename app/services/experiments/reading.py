@@ -372,7 +372,8 @@ def show_worker(ctx: Context, worker_id: str) -> dict[str, Any]:
 
 def defects_of(row: WorkerRow) -> list[dict[str, str]]:
     """Return the plug-ins that a worker cannot use, with the reason; no job that names one is given to it."""
-    kinds = (("reward", row.rewards), ("environment", row.environments))
+    usable = workers.usable_rewards(row.rewards), workers.usable_environments(row.environments)
+    kinds = ("reward", usable[0]), ("environment", usable[1])
     return [
         {"kind": kind, "name": name, "reason": str(facts["defect"])}
         for kind, announced in kinds

@@ -13,6 +13,7 @@ from app.store.database.prepared import update_one
 from app.store.rows.selecting import columns, every, one
 from app.store.rows.workers import FailureOnWorker, HoldingWorker, WorkerEventRow, WorkerRow
 from app.store.schema import tables as t
+from lockstep.protocol import environment_fault, reward_fault
 from lockstep.status import WorkerStatus
 
 
@@ -182,16 +183,33 @@ def registered_names(session: Session) -> tuple[dict[str, Any], dict[str, Any], 
         .where(t.worker.c.status.not_in((WorkerStatus.LOST, WorkerStatus.RETIRED)))
         .order_by(t.worker.c.registered_at.desc(), t.worker.c.id)
     )
-    rows = session.execute(query).all()
-    for row in rows:
-        for known, announced in ((rewards, row.rewards), (environments, row.environments)):
+    rows = [(name, usable_rewards(own), usable_environments(other)) for name, own, other in session.execute(query)]
+    for _, own_rewards, own_environments in rows:
+        for known, announced in ((rewards, own_rewards), (environments, own_environments)):
             # one worker on which a name works is enough
             known.update({n: f for n, f in announced.items() if n not in known or "defect" in known[n]})
-        for name, facts in row.environments.items():
+        for name, facts in own_environments.items():
             if "tasks" in facts and facts["tasks"] not in registries.setdefault(name, []):
                 registries[name].append(facts["tasks"])
-    offers = [(row.name, row.rewards) for row in rows], [(row.name, row.environments) for row in rows]
+    offers = [(name, own) for name, own, _ in rows], [(name, other) for name, _, other in rows]
     return _with_workers(rewards, offers[0]), _with_workers(environments, offers[1]), registries
+
+
+def usable_rewards(announced: Mapping[str, Any]) -> dict[str, Any]:
+    """Return rewards that a worker announced, with a defect in the place of what an earlier version let pass."""
+    return {name: _usable(facts, reward_fault(facts)) for name, facts in announced.items()}
+
+
+def usable_environments(announced: Mapping[str, Any]) -> dict[str, Any]:
+    """Return environments as ``usable_rewards``; a family stands among them with the key of its registry."""
+    return {
+        name: facts if "tasks" in facts else _usable(facts, environment_fault(facts))
+        for name, facts in announced.items()
+    }
+
+
+def _usable(facts: dict[str, Any], fault: str | None) -> dict[str, Any]:
+    return facts if fault is None else {"defect": facts.get("defect") or fault}
 
 
 def _with_workers(known: Mapping[str, Any], offers: Sequence[tuple[str, Mapping[str, Any]]]) -> dict[str, Any]:
