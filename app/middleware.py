@@ -23,6 +23,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from app.errors import AppError, ForbiddenError, TooLargeError
 from app.problems import render, unexpected
+from app.services.webhooks import DELIVERY
 from app.settings import Settings
 from app.store.database.engine import StartupError
 from lockstep.address import is_loopback
@@ -152,10 +153,11 @@ class HostGuard:
 
 
 class OriginGuard:
-    """Refuses a write that a foreign page sent, with or without credentials; scripts name no Origin and pass.
+    """Refuses a write that a foreign page or a webhook sent; scripts name no Origin and pass.
 
     With authentication off the browser of anybody on this machine is all that a foreign page needs. Sockets are
-    refused where they are admitted, with a close code that the page can read.
+    refused where they are admitted, with a close code that the page can read. A webhook that names this server, by
+    whatever address, would let it pause its own queue at each verdict.
     """
 
     def __init__(self, app: ASGIApp, settings: Settings) -> None:
@@ -163,7 +165,7 @@ class OriginGuard:
         self._settings = settings
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Serve it, or refuse its Origin."""
+        """Serve it, or refuse who sent it."""
         if scope["type"] == "http" and scope["method"] not in _READS:
             error = self._refusal(Headers(scope=scope))
             if error is not None:
@@ -172,6 +174,8 @@ class OriginGuard:
         await self.app(scope, receive, send)
 
     def _refusal(self, headers: Headers) -> ForbiddenError | None:
+        if DELIVERY in headers:
+            return ForbiddenError("a webhook may not write here; name the address of a receiver", code="webhook")
         origin = headers.get("origin")
         if origin is not None:
             ours = self._settings.allows_origin(origin, headers.get("host", ""))

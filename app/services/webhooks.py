@@ -23,6 +23,8 @@ from app.store.records.webhooks import EVENTS as EVENTS
 from app.store.rows.access import DeliveryRow, WebhookRow
 from lockstep.address import BadAddress, clean_url, hidden
 
+#: The header of a delivery's number.
+DELIVERY = "Lockstep-Delivery"
 #: A receiver has this long to answer; no other process asks it within three times as long.
 ANSWER_SECONDS = 10.0
 #: A part of a path that nobody would write by hand.
@@ -151,7 +153,7 @@ def take(ctx: Context) -> Outgoing | None:
     headers = {
         "Content-Type": "application/json",
         "Lockstep-Event": delivery.event,
-        "Lockstep-Delivery": str(delivery.id),
+        DELIVERY: str(delivery.id),
         "Lockstep-Signature": signature(webhook.secret, int(now), body),
     }
     return Outgoing(webhook.url, headers, body, webhook, delivery)

@@ -10,6 +10,7 @@ from collections.abc import Iterator
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from typing import Any
 
+import httpx
 import pytest
 from sqlalchemy import func, select
 
@@ -21,7 +22,7 @@ from app.services.results.finishing import finish_due
 from app.store.database.engine import AT_THE_END, END_EVENTS
 from app.store.records.events import NewEvent, add_events
 from app.store.schema import tables as t
-from tests.conftest import Clock
+from tests.conftest import Clock, LiveServer, wait_until
 from tests.factories import LOCAL, SimulatedWorker, submit, tiny_spec
 
 ALL = ["end", "failure", "verdict"]
@@ -100,6 +101,21 @@ def test_end_and_verdict_are_told_signed_and_once(ctx: Context, receiver: Receiv
             assert abs(int(parts["t"]) - ctx.store.now(session)) <= 1
     assert states(ctx, hook) == ["delivered", "delivered"]
     assert "secret" not in webhooks.listing(ctx)[0]
+
+
+@pytest.mark.server
+def test_a_webhook_that_names_the_servers_own_calls_steers_nothing(sqlite_server: LiveServer) -> None:
+    ctx = sqlite_server.ctx
+    hook = webhooks.add(ctx, f"{sqlite_server.url}/api/v1/queue/pause", ["end"], None, LOCAL)
+    tell(ctx, submit(ctx))
+
+    def tried() -> list[dict[str, Any]]:
+        items = webhooks.deliveries(ctx, hook["id"], before=None, limit=9)["items"]
+        return [item for item in items if item["attempts"]]
+
+    wait_until(tried, what="the delivery")
+    assert [item["error"] for item in tried()] == ["HTTP 403"]
+    assert httpx.get(f"{sqlite_server.url}/api/v1/queue", timeout=60).json()["paused"] is False
 
 
 def test_signature_is_the_documented_one() -> None:
