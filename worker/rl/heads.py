@@ -191,7 +191,7 @@ def log_probabilities(logits: Tensor, mask: Tensor, floors: Floors | None) -> Te
     count = floored.sum(-1, keepdim=True)
     f = torch.minimum(floors.value.unsqueeze(-1).to(wide.dtype), MAX_FLOOR_MASS / count.clamp(min=1))
     mixed = (1.0 - count * f) * log_p.exp() + f * floored
-    return torch.where(mask, mixed.clamp(min=torch.finfo(wide.dtype).tiny).log(), MASKED)
+    return torch.where(mask, mixed.clamp(min=torch.finfo(wide.dtype).tiny).log(), log_p)
 
 
 def choose(

@@ -132,6 +132,15 @@ def test_floor_mixture_sums_to_one_and_spares_forbidden_choices() -> None:
     assert Floors.build(heads, {"op": 0.1}, {}, 0.0) is None
 
 
+def test_a_row_without_a_legal_choice_is_uniform_with_floors_as_without() -> None:
+    heads = build_heads((HeadSpec("op", 4),))
+    masks = {"op": torch.zeros(1, 4, dtype=torch.bool)}
+    for floors in (None, Floors.build(heads, {"op": 0.1}, {}, 1.0)):
+        actions, joint = choose(heads, LOGITS.float().unsqueeze(1), masks, torch.full((1, 1), 0.6), floors)
+        assert actions.tolist() == [[2]]
+        assert joint.tolist() == pytest.approx([-math.log(4)])
+
+
 def test_floor_is_capped_at_99_percent_of_the_mass() -> None:
     heads = build_heads((HeadSpec("op", 4),))
     floors = Floors.build(heads, {"op": 0.9}, {}, 1.0)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -14,11 +16,12 @@ from tests.worker.rl.cases import HEADS, learner_config, make_learner, random_ro
 from worker.envs.base import HeadSpec
 from worker.rl.affine import affine, exact_parts, tanh
 from worker.rl.algorithms import ALGORITHMS, ppo_stack
-from worker.rl.algorithms.base import Due
+from worker.rl.algorithms.base import Due, Played
 from worker.rl.algorithms.ppo import prepare
 from worker.rl.algorithms.ppo_loss import Slopes
 from worker.rl.learner import Learner
 from worker.rl.nets import MLPNet
+from worker.rl.rollout import PolicyError
 from worker.rl.stacked_nets import StackedMLP
 from worker.rl.stacks import rows_of
 
@@ -122,6 +125,30 @@ def test_a_run_that_is_not_a_number_leaves_the_others_of_a_batch_alone() -> None
     metrics = ppo_stack.update(items)
     assert metrics[1]["steps_non_finite"] == metrics[1]["steps_skipped"] == 4
     assert [bits(item.learner) for item in items][::2] == expected[::2]
+
+
+@pytest.mark.parametrize("body", ["mlp", "lstm"])
+def test_a_run_with_a_step_in_which_nothing_is_legal_leaves_its_stack_alone(body: str) -> None:
+    common: dict[str, Any] = {"body": body, "epochs": 2}
+    expected = [alone(due(run, HEADS, 16, 10, 4, **common)) for run in (0, 1, 2)]
+    items = [due(run, HEADS, 16, 10, 4, **common) for run in (0, 1, 2)]
+    items[1].rollout.masks["op"][3, 2] = False
+    faults: dict[int, str] = {}
+
+    @contextmanager
+    def guard(index: int) -> Iterator[None]:
+        try:
+            yield
+        except PolicyError as error:
+            faults[index] = str(error)
+
+    prepared = ppo_stack.prepare([Played(item.learner, item.rollout, 0, None) for item in items], guard)
+    assert list(faults) == [1]
+    assert "no legal choice" in faults[1]
+    rest = [replace(items[index], prepared=prepared[index]) for index in (0, 2)]
+    found = ppo_stack.update(rest)
+    assert [bits(item.learner) for item in rest] == [expected[0][0], expected[2][0]]
+    assert [repr(metrics) for metrics in found] == [repr(expected[0][1]), repr(expected[2][1])]
 
 
 @pytest.mark.parametrize("changes", [{"clip": 0.1}, {"epochs": 3}, {"adv_norm": "rollout"}, {"value_clip": 0.1}])
