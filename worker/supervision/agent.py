@@ -23,6 +23,7 @@ from lockstep.logs import get_logger
 from worker.supervision.assignment import AssignmentRunner
 from worker.supervision.control import TRANSIENT, Control, LeaseLost, Refused, WorkerGone
 from worker.supervision.devices import Bound, GpuMonitor, host_name
+from worker.supervision.folder import WorkFolder
 from worker.supervision.options import Options
 from worker.supervision.pack import PackRunner
 from worker.supervision.starter import CannotStart, Starter
@@ -63,12 +64,10 @@ class Agent:
         self._stopping = threading.Event()
         self._health = p.Health()
         self._beat_now = threading.Event()
-        work = options.work_dir / bound.device.uid.replace(":", "_").replace("/", "_")
-        shutil.rmtree(work, ignore_errors=True)  # what an earlier incarnation left belongs to a lost lease
-        work.mkdir(parents=True, exist_ok=True)
-        self._work = work
+        self._folder = WorkFolder(options.work_dir / bound.device.uid.replace(":", "_").replace("/", "_"))
+        self._work = self._folder.path
         self._starter = Starter(
-            options.trainer, bound.environment, work / "forkserver.log", stopped=self._stopping.is_set
+            options.trainer, bound.environment, self._work / "forkserver.log", stopped=self._stopping.is_set
         )
 
     def run(self) -> int:
@@ -99,6 +98,7 @@ class Agent:
             self._beat_now.set()
             self._starter.end()
             self._retire()
+            self._folder.close()
             self.bound.lock.release()
         return RETIRED
 
