@@ -36,6 +36,9 @@ from app.store.schema.tables import metadata
 from lockstep.client import Client
 from tests import postgres
 
+# before torch is loaded: runs are stacked on one thread only
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
 FAST = {
     "heartbeat_seconds": 0.5,
     "lease_ttl_seconds": 600.0,  # no lease ends because the machine is busy: a test of their end says when
