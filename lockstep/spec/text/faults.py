@@ -172,9 +172,13 @@ def remedy_for_key(key: str, known: Sequence[str], elsewhere: Sequence[str] = ()
         known: keys that may stand in its place.
         elsewhere: paths of fields that stand in other places.
     """
+    if "overrides" in known:
+        return _remedy_in_arm(key, known, elsewhere)
     if key == "batch_size" and "minibatches" in known:
         return "give ppo.minibatches: the transitions of a round divided by the batch size"
     same = _named(key, elsewhere)
+    if key in same:
+        return f"{key} stands at the outermost level"
     if 0 < len(same) <= 3:
         return f"did you mean {_either(same)}?"
     if key in _LENGTHS:
@@ -186,6 +190,17 @@ def remedy_for_key(key: str, known: Sequence[str], elsewhere: Sequence[str] = ()
     if close and close[0] not in known:
         return f"did you mean {_either(_named(close[0], elsewhere)[:3])}?"
     return nearest(key, known)
+
+
+def _remedy_in_arm(key: str, known: Sequence[str], elsewhere: Sequence[str]) -> str:
+    """The same for an arm, which holds no sections: values of its own have paths."""
+    where = "under overrides of the arm"
+    if key in elsewhere and "." in key:
+        return f"write it {where}"
+    if any(path.startswith(f"{key}.") for path in elsewhere):
+        return f"write its fields {where}, as {key}.NAME"
+    paths = _named(key, elsewhere)[:3] or ([FOREIGN[key]] if key in FOREIGN else [])
+    return f"write it {where}, as {_either(paths)}" if paths else nearest(key, known)
 
 
 def _named(key: str, paths: Sequence[str]) -> list[str]:

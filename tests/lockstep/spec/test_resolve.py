@@ -144,6 +144,7 @@ def test_diff_of_an_arm_is_minimal_and_names_base_and_value() -> None:
             "remove it",
         ),
         ({"eval": {"max_steps": 40}}, "/eval/max_steps", "not_applicable", "remove eval.max_steps"),
+        ({"eval": {"budget": 40}}, "/eval/budget", "unknown_key", "budget stands at the outermost level"),
         ({"precision": {"host": "fp16"}}, "/precision/host", "literal_error", ""),
     ],
 )
@@ -158,6 +159,22 @@ def test_refusal_names_field_and_remedy(changes: dict[str, Any], pointer: str, c
     assert found, problems_of(raw)
     assert found[0].code == code
     assert remedy in found[0].remedy
+
+
+@pytest.mark.parametrize(
+    ("key", "remedy"),
+    [
+        ("net", "write its fields under overrides of the arm, as net.NAME"),
+        ("ppo.lr", "write it under overrides of the arm"),
+        ("lr", "write it under overrides of the arm, as host.lr, graft.lr or ppo.lr"),
+        ("learning_rate", "write it under overrides of the arm, as ppo.lr"),
+        ("lable", "did you mean 'label'?"),
+        ("colour", "known: label, overrides, policy, reward, static_set"),
+    ],
+)
+def test_what_stands_in_an_arm_is_sent_to_its_overrides(key: str, remedy: str) -> None:
+    [problem] = problems_of(tiny_spec(arms=[{"label": "A"}, {"label": "B", key: {}}]))
+    assert (problem.pointer, problem.code, problem.remedy) == (f"/arms/1/{key}", "unknown_key", remedy)
 
 
 @pytest.mark.parametrize(
