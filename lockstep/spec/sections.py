@@ -294,7 +294,9 @@ class Lockstep(Section):
 
     barrier: Literal["round", "none"] = Field("round", description="Whether arms wait for each other after every round")
     placement: Literal["auto", "one_per_device", "shared_device"] = Field(
-        "auto", description="One device for all arms or one for each"
+        "auto",
+        description="One device for all arms or one for each; auto: one for each where so many GPUs are free, unless "
+        "the policies are so small that a worker trains them on its host",
     )
     crn: Literal["full", "environment"] = Field(
         "full", description="What arms share: all draws, or those of the environment alone"

@@ -100,6 +100,27 @@ def test_free_workers_share_what_waits_unless_the_spec_says_how_many(ctx: Contex
     assert replicates(claimed(packs(ctx, "w3"))) == [0, 1, 2, 3, 4]
 
 
+def test_a_worker_with_a_gpu_is_given_several_blocks_of_small_policies_and_one_of_others(ctx: Context) -> None:
+    gpu = {"kind": "gpu", "device_class": "H", "max_blocks": 8}
+    first, second = packs(ctx, "g0", **gpu), packs(ctx, "g1", **gpu)
+    raw = cartpole_spec(experiment={"replicates": 6}, analysis={"inference": "none", "failure": {"floor": 0.0}})
+    planned = submission.plan(ctx, raw)
+    assert (planned["placement"], planned["packs"]) == ("shared_device", {"replicates": 3, "workers": 2})
+    cartpoles(ctx, 6)
+    assert replicates(claimed(first)) == [0, 2, 4]
+    assert replicates(claimed(second)) == [1, 3, 5]
+    cartpoles(ctx, 4, net={"hidden": 512}, lockstep={"placement": "shared_device"})
+    assert replicates(claimed(packs(ctx, "g2", **gpu))) == [0]
+    assert sharing.share(ctx) == 0
+    assert replicates(claimed(packs(ctx, "c0"))) == [1, 2, 3]
+
+
+def test_small_policies_leave_the_gpu_free_where_a_cpu_slot_is(ctx: Context) -> None:
+    gpu, cpu = packs(ctx, "a", kind="gpu", device_class="H"), packs(ctx, "b")
+    cartpoles(ctx, 1)
+    assert (claimed(gpu), replicates(claimed(cpu))) == ([], [0])
+
+
 def wanted(seats: list[SimulatedWorker]) -> list[str]:
     return [one.beat().leases[0].desired for one in seats]
 

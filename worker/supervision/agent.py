@@ -173,8 +173,8 @@ class Agent:
         self._beat_now.set()
 
     def _max_blocks(self) -> int:
-        """Return how many blocks a process may train: several where their runs can be stacked, one thread of a CPU."""
-        is_plain = self.options.trainer is None and self.bound.device.kind == "cpu" and self.options.threads == 1
+        """Return how many blocks a process may train: several where their runs can be stacked, on one thread."""
+        is_plain = self.options.trainer is None and self.options.threads == 1
         return _MOST_BLOCKS if is_plain else 1
 
     def _enter(self, request: p.RegisterRequest) -> p.RegisterReply:

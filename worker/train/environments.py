@@ -13,6 +13,7 @@ from lockstep import plugins
 from lockstep.spec.algorithms import ALGORITHMS
 from lockstep.spec.arms import action_bounds_of, discount_of
 from lockstep.spec.environments.families import FAMILIES
+from lockstep.spec.homes import is_small
 from lockstep.spec.sections import CLIP
 from worker.envs import families
 from worker.envs.base import LockstepEnvs, ObsSpec
@@ -22,9 +23,6 @@ from worker.envs.placed import Placed
 from worker.rl.learner import ObsLayout
 from worker.rl.nets import InputLayout
 from worker.train.plan import BlockPlan, ConfigRefused, RunPlan
-
-#: Units of a layer up to which a policy is small, and those of an LSTM.
-_SMALL_HIDDEN, _SMALL_LSTM = 256, 128
 
 
 def family_of(plan: BlockPlan) -> EnvironmentFamily:
@@ -67,13 +65,8 @@ def home_of(runs: Sequence[RunPlan], envs: LockstepEnvs) -> LockstepEnvs | None:
 
     A step of such a policy takes less time on the host than its way to a GPU and back (docs/performance.md).
     """
-    nets = [run.config["net"] for run in runs if run.policy in ALGORITHMS]
-    is_plain = all(run.config["precision"]["policy"] == "fp32" for run in runs) and not envs.obs_spec.images
-    return envs.host if isinstance(envs, Placed) and is_plain and all(map(_is_small, nets)) else None
-
-
-def _is_small(net: Mapping[str, Any]) -> bool:
-    return bool(net["hidden"] <= _SMALL_HIDDEN and (net["body"] == "mlp" or net["lstm_hidden"] <= _SMALL_LSTM))
+    are_small = all(is_small(run.config) for run in runs if run.policy in ALGORITHMS)
+    return envs.host if isinstance(envs, Placed) and are_small and not envs.obs_spec.images else None
 
 
 def obs_layout(spec: ObsSpec) -> ObsLayout:

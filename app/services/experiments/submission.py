@@ -12,7 +12,7 @@ from app.errors import ConflictError, InvalidError
 from app.services import quotas
 from app.services.audit import record
 from app.services.context import Actor, Context
-from app.services.queue.placement import Fit, Need, WorkerView, fit, pack_size
+from app.services.queue.placement import Fit, Need, WorkerView, fit, most_blocks, pack_size
 from app.services.queue.scheduling import need_from, worker_view
 from app.services.results import grown_grafts
 from app.services.results.reports import pilot_scores
@@ -31,6 +31,7 @@ from lockstep.spec import rules
 from lockstep.spec.arms import ResolvedArm
 from lockstep.spec.defaults import complete
 from lockstep.spec.environments.families import family_of
+from lockstep.spec.homes import is_at_home
 from lockstep.spec.inference.analysis import estimand_reason
 from lockstep.spec.inference.analysis_rules import analysis_hash, seed_problems
 from lockstep.spec.inference.power import power_table
@@ -189,7 +190,7 @@ def plan(ctx: Context, raw: Mapping[str, Any]) -> dict[str, Any]:
 def _packs(need: Need, num_blocks: int, views: Sequence[WorkerView]) -> dict[str, int] | None:
     """Return up to how many replicates a free worker would train side by side now; None where each is trained alone."""
     able = [view for view in views if view.idle and isinstance(fit(need, [view]), Fit)]
-    size = min(pack_size(need, num_blocks, views), max((view.max_blocks for view in able), default=1))
+    size = min(pack_size(need, num_blocks, views), max((most_blocks(need, view) for view in able), default=1))
     return {"replicates": size, "workers": len(able)} if able and size > 1 else None
 
 
@@ -245,7 +246,13 @@ def needs_document(checked: Checked, planned: Plan) -> dict[str, Any]:
         "rewards": sorted(modes - {*family.reward_modes}),
         "pack": packing.at_most,
         "pack_evenly": packing.evenly,
+        "at_home": is_at_home(resolved, is_batched=_is_batched(checked)),
     }
+
+
+def _is_batched(checked: Checked) -> bool:
+    facts = checked.registered.environments.get(checked.resolved.spec.env.id or "", {})
+    return bool(facts.get("is_batched", False))
 
 
 def _environment(checked: Checked) -> str:

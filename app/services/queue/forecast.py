@@ -81,7 +81,7 @@ def starts(views: Sequence[WorkerView], free: Mapping[str, float], waiting: Sequ
         if joined is None and start is not None and block.packs and block.need.pack > 1 and len(chosen) == 1:
             free_then = [replace(view, idle=known.get(view.id, inf) <= start) for view in views]
             size = pack_size(block.need, ahead[block.experiment_id], free_then)
-            pack = packs.setdefault((block.experiment_id, start), Pack(size, ahead[block.experiment_id]))
+            pack = packs.setdefault((block.experiment_id, start), Pack(size, ahead[block.experiment_id], block.need))
             pack.held[chosen[0].id] = 1
         ahead[block.experiment_id] -= 1
         found.append(start if joined is None else joined)

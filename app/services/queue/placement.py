@@ -38,6 +38,7 @@ class Need:
         environment: registered environment in use.
         pack: blocks of its experiment that one worker may hold at once.
         pack_evenly: whether a worker takes no more than its even share of those among the free workers.
+        at_home: whether a worker with a GPU trains it on its host, where one device is as good as several.
     """
 
     num_arms: int
@@ -50,6 +51,7 @@ class Need:
     environment: str | None = None
     pack: int = 1
     pack_evenly: bool = False
+    at_home: bool = False
 
 
 @dataclass(frozen=True)
@@ -100,11 +102,13 @@ class Pack:
     Attributes:
         size: blocks that each may hold at most.
         left: blocks of the experiment that the pass has not looked at.
+        need: what such a block needs.
         held: blocks given to each worker, by its id.
     """
 
     size: int
     left: int
+    need: Need
     held: dict[str, int] = field(default_factory=dict)
 
     def join(self, need: Need, workers: Mapping[str, WorkerView]) -> Fit | None:
@@ -115,11 +119,19 @@ class Pack:
     def has_room(self, workers: Mapping[str, WorkerView]) -> bool:
         """Return whether another block may join."""
         counts = self.held.items()
-        return self.left > 0 and any(count < min(self.size, workers[name].max_blocks) for name, count in counts)
+        return self.left > 0 and any(count < self._most(workers[name]) for name, count in counts)
 
     def _has_room(self, need: Need, worker: WorkerView, count: int) -> bool:
         in_memory = worker.memory_bytes == 0 or (count + 1) * need.memory_bytes <= worker.memory_bytes
-        return count < min(self.size, worker.max_blocks) and in_memory
+        return count < self._most(worker) and in_memory
+
+    def _most(self, worker: WorkerView) -> int:
+        return min(self.size, most_blocks(self.need, worker))
+
+
+def most_blocks(need: Need, worker: WorkerView) -> int:
+    """Return how many blocks of an experiment a worker can train at once: on a GPU their runs form no stack."""
+    return worker.max_blocks if worker.kind == "cpu" or need.at_home else 1
 
 
 def pack_size(need: Need, waiting: int, workers: Sequence[WorkerView]) -> int:
@@ -152,11 +164,13 @@ def device_order(workers: Sequence[WorkerView], num_arms: int, replicate: int) -
 def _choose(need: Need, idle: Sequence[WorkerView]) -> Fit | None:
     if need.placement == "one_per_device":
         return _several(need.num_arms, idle)
-    if need.placement == "auto":
+    if need.placement == "auto" and not need.at_home:
         several = _several(need.num_arms, [worker for worker in idle if worker.kind == "gpu"])
         if several is not None and need.num_arms > 1:
             return several
     fitting = [w for w in idle if w.kind == "cpu" or w.memory_bytes >= need.memory_bytes]
+    if need.at_home:  # a GPU would do nothing meanwhile
+        fitting.sort(key=lambda worker: worker.kind != "cpu")
     return Fit("shared_device", (fitting[0],)) if fitting else None
 
 

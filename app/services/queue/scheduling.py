@@ -162,7 +162,7 @@ class _Tick:
         known = self.packs.get(block.experiment_id)
         if known is None:
             waiting = self.ready_of(block.experiment_id)
-            known = Pack(pack_size(need, waiting, list(self.views.values())), waiting - 1)
+            known = Pack(pack_size(need, waiting, list(self.views.values())), waiting - 1, need)
             self.packs[block.experiment_id], self.owners[block.experiment_id] = known, block.owner
         return known
 
@@ -256,4 +256,5 @@ def need_from(needs: Mapping[str, Any], placement: str, num_live: int, min_memor
         environment=needs.get("environment"),
         pack=int(needs.get("pack", 1)),
         pack_evenly=bool(needs.get("pack_evenly", False)),
+        at_home=bool(needs.get("at_home", False)),
     )

@@ -152,4 +152,5 @@ FAMILY = Family(
     packs=True,
     is_package=True,
     usual_preset="gym_classic",
+    on_host=lambda env: ATARI not in env.wrappers and not (env.id or "").startswith("ALE/"),
 )

@@ -57,4 +57,6 @@ def test_small_policies_of_numbers_live_where_their_environments_do(
     trainer = BlockTrainer(block(base, GYM_ARMS), CPU, at_home=True)
     assert (trainer.envs is made[0]) is stays
     assert (trainer.envs is made[0].host) is not stays
+    if not stays:
+        assert trainer.warm_up()["stacks"] == [["A", "B"]]
     trainer.close()
