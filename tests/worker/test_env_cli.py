@@ -12,6 +12,7 @@ import pytest
 from gymnasium import spaces
 
 import tests.worker.envs.kit  # noqa: F401 - registers the task
+from lockstep.quoting import quoted
 from lockstep.spec.text.reading import load_text
 from tests.packages import write_package
 from worker.commands.env_cli import main
@@ -230,7 +231,7 @@ def test_a_number_out_of_range_is_a_wrong_call(
     with pytest.raises(SystemExit) as ended:
         main(["check", "CartPole-v1", option, given])
     assert ended.value.code == 2
-    assert f"argument {option}: {told}, not '{given[:40]}'" in capsys.readouterr().err
+    assert f"argument {option}: {told}, not {quoted(given)}" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("given", ["{", "[1]", "3"])
