@@ -91,8 +91,21 @@ def judged(
         if wrong is not None:
             raise EnvironmentFault(f"{who}{_when(episodes)}: {_part(names, row)} {wrong}")
     rows = torch.stack([value.detach().to(torch.float32) for value in values])
-    bad = ~np.isfinite(rows.numpy()) & valid
-    if bad.any():
+    refuse_infinite(who, rows.numpy(), values, names, episodes, valid)
+    return rows, names
+
+
+def refuse_infinite(
+    who: str,
+    rows: NDArray[np.float32],
+    values: Sequence[Any] | NDArray[Any],
+    names: Sequence[str],
+    episodes: Episodes,
+    valid: NDArray[np.bool_],
+) -> None:
+    """Raise a fault where a value that counts is not finite as float32: ``rows`` [1 + N, E] of what was returned."""
+    bad = ~np.isfinite(rows) & valid
+    if np.count_nonzero(bad):
         row, index = (int(at) for at in np.argwhere(bad)[0])
         when = "" if episodes is None else f", episode {episodes[index]}"
         value = float(values[row][index])
@@ -101,7 +114,6 @@ def judged(
             raise EnvironmentFault(f"{who}: {told}, {unfit(value)}")
         remedy = "guard divisions and logarithms, and replace what is not measured (NaN) with torch.nan_to_num"
         raise EnvironmentFault(f"{who}: {told}; it must be finite: {remedy}")
-    return rows, names
 
 
 def _part(names: Sequence[str], row: int) -> str:

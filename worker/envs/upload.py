@@ -17,12 +17,12 @@ def uploaded(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
     """Return host tensors on a device, as views of one buffer; on the CPU the tensors themselves.
 
     Args:
-        tensors: contiguous, on the host; copied at once where the device is another.
+        tensors: on the host; copied at once where the device is another.
         device: where to.
     """
     if device.type == "cpu" or not tensors:
         return list(tensors)
-    staging = torch.empty(sum(_spaces(tensors)), dtype=torch.uint8, pin_memory=True)
+    staging = torch.empty(_starts(tensors)[-1], dtype=torch.uint8, pin_memory=True)
     pack(tensors, staging)
     return unpack(staging.to(device, non_blocking=True), tensors)
 
@@ -30,19 +30,20 @@ def uploaded(tensors: Sequence[Tensor], device: torch.device) -> list[Tensor]:
 def pack(tensors: Sequence[Tensor], staging: Tensor) -> None:
     """Write tensors one behind the other into ``staging`` [bytes]; numpy's views cost a fraction of torch's."""
     host = staging.numpy()
-    for tensor, start in zip(tensors, accumulate(_spaces(tensors), initial=0), strict=False):
-        row = tensor.numpy().reshape(-1).view(np.uint8)
+    for tensor, start in zip(tensors, _starts(tensors), strict=False):
+        row = tensor.numpy().ravel().view(np.uint8)
         host[start : start + row.size] = row
 
 
 def unpack(placed: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
     """Return views of what ``pack`` wrote, in the shapes and dtypes of ``like``."""
-    parts = torch.split(placed, _spaces(like))
+    typed = {dtype: placed.view(dtype) for dtype in {tensor.dtype for tensor in like}}
     return [
-        part[: tensor.nbytes].view(tensor.dtype).view(tensor.shape) for part, tensor in zip(parts, like, strict=True)
+        typed[tensor.dtype].narrow(0, start // tensor.itemsize, tensor.numel()).view(tensor.shape)
+        for tensor, start in zip(like, _starts(like), strict=False)
     ]
 
 
-def _spaces(tensors: Sequence[Tensor]) -> list[int]:
-    """Return the bytes that each tensor takes, up to where the next begins."""
-    return [-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors]
+def _starts(tensors: Sequence[Tensor]) -> list[int]:
+    """Return at which byte each tensor begins, and where the last ends."""
+    return list(accumulate((-(-tensor.nbytes // _ALIGNMENT) * _ALIGNMENT for tensor in tensors), initial=0))

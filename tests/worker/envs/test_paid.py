@@ -17,7 +17,7 @@ from worker.envs.gymnasium.stepping.env import GymEnvs, make_envs
 from worker.envs.morph.episode.env import MorphEnvs
 from worker.envs.morph.episode.shared_data import Setup
 from worker.envs.morph.rewards.context import RewardContext, RewardResult
-from worker.envs.morph.rewards.registry import PackageReward
+from worker.envs.morph.rewards.registry import PackageReward, make_reward
 
 STEPS = 8
 
@@ -154,3 +154,35 @@ def test_a_reward_of_morphogenesis_is_held_to_the_same(kind: str) -> None:
     with pytest.raises(EnvironmentFault) as fault:
         envs.step([torch.tensor([row(envs)])])
     assert str(fault.value).startswith(f"reward mode 'mine' of arm 'B'{told}")
+
+
+def test_a_reward_of_morphogenesis_is_told_plain_tensors_without_gradients_and_its_own_ledgers() -> None:
+    weight, slopes, handed, returned = torch.ones(1, requires_grad=True), [], [], []
+
+    def learns(ctx: RewardContext) -> RewardResult:
+        assert torch.is_inference_mode_enabled()
+        with torch.inference_mode(mode=False), torch.enable_grad():
+            slopes.append(torch.autograd.grad((weight * ctx.post.accuracy).sum(), weight))
+        handed.append(ctx.ledgers)
+        returned.append({"t": ctx.t})
+        return RewardResult(weight * ctx.post.accuracy, {}, returned[-1])
+
+    reward = PackageReward("mine", "1", "", -10.0, 0.99, learns)
+    envs = MorphEnvs(Setup(tiny(), SEED, CPU, 1, "train"), [run_of("B")], [reward], {})
+    envs.begin_round(3)
+    for _ in range(3):
+        [result] = envs.step([torch.tensor([row(envs)])])
+        assert result is not None
+        assert not result.reward.requires_grad
+    assert len(slopes) == 3
+    assert handed == [{}, *returned[:2]]
+
+
+def test_a_built_in_mode_whose_constants_leave_float32_is_refused_with_arm_and_episode() -> None:
+    reward = make_reward("sparse", {"sparse_scale": 1e39}, gamma=0.99, task="digits_tiny")
+    envs = MorphEnvs(Setup(tiny(), SEED, CPU, 1, "train"), [run_of("B")], [reward], {})
+    envs.begin_round(3)
+    with pytest.raises(EnvironmentFault) as fault:
+        envs.step([torch.tensor([row(envs)])])
+    told = "reward mode 'sparse' of arm 'B': the reward is nan in environment 0, episode 3; it must be finite: "
+    assert str(fault.value).startswith(told)

@@ -14,11 +14,15 @@ TENSORS = [
     torch.tensor([[[-(2**40)], [3]]]),
     torch.tensor(float("nan")),
     torch.arange(5, dtype=torch.float64),
+    torch.tensor([[True], [False]]).expand(2, 3),
+    torch.arange(6, dtype=torch.float32).view(2, 3).t(),
+    torch.arange(12).view(3, 4)[:, ::2],
+    torch.zeros(3, 0),
 ]
 
 
 def test_packed_tensors_come_back_in_shape_dtype_and_bits() -> None:
-    staging = torch.full((16 * (2 + 1 + 0 + 1 + 1 + 3),), 255, dtype=torch.uint8)
+    staging = torch.full((16 * (2 + 1 + 0 + 1 + 1 + 3 + 1 + 2 + 3 + 0),), 255, dtype=torch.uint8)
     pack(TENSORS, staging)
     found = unpack(staging, TENSORS)
     for tensor, other in zip(TENSORS, found, strict=True):

@@ -90,9 +90,9 @@ LIVE = (Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
 def term(formula: Callable[..., Array], ctx: RewardContext, *constants: Any) -> Tensor:
     """Return what one term of the built-in modes pays, [E]."""
     with np.errstate(all="ignore"):
-        return torch.from_numpy(formula(Transition(ctx), *constants))
+        return torch.from_numpy(formula(Transition.of(ctx), *constants))
 
 
 def level(state: SlotState, cfg: RewardConfig) -> Tensor:
     """Return the potential of a state, [E]."""
-    return torch.from_numpy(terms.potential(Moment(state), cfg))
+    return torch.from_numpy(terms.potential(Moment.of(state), cfg))

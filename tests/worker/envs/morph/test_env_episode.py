@@ -275,14 +275,14 @@ def test_interaction_of_two_live_grafts_reaches_reward_and_observation() -> None
     envs = make(tiny(horizon=20), policies=["static_matched"], static_set={"r0c0": "norm", "r0c1": "conv_small"})
     envs.begin_round(0)
     result = play(envs, row(envs))
-    state = envs.runs[0].state
-    assert torch.isfinite(state.interactions[0, 0, 1])
-    assert state.interactions[0, 0, 1] == state.interactions[0, 1, 0]
-    assert torch.isnan(state.interactions[0, 0, 0])
-    assert torch.isfinite(state.contribution).all()
+    moment = envs.runs[0].moment
+    assert np.isfinite(moment.interactions[0, 0, 1])
+    assert moment.interactions[0, 0, 1] == moment.interactions[0, 1, 0]
+    assert np.isnan(moment.interactions[0, 0, 0])
+    assert np.isfinite(moment.contribution).all()
     assert result.observation.features[0, 32 + 19] == 1.0
-    per_slot = state.contribution[0].sum() - state.cf[0]
-    assert float(per_slot) == pytest.approx(float(state.interactions[0, 0, 1]), abs=1e-3)
+    per_slot = moment.contribution[0].sum() - moment.cf[0]
+    assert float(per_slot) == pytest.approx(float(moment.interactions[0, 0, 1]), abs=1e-3)
 
 
 def test_state_round_trips_and_a_foreign_state_is_refused() -> None:

@@ -158,7 +158,7 @@ def test_observing_twice_gives_the_same_bits_and_changes_nothing() -> None:
     envs = make(tiny())
     envs.begin_round(0)
     result = play(envs, germinate(envs, 0))
-    again = envs._observe(envs.runs[0], envs.runs[0].state)
+    again = envs._observe(envs.runs[0], envs.runs[0].moment)
     masks = actions.masks(envs.runs[0].legal, envs.heads)
     assert torch.equal(again.features, result.observation.features)
     assert all(torch.equal(masks[name], result.masks[name]) for name in masks)

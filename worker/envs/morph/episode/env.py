@@ -33,7 +33,7 @@ from worker.envs.morph.life.stages import Op
 from worker.envs.morph.network.hosts import Pass
 from worker.envs.morph.network.widen import static_shape
 from worker.envs.morph.rewards.account import RewardAccount, RewardFunction
-from worker.envs.morph.rewards.context import SlotState
+from worker.envs.morph.rewards.arrays import Array, Moment
 from worker.envs.morph.task.data import Items
 from worker.envs.morph.task.streams import Streams
 from worker.envs.upload import uploaded
@@ -66,7 +66,7 @@ class MorphEnvs:
         self.streams = Streams(setup.replicate_seed, setup.phase, setup.first_env)
         self._underway: UnderWay | None = None
         self._owed: list[Owed | None] = []
-        self._paid: dict[int, Tensor] = {}
+        self._paid: dict[int, Array] = {}
         self.runs = [self._new_run(run, reward, xeval) for run, reward in zip(runs, rewards, strict=True)]
         slots = self.runs[0].world.slots
         self.heads: Sequence[HeadSpec] = actions.head_specs(len(slots))
@@ -95,7 +95,7 @@ class MorphEnvs:
         for index, outcome in enumerate(outcomes):
             world, env = self.runs[index % len(self.runs)].world, index // len(self.runs)
             world.tracker.record_start(env, outcome.measured)
-        return [self._placed(run, self._observe(run, run.world.slot_state()))[:2] for run in self.runs]
+        return [self._placed(run, self._observe(run, run.world.moment()))[:2] for run in self.runs]
 
     @property
     def cohorts(self) -> tuple[Cohort, ...]:
@@ -162,10 +162,10 @@ class MorphEnvs:
         """Pay the step collected last; nothing that a policy sees depends on it."""
         owed, self._owed = self._owed, []
         rewards = [None if item is None else self._pay(position, item) for position, item in enumerate(owed)]
-        placed = iter(uploaded([reward for reward in rewards if reward is not None], self.device))
+        placed = iter(uploaded([torch.from_numpy(reward) for reward in rewards if reward is not None], self.device))
         return [None if reward is None else next(placed) for reward in rewards]
 
-    def _pay(self, position: int, owed: Owed) -> Tensor:
+    def _pay(self, position: int, owed: Owed) -> Array:
         """Return the reward [E] of a run on the host; a second call pays nothing again."""
         if position not in self._paid:
             self._paid[position] = payment.pay(owed)
@@ -212,7 +212,7 @@ class MorphEnvs:
         shape = static_shape(self.config, spec.static_set) if spec.policy == "static_wide" else None
         world = World(self.config, self.num_envs, self.streams, self.device, self._networks, shape)
         others = {name: RewardAccount(function) for name, function in xeval.items()}
-        return RunState(spec, world, RewardAccount(reward), others, world.legality(), world.slot_state())
+        return RunState(spec, world, RewardAccount(reward), others, world.legality(), world.moment())
 
     def _act(self, run: RunState, action: Tensor | None) -> Turn | None:
         """Steps 1 to 4: check, preflight, execute, tick."""
@@ -297,24 +297,24 @@ class MorphEnvs:
 
     def _judge(self, position: int, turn: Turn) -> Seen:
         """Steps 9 and 10 but for pay, which is only owed: episode ends, next observation."""
-        run, world, horizon = turn.run, turn.run.world, self.config.horizon
-        truncates = self.config.horizon_end == "truncated"
-        ctx = payment.context(turn, self._step, horizon, truncates=truncates)
-        owed = self._owed[position] = payment.owe(turn, ctx)
-        payment.flag_hacking(turn, ctx.post)
+        run, world, config, post = turn.run, turn.run.world, self.config, turn.run.world.moment()
+        truncates = config.horizon_end == "truncated"
+        owed = self._owed[position] = payment.owe(turn, post, self._step, config.horizon, truncates=truncates)
+        payment.flag_hacking(turn, post)
         for env in turn.envs:
             choice, op = turn.chosen[env], turn.executed[env]
-            world.last_op[env], world.as_chosen[env] = op, choice is None or choice.op is op
-        ends = turn.ran & (turn.panicked() | (self._step + 1 == horizon))
+            world.last_op[env], world.as_chosen[env] = int(op), choice is None or choice.op is op
+        ends = turn.ran & (owed.rolled_back | owed.is_last)
         world.running &= ~ends
-        observation = self._observe(run, ctx.post)
+        observation = self._observe(run, post)
         if ends.any():
             self._pay(position, owed)  # an episode's row holds its sum
         for ended_env in np.flatnonzero(ends):
             self._finish(run, int(ended_env))
-        terminated = ctx.terminated.numpy() & owed.valid
-        flags = [torch.from_numpy(flag) for flag in (terminated, ends & owed.valid & ~terminated, owed.valid)]
-        view, legal, ended, cut, counts = self._placed(run, observation, *flags)
+        terminated = owed.terminated & owed.valid
+        flags = np.stack([terminated, ends & owed.valid & ~terminated, owed.valid])
+        view, legal, flags_placed = self._placed(run, observation, torch.from_numpy(flags))
+        ended, cut, counts = flags_placed.unbind()
         return Seen(
             observation=view,
             masks=legal,
@@ -336,10 +336,10 @@ class MorphEnvs:
         features, ids, *rest = placed[: len(tensors)]
         return Observation(features, ids), run.placed[1], *rest
 
-    def _observe(self, run: RunState, state: SlotState) -> Observation:
+    def _observe(self, run: RunState, moment: Moment) -> Observation:
         """Take the snapshot of s_t that the policy and the next reward read; on the host."""
         world = run.world
-        run.legal, run.state = world.legality(), state
+        run.legal, run.moment = world.legality(), moment
         view = View(
             table=world.table,
             tracker=world.tracker,

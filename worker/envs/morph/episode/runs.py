@@ -20,7 +20,7 @@ from worker.envs.morph.life.actions import Action, Legality
 from worker.envs.morph.life.governor import Verdict
 from worker.envs.morph.life.stages import Op
 from worker.envs.morph.rewards.account import RewardAccount
-from worker.envs.morph.rewards.context import SlotState
+from worker.envs.morph.rewards.arrays import Moment
 
 
 @dataclass
@@ -32,7 +32,7 @@ class RunState:
         world: its environments.
         reward_account: its own reward function and what it has paid.
         xeval: other reward functions that score the same transitions.
-        legal, state: legality and slot state of s_t, as the policy saw them.
+        legal, moment: legality and measurements of s_t, as the policy saw them.
         placed: a legality and its masks as they were last placed on the device.
         episodes: finished and not yet fetched.
     """
@@ -42,7 +42,7 @@ class RunState:
     reward_account: RewardAccount
     xeval: dict[str, RewardAccount]
     legal: Legality
-    state: SlotState
+    moment: Moment
     placed: tuple[Legality, Masks] | None = None
     episodes: list[EpisodeRecord] = field(default_factory=list)
 
@@ -67,7 +67,7 @@ class Turn:
     @cached_property
     def envs(self) -> list[int]:
         """Return the environments that take part."""
-        return [int(env) for env in np.flatnonzero(self.ran)]
+        return [env for env, ran in enumerate(self.ran.tolist()) if ran]
 
     def panicked(self) -> NDArray[np.bool_]:
         """Return [E]: rolled back in this step."""

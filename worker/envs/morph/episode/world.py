@@ -7,7 +7,7 @@ Axes: E environments, S slots in action order.
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -32,7 +32,7 @@ from worker.envs.morph.life.stages import Op, Stage
 from worker.envs.morph.network.blend import Operator
 from worker.envs.morph.network.blueprints import blueprint_id
 from worker.envs.morph.network.network import SlotPlan, StepPlan
-from worker.envs.morph.rewards.context import SlotState
+from worker.envs.morph.rewards.arrays import Moment
 from worker.envs.morph.task.config import EnvConfig
 from worker.envs.morph.task.streams import Streams
 
@@ -218,28 +218,23 @@ class World:
             self.remove(env, slot, "governor")
         self.governors[env].reset()
 
-    def slot_state(self) -> SlotState:
+    def moment(self) -> Moment:
         """Return stages and measurements of this instant (copies)."""
-        table, tracker = self.table, self.tracker
-        gain = np.where(tracker.fresh, tracker.accuracy_gain, np.nan)
-        counts = (table.stage, table.epochs_in_stage, table.age, table.germinated_at)
-        stage, epochs_in_stage, age, germinated_at = _rows(counts, np.int64)
-        alpha, params, contribution = _rows((table.alpha.alpha, table.params, gain), np.float32)
-        scores = (tracker.cf, tracker.accuracy, tracker.committed_accuracy, tracker.loss)
-        cf, accuracy, committed_accuracy, loss = _rows(scores, np.float32)
-        return SlotState(
+        tracker = self.tracker
+        stage, epochs_in_stage, age, germinated_at, params = self.table.counts[:5].copy()
+        return Moment(
             stage=stage,
             epochs_in_stage=epochs_in_stage,
             age=age,
-            alpha=alpha,
-            params=params,
+            alpha=self.table.alpha.alpha.astype(np.float32),
+            params=params.astype(np.float32),
             germinated_at=germinated_at,
-            contribution=contribution,
-            cf=cf,
-            interactions=_rows((tracker.interaction,), np.float32)[0],
-            accuracy=accuracy,
-            committed_accuracy=committed_accuracy,
-            loss=loss,
+            contribution=np.where(tracker.fresh, tracker.accuracy_gain, np.nan).astype(np.float32),
+            cf=tracker.cf.astype(np.float32),
+            interactions=tracker.interaction.astype(np.float32),
+            accuracy=tracker.accuracy.astype(np.float32),
+            committed_accuracy=tracker.committed_accuracy.astype(np.float32),
+            loss=tracker.loss.astype(np.float32),
         )
 
     def event(self, env: int, kind: str, **payload: Any) -> None:
@@ -374,11 +369,3 @@ def _planned(
 ) -> ValPlan:
     """Return a plan; equal ones are one object, so that what follows from a plan is worked out once."""
     return ValPlan(players, fossils, prospective, shapley, orders, fixed)
-
-
-def _rows(arrays: Sequence[NDArray[Any]], dtype: type[np.int64 | np.float32]) -> tuple[Tensor, ...]:
-    """Return copies of arrays of one shape as tensors."""
-    block = np.empty((len(arrays), *arrays[0].shape), dtype=dtype)
-    for row, values in zip(block, arrays, strict=True):
-        row[...] = values
-    return torch.from_numpy(block).unbind()

@@ -53,17 +53,17 @@ def members(*stages: Stage) -> NDArray[np.bool_]:
 
 
 _EMPTYING = members(Stage.PRUNED, Stage.EMBARGOED, Stage.RESETTING)
-#: Rows of ``SlotTable.counts``.
+#: Rows of ``SlotTable.counts``, first those that rewards read.
 _COUNTS = (
     "stage",
-    "previous_stage",
     "epochs_in_stage",
-    "previous_epochs",
     "age",
+    "germinated_at",
+    "params",
+    "previous_stage",
+    "previous_epochs",
     "blueprint",
     "operator",
-    "params",
-    "germinated_at",
     "germinations",
     "tempo",
     "birth_curve",
@@ -85,7 +85,7 @@ class SlotTable:
         birth_target: [E, S] alpha target chosen at germination.
         birth_curve: [E, S] ramp shape that belongs to the style.
         alpha: the ramps.
-        counts: [12, E, S] all that are integers, so that one copy takes them all; the others are its rows.
+        counts: [12, E, S] all that are integers, the arrays above as its rows.
     """
 
     stage: IntES

@@ -7,16 +7,17 @@ back the rows after it. Axes: E environments.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from worker.envs.faults import EnvironmentFault
+from worker.envs.morph.rewards.arrays import Array, Bools, Transition, some
 from worker.envs.morph.rewards.context import RewardContext, RewardResult
-from worker.envs.paid import Episodes, judged, paying
+from worker.envs.morph.rewards.registry import RewardFunction as BuiltIn
+from worker.envs.paid import Episodes, judged, paying, refuse_infinite
 
 ROLLBACK = "rollback"
 
@@ -47,7 +48,7 @@ class RewardFunction(Protocol):
 
 
 def paid_by(
-    function: RewardFunction, ctx: RewardContext, who: str, episodes: Episodes, counts: NDArray[np.bool_]
+    function: RewardFunction, ctx: RewardContext, who: str, episodes: Episodes, counts: Bools
 ) -> tuple[Tensor, list[str], dict[str, Tensor]]:
     """Return rows [1 + N, E], the reward and N components, their names, and the ledgers; a fault names ``who``.
 
@@ -72,46 +73,55 @@ class RewardAccount:
 
     Attributes:
         function: the mode.
-        ledgers: state carried to the next step.
-        paid: one [E] tensor per step, rollback pay excluded.
+        ledgers: state carried to the next step: arrays of a built-in mode, tensors of another.
+        paid: one [E] array per step, rollback pay excluded.
         penalties: [E], rollback pay; 0 where none.
         components: one {name: [E]} per step.
     """
 
     function: RewardFunction
-    ledgers: dict[str, Tensor] = field(default_factory=dict)
-    paid: list[Tensor] = field(default_factory=list)
-    penalties: Tensor = field(default_factory=lambda: torch.zeros(0))
-    components: list[dict[str, Tensor]] = field(default_factory=list)
+    ledgers: dict[str, Any] = field(default_factory=dict)
+    paid: list[Array] = field(default_factory=list)
+    penalties: Array = field(default_factory=lambda: np.zeros(0, dtype=np.float32))
+    components: list[dict[str, Array]] = field(default_factory=list)
 
     def open(self, num_envs: int) -> None:
         """Begin an episode."""
         self.ledgers, self.paid, self.components = {}, [], []
-        self.penalties = torch.zeros(num_envs)
+        self.penalties = np.zeros(num_envs, dtype=np.float32)
 
-    def pay(self, ctx: RewardContext, earns: Tensor, who: str, episode: int) -> Tensor:
+    def pay(self, moved: Transition, counts: Bools, who: str, episode: int) -> Array:
         """Return the reward [E] of a transition: the mode's own, death pay on rollback, 0 where idle.
 
         Args:
-            ctx: the transition; its ledgers are this account's.
-            earns: [E] bool, environments whose transition counts.
+            moved: the transition; this account's ledgers are put into it.
+            counts: [E], environments whose transition counts.
             who: the mode and its arm, in words.
             episode: number of the running episode.
         """
-        counts, fatal = earns.numpy(), ctx.rolled_back.numpy()
-        episodes = [episode] * len(counts)
-        rows, names, self.ledgers = paid_by(self.function, ctx, who, episodes, counts)
-        alive, died = counts & ~fatal, counts & fatal
+        rows, names = self._rows(moved, counts, who, [episode] * len(counts))
+        alive, died = counts & ~moved.rolled_back, counts & moved.rolled_back
         if not alive.all():
-            rows = torch.where(torch.from_numpy(alive), rows, 0.0)
-        own, *components = rows.unbind()
+            rows = np.where(alive, rows, np.float32(0.0))
+        own: Array = rows[0]
         self.paid.append(own)
-        self.components.append(dict(zip(names, components, strict=True)))
-        if not died.any():
-            return own.clone()  # what was paid may be taken back, what was returned stays
-        lost = torch.from_numpy(died)
-        self.penalties = torch.where(lost, torch.tensor(self.function.death_pay), self.penalties)
-        return torch.where(lost, self.penalties, own)
+        self.components.append(dict(zip(names, rows[1:], strict=True)))
+        if not some(died):
+            return own.copy()  # what was paid may be taken back, what was returned stays
+        self.penalties = np.where(died, np.float32(self.function.death_pay), self.penalties)
+        return np.where(died, self.penalties, own)
+
+    def _rows(self, moved: Transition, counts: Bools, who: str, episodes: Episodes) -> tuple[Array, list[str]]:
+        """Return rows [1 + N, E] float32, the reward and N components, and their names."""
+        if not isinstance(self.function, BuiltIn):
+            ctx = moved.told(self.ledgers)
+            with torch.inference_mode():  # lighter than no_grad
+                paid, names, self.ledgers = paid_by(self.function, ctx, who, episodes, counts)
+            return paid.numpy(), names
+        moved.ledgers = self.ledgers
+        rows, names, self.ledgers = self.function.pays(moved)
+        refuse_infinite(who, rows, rows, names, episodes, counts)
+        return rows, names
 
     def take_back(self, env: int, first_step: int) -> None:
         """Make the transition ``first_step`` the fatal one: it pays death pay, later ones nothing."""
@@ -132,5 +142,6 @@ class RewardAccount:
     def sums(self) -> dict[str, Tensor]:
         """Return the sum of each component over the steps so far, {component: [E]}."""
         names = self.components[0] if self.components else {}
-        sums = {name: torch.stack([step[name] for step in self.components]).sum(0) for name in names}
-        return {**sums, ROLLBACK: self.penalties.clone()}
+        steps = {name: np.stack([step[name] for step in self.components]) for name in names}
+        sums = {name: torch.from_numpy(paid).sum(0) for name, paid in steps.items()}
+        return {**sums, ROLLBACK: torch.from_numpy(self.penalties.copy())}

@@ -1,18 +1,22 @@
-"""A transition as arrays over the memory of its tensors, for the formulas of the built-in modes.
+"""A transition as arrays: what the environments measure and the built-in modes compute with.
 
 A few environments make arrays so small that an operation costs its call: numpy's are several times cheaper than
 torch's. What numpy rounds or orders otherwise (sums, logarithms, tanh, extremes of signed zeros) is torch's here, so
-that a mode pays the same bits on either. Axes: E environment, S slot in action order.
+that a mode pays the same bits on either. Modes of packages are told tensors over the same memory.
+Axes: E environment, S slot in action order.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from dataclasses import dataclass, fields
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch import Tensor
 
 from worker.envs.morph.life.lifecycle import members
 from worker.envs.morph.life.stages import Stage
@@ -21,29 +25,42 @@ from worker.envs.morph.rewards.context import RewardContext, SlotState
 Array = NDArray[Any]
 Bools = NDArray[np.bool_]
 
-_GERMINATED, _TRAINING, _BLENDING = Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING
-_HOLDING, _FOSSILIZED = Stage.HOLDING, Stage.FOSSILIZED
+_FOSSILIZED = int(Stage.FOSSILIZED)
+_STATE = [item.name for item in fields(SlotState)]
+#: The tensors of a ``RewardContext`` itself.
+_TENSORS = [item.name for item in fields(RewardContext) if item.name not in ("pre", "post", "horizon", "ledgers")]
 #: Up to so many addends are summed one after the other by numpy and by torch.
 _IN_TURN = 4
-_LIVE, _BLENDED = members(_GERMINATED, _TRAINING, _BLENDING, _HOLDING), members(_BLENDING, _HOLDING, _FOSSILIZED)
+_LIVE = members(Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING)
+_BLENDED = members(Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED)
 
 
+@dataclass(eq=False)
 class Moment:
     """A ``SlotState``; its attributes have the same names, shapes and units."""
 
-    def __init__(self, state: SlotState) -> None:
-        self.stage = state.stage.numpy()
-        self.epochs_in_stage = state.epochs_in_stage.numpy()
-        self.age = state.age.numpy()
-        self.alpha = state.alpha.numpy()
-        self.params = state.params.numpy()
-        self.germinated_at = state.germinated_at.numpy()
-        self.contribution = state.contribution.numpy()
-        self.cf = state.cf.numpy()
-        self.interactions = state.interactions.numpy()
-        self.accuracy = state.accuracy.numpy()
-        self.committed_accuracy = state.committed_accuracy.numpy()
-        self.loss = state.loss.numpy()
+    stage: Array
+    epochs_in_stage: Array
+    age: Array
+    alpha: Array
+    params: Array
+    germinated_at: Array
+    contribution: Array
+    cf: Array
+    interactions: Array
+    accuracy: Array
+    committed_accuracy: Array
+    loss: Array
+
+    @classmethod
+    def of(cls, state: SlotState) -> Moment:
+        """Return what the tensors of a state hold."""
+        return cls(**{name: getattr(state, name).numpy() for name in _STATE})
+
+    @cached_property
+    def told(self) -> SlotState:
+        """Return it as tensors."""
+        return SlotState(*(torch.from_numpy(getattr(self, name)) for name in _STATE))
 
     @cached_property
     def epochs(self) -> Array:
@@ -76,20 +93,44 @@ class Moment:
 
     def is_in(self, stage: Stage) -> Bools:
         """Return [E, S]: the slot is in a stage."""
-        found: Bools = self.stage == stage
+        found: Bools = self.stage == int(stage)  # a member of an enum takes five times as long
         return found
 
 
+@dataclass(eq=False)
 class Transition:
     """A ``RewardContext``; its attributes have the same names, shapes and units."""
 
-    def __init__(self, ctx: RewardContext) -> None:
-        self.pre, self.post = Moment(ctx.pre), Moment(ctx.post)
-        self.target_slot, self.executed_op = ctx.target_slot.numpy(), ctx.executed_op.numpy()
-        self.rolled_back, self.terminated = ctx.rolled_back.numpy(), ctx.terminated.numpy()
-        self.is_last, self.t, self.horizon = ctx.is_last.numpy(), ctx.t.numpy(), ctx.horizon
-        self.host_params, self.initial_accuracy = ctx.host_params.numpy(), ctx.initial_accuracy.numpy()
-        self.ledgers = {name: ledger.numpy() for name, ledger in ctx.ledgers.items()}
+    pre: Moment
+    post: Moment
+    op: Array
+    target_slot: Array
+    executed_op: Array
+    rolled_back: Bools
+    terminated: Bools
+    is_last: Bools
+    t: Array
+    horizon: int
+    host_params: Array
+    initial_accuracy: Array
+    initial_loss: Array
+    ledgers: Mapping[str, Array]
+
+    @classmethod
+    def of(cls, ctx: RewardContext) -> Transition:
+        """Return what the tensors of a transition hold."""
+        return cls(
+            pre=Moment.of(ctx.pre),
+            post=Moment.of(ctx.post),
+            horizon=ctx.horizon,
+            ledgers={name: ledger.numpy() for name, ledger in ctx.ledgers.items()},
+            **{name: getattr(ctx, name).numpy() for name in _TENSORS},
+        )
+
+    def told(self, ledgers: Mapping[str, Tensor]) -> RewardContext:
+        """Return it as tensors, with the ledgers of a function."""
+        tensors = {name: torch.from_numpy(getattr(self, name)) for name in _TENSORS}
+        return RewardContext(self.pre.told, self.post.told, horizon=self.horizon, ledgers=ledgers, **tensors)
 
     @property
     def dtype(self) -> np.dtype[Any]:
@@ -145,6 +186,8 @@ def tanh(x: Array) -> Array:
 
 def at_least(x: Array, low: float) -> Array:
     """Return ``x``, no less than ``low``; NaN stays, and so does the sign of 0."""
+    if low != 0:  # of two zeros numpy may take either
+        return np.maximum(x, low)
     found = x.copy()
     np.putmask(found, x < low, low)
     return found
@@ -152,6 +195,8 @@ def at_least(x: Array, low: float) -> Array:
 
 def at_most(x: Array, high: float) -> Array:
     """Return ``x``, no more than ``high``; NaN stays, and so does the sign of 0."""
+    if high != 0:  # of two zeros numpy may take either
+        return np.minimum(x, high)
     found = x.copy()
     np.putmask(found, x > high, high)
     return found

@@ -14,7 +14,7 @@ import torch
 
 from lockstep.spec.text.problems import nearest
 from worker.envs.faults import building
-from worker.envs.morph.rewards.arrays import Transition, some
+from worker.envs.morph.rewards.arrays import Array, Transition, some
 from worker.envs.morph.rewards.config import RewardConfig
 from worker.envs.morph.rewards.context import RewardContext, RewardResult
 from worker.envs.morph.rewards.modes import MODES, Mode
@@ -50,18 +50,22 @@ class RewardFunction:
 
     def __call__(self, ctx: RewardContext) -> RewardResult:
         """Return reward [E], components that sum to it, and ledgers; pure."""
+        rows, names, ledgers = self.pays(Transition.of(ctx))
+        reward, *components = torch.from_numpy(rows).unbind()
+        kept = {name: torch.from_numpy(ledger) for name, ledger in ledgers.items()}
+        return RewardResult(reward, dict(zip(names, components, strict=True)), kept)
+
+    def pays(self, moved: Transition) -> tuple[Array, list[str], dict[str, Array]]:
+        """Return rows [1 + N, E], the reward and N components that sum to it, their names, and ledgers; pure."""
         with np.errstate(all="ignore"):  # what is not measured is NaN, and that pays nothing
-            moved = Transition(ctx)
             components, ledgers = self.mode(moved, self.config, self.gamma)
-        paid, dead = np.stack([*components.values(), moved.zero]), moved.rolled_back
+        rows, dead = np.stack([moved.zero, *components.values(), moved.zero]), moved.rolled_back
         # a rollback pays the death pay alone, whatever the mode would have paid; earlier rewards stay
         if some(dead):
-            paid[:, dead] = 0.0
-            paid[-1, dead] = self.death_pay
-        rows = torch.from_numpy(paid)
-        names = [*components, "death"]
-        kept = {name: torch.from_numpy(ledger) for name, ledger in ledgers.items()}
-        return RewardResult(rows.sum(0), dict(zip(names, rows.unbind(), strict=True)), kept)
+            rows[:, dead] = 0.0
+            rows[-1, dead] = self.death_pay
+        rows[0] = torch.from_numpy(rows[1:]).sum(0).numpy()
+        return rows, [*components, "death"], ledgers
 
 
 @dataclass(frozen=True)

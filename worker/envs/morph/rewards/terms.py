@@ -27,7 +27,7 @@ from worker.envs.morph.rewards.arrays import (
 )
 from worker.envs.morph.rewards.config import RewardConfig
 
-_WAIT, _GERMINATE, _SET_ALPHA_TARGET = Op.WAIT, Op.GERMINATE, Op.SET_ALPHA_TARGET
+_WAIT, _GERMINATE, _SET_ALPHA_TARGET = int(Op.WAIT), int(Op.GERMINATE), int(Op.SET_ALPHA_TARGET)
 _PRUNE, _FOSSILIZE, _ADVANCE = Op.PRUNE, Op.FOSSILIZE, Op.ADVANCE
 _TRAINING, _BLENDING, _HOLDING = Stage.TRAINING, Stage.BLENDING, Stage.HOLDING
 #: Potential of each stage and the most that epochs spent in it may add, by stage integer.
@@ -46,7 +46,7 @@ _BY_TYPE = {kind: _POTENTIALS.astype(kind) for kind in (np.dtype(np.float32), np
 
 def targeted(ctx: Transition, op: Op) -> Bools:
     """Return [E, S]: the slot on which ``op`` was executed."""
-    found: Bools = (ctx.executed_op == op)[:, None] & ctx.addressed
+    found: Bools = (ctx.executed_op == int(op))[:, None] & ctx.addressed
     return found
 
 
