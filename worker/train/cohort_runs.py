@@ -106,17 +106,17 @@ class Wave:
     stacks: Sequence[ActingStack] = ()
     companions: Sequence[Sequence[tuple[Companion, Guard]]] = ()
 
-    def choose(self, t: int) -> dict[int, Tensor | None]:
-        """Begin to act for every run in step ``t`` and return the actions of those acted for in stacks."""
+    def act(self, t: int) -> None:
+        """Act for every run in step ``t`` and start it; acting is begun for all before the first choice is read."""
         chosen: dict[int, Tensor | None] = {}
         for stack in self.stacks:
             chosen |= zip(map(id, stack.runs), stack.act(t), strict=True)
         for cohort in self.cohorts:
             cohort.choose(t, chosen)
-        return chosen
+        self.issue(t, chosen)
 
     def issue(self, t: int, chosen: dict[int, Tensor | None]) -> None:
-        """Start step ``t`` with the actions chosen."""
+        """Start step ``t`` with the actions chosen, by run; those of runs acted for alone are read."""
         for cohort in self.cohorts:
             cohort.issue(t, chosen)
 
@@ -170,20 +170,15 @@ class Whole:
         is_all = list(map(id, together)) == [id(cohort.envs) for cohort in wave.cohorts]
         return Whole(wave) if is_all and all(envs.is_whole for envs in together) else wave
 
-    def choose(self, t: int) -> dict[int, Tensor | None]:
-        """Act for every run in step ``t``; return the actions where each run is asked for its own."""
+    def act(self, t: int) -> None:
+        """Act for every run in step ``t``; where one fails, start it with the actions of each."""
         if not self._is_whole:
-            return self._wave.choose(t)
+            self._wave.act(t)
+            return
         self._actions = self._stack.act_for_all(t)
-        if self._actions is not None:
-            return {}
-        self._is_whole = False
-        return dict(zip(map(id, self._stack.runs), self._stack.acted(t), strict=True))
-
-    def issue(self, t: int, chosen: dict[int, Tensor | None]) -> None:
-        """Start step ``t`` with the actions chosen."""
-        if not self._is_whole:
-            self._wave.issue(t, chosen)
+        if self._actions is None:
+            self._is_whole = False
+            self._wave.issue(t, dict(zip(map(id, self._stack.runs), self._stack.acted(t), strict=True)))
 
     def collect(self, t: int) -> None:
         """Take step ``t`` and store what it led to."""

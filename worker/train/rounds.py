@@ -201,13 +201,13 @@ def _waves(parts: Sequence[_Part], stacks: Sequence[ActingStack]) -> list[Wave |
 
 def _take_steps(waves: Sequence[Wave | Whole], parts: Sequence[_Part], steps: int) -> None:
     for wave in waves:
-        wave.issue(0, wave.choose(0))
+        wave.act(0)
     for t in range(steps):
         goes_on = t + 1 < steps
         for wave in waves:
             wave.collect(t)
             if goes_on:
-                wave.issue(t + 1, wave.choose(t + 1))
+                wave.act(t + 1)
             wave.pay(t)  # worked out while a device trains
         for part in parts:
             part.block.reached(part.done.round, t)
