@@ -39,7 +39,7 @@ def install(app: FastAPI, settings: Settings) -> None:
     """Put the middleware in front of the application, outermost last."""
     app.add_middleware(PageCompression)
     app.add_middleware(BodyLimit, settings=settings)
-    app.add_middleware(OriginGuard, settings=settings)
+    app.add_middleware(SenderGuard, settings=settings)
     app.add_middleware(HostGuard, settings=settings)
     app.add_middleware(Envelope, base_path=settings.base_path)
 
@@ -152,7 +152,7 @@ class HostGuard:
         return host in self._allowed or "*" in self._allowed or (self._loopback and is_loopback(host))
 
 
-class OriginGuard:
+class SenderGuard:
     """Refuses a write that a foreign page or a webhook sent; scripts name no Origin and pass.
 
     With authentication off the browser of anybody on this machine is all that a foreign page needs. Sockets are

@@ -28,7 +28,7 @@ class EnvironmentFault(RuntimeError):  # noqa: N818 - says what is at fault
 
 
 class BadValue(ValueError):  # noqa: N818 - says what was returned
-    """What an environment returned is none of its spaces, or not of the interface of environments."""
+    """An environment returned what its spaces or the interface of environments forbid."""
 
 
 def unfit(value: float) -> str:

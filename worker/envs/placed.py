@@ -29,6 +29,9 @@ class Placed:
     Args:
         host: environments on the host that step in one cohort and whose masks never change.
         device: where policies look and learn.
+
+    Attributes:
+        host: as above; policies that live on the host need nothing else.
     """
 
     def __init__(self, host: LockstepEnvs, device: torch.device) -> None:

@@ -372,8 +372,10 @@ def show_worker(ctx: Context, worker_id: str) -> dict[str, Any]:
 
 def defects_of(row: WorkerRow) -> list[dict[str, str]]:
     """Return the plug-ins that a worker cannot use, with the reason; no job that names one is given to it."""
-    usable = workers.usable_rewards(row.rewards), workers.usable_environments(row.environments)
-    kinds = ("reward", usable[0]), ("environment", usable[1])
+    kinds = (
+        ("reward", workers.usable_rewards(row.rewards)),
+        ("environment", workers.usable_environments(row.environments)),
+    )
     return [
         {"kind": kind, "name": name, "reason": str(facts["defect"])}
         for kind, announced in kinds

@@ -18,7 +18,6 @@ from lockstep.spec.text.problems import InvalidSpecError, Problem
 from lockstep.text import control_at
 from tests.factories import cartpole_spec, tiny_spec
 
-#: None of its characters stands elsewhere in a sentence so often.
 LONG = "long" * 25_000
 REGISTERED = Registered(
     {"mine": {"env_kinds": ["gymnasium"], "schema": {"properties": {"price": {"type": "number"}}}}},

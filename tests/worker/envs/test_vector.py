@@ -252,14 +252,13 @@ def _giving(part: str, value: float) -> Factory:
     class Broken(SyncVectorEnv):
         def step(self, actions: Any) -> Any:
             shown, paid, ends, cuts, info = super().step(actions)
-            if part == "final":
-                for last in info.get("final_obs", [None] * 2)[1:2]:
-                    if last is not None:
-                        last[1] = value
-            elif part == "reward":
+            last = info.get("final_obs", [None] * 2)[1]
+            if part == "reward":
                 paid[1] = value
-            else:
+            elif part == "seen":
                 shown[1, 1] = value
+            elif last is not None:
+                last[1] = value
             return shown, paid, ends, cuts, info
 
     return lambda num_envs: Broken([Walk] * num_envs, autoreset_mode=AutoresetMode.SAME_STEP)

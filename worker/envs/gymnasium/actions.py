@@ -175,7 +175,7 @@ def _box(space: Any, name: str, at: int) -> _Leaf:
 
 
 def _bounds(end: np.ndarray) -> np.ndarray:
-    """Return bounds of a Box, infinite where float32, of which actions are, does not reach them."""
+    """Return bounds of a Box, infinite where they lie beyond float32, in which policies act."""
     bounds = np.asarray(end, dtype=np.float64).reshape(-1)
     return np.where(np.abs(bounds) <= LARGEST, bounds, np.copysign(np.inf, bounds))
 

@@ -12,9 +12,10 @@ from typing import Any
 
 import numpy as np
 
+from lockstep.quoting import shortened
 from worker.envs.faults import BadValue, unfit
 
-#: Largest finite number of float32, in which rewards are paid.
+#: Largest finite number of float32.
 LARGEST = float(np.finfo(np.float32).max)
 #: Kinds of number: each may be written as those after it, and not the other way round.
 _KINDS: Mapping[str, int] = {"b": 0, "u": 1, "i": 1, "f": 2}
@@ -89,5 +90,4 @@ def is_true(value: Any, name: str) -> bool:
 
 
 def _brief(value: Any) -> str:
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 80 else f"{text[:77]}..."
+    return shortened(" ".join(repr(value).split()))

@@ -77,12 +77,12 @@ class ObservationDoor:
         self._names = rows.names
         self.low, self.high = (np.array(ends, dtype=np.float32) for ends in (rows.low, rows.high))
 
-    def unfit(self, value: float, component: int) -> BadValue:
+    def fault_at(self, component: int, value: float) -> BadValue:
         """Return the fault of a number that is none of float32, in a component of the vector."""
-        return _unfit(value, component, self._names)
+        return _fault_at(component, value, self._names)
 
 
-def _unfit(value: float, component: int, names: Sequence[tuple[int, str]]) -> BadValue:
+def _fault_at(component: int, value: float, names: Sequence[tuple[int, str]]) -> BadValue:
     first, name = next((start, name) for start, name in reversed(names) if start <= component)
     place = f"component {component - first}" + (f" of {name}" if len(names) > 1 else "")
     return BadValue(f"an observation that holds {value:g} in {place}, {unfit(value)}")
@@ -143,7 +143,7 @@ def _narrow(values: np.ndarray, row: np.ndarray, start: int, names: Sequence[tup
             row[:] = values
     except FloatingPointError as error:
         at = int(np.where(np.isfinite(values), np.abs(values), 0.0).argmax())
-        raise _unfit(values[at], start + at, names) from error
+        raise _fault_at(start + at, values[at], names) from error
 
 
 def _image(space: Any, name: str, rows: _Rows) -> _Write:

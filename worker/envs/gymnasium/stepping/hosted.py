@@ -77,7 +77,7 @@ class Hosted(Stepped):
         finite = np.isfinite(seen)
         if not finite.all():
             index, at = (int(place) for place in np.argwhere(~finite)[0])
-            fault = self.entry.unfit(float(seen[index, at]), at)
+            fault = self.entry.fault_at(at, float(seen[index, at]))
             raise EnvironmentFault(f"{self._where(run, first + index)} returned {fault}")
 
     def _where(self, run: int, index: int) -> str:

@@ -375,7 +375,7 @@ class VectorEnvs(Stepped):
         if not bool(finite.all()):
             index, at = (int(place) for place in (~finite).nonzero()[0])
             value = float((self._obs[run] if exact is None else exact)[index, at])
-            raise self._fault(index, self.entry.unfit(value, at))
+            raise self._fault(index, self.entry.fault_at(at, value))
 
     def _fault(self, index: int, returned: object) -> EnvironmentFault:
         return EnvironmentFault(f"environment {self._name!r} (number {index}) returned {returned}")

@@ -34,9 +34,9 @@ def _column(values: Sequence[int]) -> NDArray[np.int64]:
 
 _STAGES, _OPERATORS, _OPS = _column(tuple(Stage)), _column(range(3)), np.arange(len(Op))[:, None]
 _AT = {stage: place for place, stage in enumerate(Stage)}
-#: Rows of the one-hot stages: with a graft, waiting for the slot to be empty, and DORMANT.
+#: Rows of the one-hot stages: with a graft, pruned and not yet free, and those of which the host's shares are told.
 _WITH_GRAFT = slice(_AT[Stage.GERMINATED], _AT[Stage.FOSSILIZED] + 1)
-_EMPTYING = slice(_AT[Stage.PRUNED], _AT[Stage.EMBARGOED] + 1)
+_EMBARGO = slice(_AT[Stage.PRUNED], _AT[Stage.EMBARGOED] + 1)
 _SHARES = [_AT[stage] for stage in (Stage.TRAINING, Stage.BLENDING, Stage.HOLDING, Stage.FOSSILIZED, Stage.DORMANT)]
 #: Features that ``Tracker.nats``, ``percents`` and ``signed`` fill.
 _NATS, _PERCENTS = np.array((1, *range(3, 8), 25)), np.array((2, *range(8, 13), 31))
@@ -155,7 +155,7 @@ class Observer:
         out[36] = table.age / horizon
         out[37] = np.minimum(np.log1p(table.params / view.host_params) / 5.0, 1.0)
         out[38:41] = self._places
-        if np.count_nonzero(stages[_EMPTYING]):
+        if np.count_nonzero(stages[_EMBARGO]):
             out[41] = self._embargo_left(table, stages)
         return out
 
@@ -194,7 +194,7 @@ class Observer:
     def _embargo_left(self, table: SlotTable, stages: NDArray[np.bool_]) -> Array:
         embargo = self.config.pace.embargo
         served = (table.stage == _EMBARGOED) * table.epochs_in_stage
-        waits = np.logical_or.reduce(stages[_EMPTYING])
+        waits = np.logical_or.reduce(stages[_EMBARGO])
         left: Array = np.maximum(embargo - served, 0) * waits / max(embargo, 1)
         return left
 
