@@ -17,7 +17,7 @@ from torch import Tensor
 
 from lockstep.spec.tasks import HEADS, SlotSpec, Topology
 from worker.envs.base import HeadSpec
-from worker.envs.morph.life.alpha import Curve, Ramp
+from worker.envs.morph.life.alpha import HOLD, Curve
 from worker.envs.morph.life.gates import Gates
 from worker.envs.morph.life.lifecycle import DEVELOPING, WITH_GRAFT, SlotTable, members
 from worker.envs.morph.life.stages import Op, Stage
@@ -39,10 +39,9 @@ LINEAR_ADD, SIGMOID_ADD = 0, 2
 FULL_TARGET = 2
 _NUM_OPS = len(Op)
 _TARGETS = np.array(ALPHA_TARGETS)
-# as integers, which are faster in arrays than members of an enum
+# integers, as in ``alpha``
 _WAIT, _GERMINATE, _SET_ALPHA_TARGET = int(Op.WAIT), int(Op.GERMINATE), int(Op.SET_ALPHA_TARGET)
 _PRUNE, _FOSSILIZE, _ADVANCE = int(Op.PRUNE), int(Op.FOSSILIZE), int(Op.ADVANCE)
-_HOLD = int(Ramp.HOLD)
 #: Which stage integers are DORMANT, may be pruned, may be blended, keep others from germinating, hold a graft; [5, 11].
 _KINDS = np.stack(
     [
@@ -166,7 +165,7 @@ def legality(table: SlotTable, gates: Gates, rules: Rules) -> Legality:
     slot[:, _GERMINATE] = _may_germinate(rules, dormant & fits, developing, grafts)
     slot[:, _ADVANCE] = gates.advance(rules.config.auto_advance)
     slot[:, _FOSSILIZE] = gates.fossilize
-    hold = table.alpha.mode == _HOLD
+    hold = table.alpha.mode == HOLD
     slot[:, _PRUNE] = prunable & hold & (table.age >= rules.config.pace.min_prune_age)
     slot[:, _SET_ALPHA_TARGET] = blendable & hold
     op = np.logical_or.reduce(slot, axis=2)

@@ -35,7 +35,7 @@ class Curve(IntEnum):
 
 
 # an array takes four times as long to be compared with a member of an enum as with an integer
-_HOLD = int(Ramp.HOLD)
+DOWN, HOLD = int(Ramp.DOWN), int(Ramp.HOLD)
 _LINEAR, _COSINE, _SIGMOID_6 = int(Curve.LINEAR), int(Curve.COSINE), int(Curve.SIGMOID_6)
 _STEEPNESS = np.array([np.nan, np.nan, 6.0, 12.0, 24.0])
 
@@ -115,7 +115,7 @@ class AlphaController:
 
     def step(self, running: NDArray[np.bool_]) -> None:
         """Advance every ramp of the environments in ``running`` [E] by one tick."""
-        moving = (self.mode != _HOLD) & running[:, None]
+        moving = (self.mode != HOLD) & running[:, None]
         self.steps_done += moving
         done = moving & (self.steps_done >= self.steps_total)
         t = self.steps_done / np.maximum(self.steps_total, 1)
@@ -125,4 +125,4 @@ class AlphaController:
         low, high = np.minimum(self.start, self.target), np.maximum(self.start, self.target)
         self.alpha[:] = np.where(moving, np.clip(forward, low, high), self.alpha)
         self.alpha[:] = np.where(done, self.target, self.alpha)
-        self.mode[done] = _HOLD
+        self.mode[done] = HOLD

@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from worker.envs.morph.engine.tracker import Tracker
-from worker.envs.morph.life.alpha import Ramp
+from worker.envs.morph.life.alpha import HOLD
 from worker.envs.morph.life.lifecycle import SlotTable
 from worker.envs.morph.life.stages import Stage
 from worker.envs.morph.task.config import EnvConfig
@@ -21,7 +21,6 @@ BoolArray = NDArray[np.bool_]
 _HEALTH, _ACCURACY_PP = 0.7, 1.0
 #: The stages that the gates stand in, as a column beside [E, S].
 _STAGES = np.array((Stage.GERMINATED, Stage.TRAINING, Stage.BLENDING, Stage.HOLDING))[:, None, None]
-_HOLD = int(Ramp.HOLD)
 
 
 @dataclass(frozen=True)
@@ -52,7 +51,7 @@ def evaluate(table: SlotTable, tracker: Tracker, config: EnvConfig) -> Gates:
     alpha, waited = table.alpha, table.epochs_in_stage >= config.pace.dwell
     g1, g2, g3, g5 = table.stage == _STAGES
     g2 &= waited & (tracker.health >= _HEALTH) & (tracker.exploding == 0.0)
-    g3 &= (np.abs(alpha.alpha - alpha.target) <= 1e-6) & (alpha.mode == _HOLD)
+    g3 &= (np.abs(alpha.alpha - alpha.target) <= 1e-6) & (alpha.mode == HOLD)
     g5 &= tracker.fresh
     if config.gates == "strict":
         g2 &= tracker.prospective - 2.0 * tracker.prospective_se > 0.0
