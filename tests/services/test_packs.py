@@ -115,6 +115,16 @@ def test_a_worker_with_a_gpu_is_given_several_blocks_of_small_policies_and_one_o
     assert replicates(claimed(packs(ctx, "c0"))) == [1, 2, 3]
 
 
+def test_a_worker_that_holds_one_block_is_left_one_and_no_more(ctx: Context) -> None:
+    large = {"net": {"hidden": 512}, "lockstep": {"placement": "shared_device"}}
+    gpu = {"kind": "gpu", "device_class": "H", "max_blocks": 8}
+    first, second = packs(ctx, "c0"), packs(ctx, "g0", **gpu)
+    cartpoles(ctx, 6, **large)
+    assert (replicates(claimed(first)), replicates(claimed(second))) == ([0, 2, 3, 4, 5], [1])
+    packs(ctx, "g1", **gpu)
+    assert sharing.share(ctx) == 1
+
+
 def test_small_policies_leave_the_gpu_free_where_a_cpu_slot_is(ctx: Context) -> None:
     gpu, cpu = packs(ctx, "a", kind="gpu", device_class="H"), packs(ctx, "b")
     cartpoles(ctx, 1)
@@ -205,20 +215,22 @@ def test_what_is_nearly_done_stays(ctx: Context, clock: Clock, rounds: int, move
 
 
 @pytest.mark.parametrize(
-    ("held", "num_free", "expected"),
+    ("held", "rooms", "expected"),
     [
-        ([(6, "abcdef")], 1, "abc"),
-        ([(6, "abcdef")], 2, "abcd"),
-        ([(6, "abcdef")], 9, "abcde"),
-        ([(2, "ab"), (1, "c")], 1, "a"),
-        ([(1, "a"), (1, "b")], 3, ""),
-        ([(6, "ab")], 1, "ab"),
-        ([(5, "abcde"), (1, "f")], 1, "ab"),
-        ([(8, "abcdefgh"), (2, "ij")], 1, "abcd"),
+        ([(6, "abcdef")], [8], "abc"),
+        ([(6, "abcdef")], [8] * 2, "abcd"),
+        ([(6, "abcdef")], [8] * 9, "abcde"),
+        ([(6, "abcdef")], [1], "a"),
+        ([(6, "abcdef")], [1, 8], "abc"),
+        ([(2, "ab"), (1, "c")], [8], "a"),
+        ([(1, "a"), (1, "b")], [8] * 3, ""),
+        ([(6, "ab")], [8], "ab"),
+        ([(5, "abcde"), (1, "f")], [8], "ab"),
+        ([(8, "abcdefgh"), (2, "ij")], [8], "abcd"),
     ],
 )
-def test_even_shares(held: list[tuple[int, str]], num_free: int, expected: str) -> None:
-    found = sharing.to_give_back([sharing.Held(number, list(movable)) for number, movable in held], num_free)
+def test_even_shares(held: list[tuple[int, str]], rooms: list[int], expected: str) -> None:
+    found = sharing.to_give_back([sharing.Held(number, list(movable)) for number, movable in held], rooms)
     assert found == list(expected)
 
 

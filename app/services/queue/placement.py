@@ -143,7 +143,13 @@ def pack_size(need: Need, waiting: int, workers: Sequence[WorkerView]) -> int:
         return need.pack
     able = [w for w in workers if w.idle and w.healthy and _has_data(need, w)]
     able = [w for w in able if w.kind == "cpu" or w.memory_bytes >= need.memory_bytes]
-    return min(need.pack, -(-waiting // max(1, len(able))))
+    return min(need.pack, even_share(waiting, [most_blocks(need, worker) for worker in able]))
+
+
+def even_share(num_blocks: int, rooms: Sequence[int]) -> int:
+    """Return how many blocks each worker takes where they are divided evenly; who has less room takes what it holds."""
+    shares = range(1, max(rooms, default=1) + 1)
+    return next((share for share in shares if sum(min(share, room) for room in rooms) >= num_blocks), shares[-1])
 
 
 def class_to_hold(need: Need, workers: Sequence[WorkerView]) -> str | None:

@@ -15,7 +15,7 @@ from sqlalchemy.orm import Session
 from app.services.context import Context
 from app.services.fencing import grace
 from app.services.queue import forecast
-from app.services.queue.placement import Fit, WorkerView, fit
+from app.services.queue.placement import Fit, WorkerView, even_share, fit, most_blocks
 from app.services.queue.scheduling import need_from, unused
 from app.store import experiments
 from app.store.queue import blocks, leases, scheduling
@@ -42,11 +42,17 @@ class Held:
     movable: Sequence[str]
 
 
-def to_give_back(held: Sequence[Held], num_free: int) -> list[str]:
-    """Return the blocks beyond each holder's even share, no more than the shares of the free workers."""
-    share = -(-sum(one.number for one in held) // (len(held) + num_free))
+def to_give_back(held: Sequence[Held], rooms: Sequence[int]) -> list[str]:
+    """Return the blocks beyond each holder's even share, no more than the shares of the free workers.
+
+    Args:
+        held: what the workers hold that train them.
+        rooms: how many blocks each free worker can hold.
+    """
+    numbers = [one.number for one in held]
+    share = even_share(sum(numbers), [*numbers, *rooms])
     beyond = [block for one in held for block in one.movable[: max(0, one.number - share)]]
-    return beyond[: share * num_free]
+    return beyond[: sum(min(share, room) for room in rooms)]
 
 
 @dataclass(frozen=True)
@@ -102,9 +108,11 @@ def _moves(ctx: Context, session: Session) -> list[_Move]:
         room = ctx.settings.owner_device_limit - in_use.get(experiment.owner, 0)
         able = _able(experiment, free)[: max(0, room)]
         pace = forecast.seconds_a_round(experiment.rounds, states[name], now)
-        found = to_give_back([_held(of, rows, experiment, pace) for of in held.values()], len(able))
+        found = to_give_back(
+            [_held(of, rows, experiment, pace) for of in held.values()], [number for _, number in able]
+        )
         if able and found:
-            names = ", ".join(sorted(view.device_uid for view in able))
+            names = ", ".join(sorted(device for device, _ in able))
             text = f"shared with {names}, which had nothing to train"
             # one instant for all: by it they are known to belong together
             not_before = now + grace(ctx, session, rows[found[0]])
@@ -125,12 +133,12 @@ def _packed(session: Session) -> dict[str, dict[str, list[LiveAssignment]]]:
     }
 
 
-def _able(experiment: ListedExperiment, free: Sequence[WorkerView]) -> list[WorkerView]:
-    """Return the free workers that may train blocks of an experiment whose packs share evenly."""
+def _able(experiment: ListedExperiment, free: Sequence[WorkerView]) -> list[tuple[str, int]]:
+    """Return device and room of each free worker that may train blocks of an experiment whose packs share evenly."""
     if not experiment.needs.get("pack_evenly") or experiment.desired != Desired.RUN:
         return []
     need = need_from(experiment.needs, "shared_device", experiment.num_arms)
-    return [view for view in free if isinstance(fit(need, [view]), Fit)]
+    return [(view.device_uid, most_blocks(need, view)) for view in free if isinstance(fit(need, [view]), Fit)]
 
 
 def _held(
