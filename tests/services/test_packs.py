@@ -265,6 +265,28 @@ def test_the_limit_of_devices_counts_a_packed_worker_once(ctx: Context) -> None:
     assert claimed(packs(ctx, "w1")) == []
 
 
+@pytest.mark.parametrize(("limit", "expected"), [(1, [8, 0, 0]), (2, [4, 4, 0])])
+def test_shares_are_cut_for_the_workers_that_the_owner_may_use(ctx: Context, limit: int, expected: list[int]) -> None:
+    ctx = replace(ctx, settings=ctx.settings.model_copy(update={"owner_device_limit": limit}))
+    cartpoles(ctx, 8)
+    workers = [packs(ctx, name) for name in ("w0", "w1", "w2")]
+    assert sorted((len(claimed(worker)) for worker in workers), reverse=True) == expected
+
+
+def test_no_share_is_left_to_workers_that_are_held_for_several_at_once(ctx: Context, clock: Clock) -> None:
+    gpus = [packs(ctx, name, kind="gpu", device_class="g") for name in ("g0", "g1")]
+    cartpoles(ctx, 1)
+    assert replicates(claimed(gpus[0])) == [0]
+    cartpoles(ctx, 1, lockstep={"placement": "one_per_device"})
+    clock.advance(ctx.settings.gang_patience_seconds + 1)
+    slot = packs(ctx)
+    cartpoles(ctx, 6)
+    for gpu in gpus:
+        gpu.beat("working" if gpu.assignment else "idle")
+    slot.beat("idle")
+    assert len(claimed(slot)) == 6
+
+
 def test_one_fails_and_the_others_go_on_and_it_is_not_packed_again(ctx: Context, clock: Clock) -> None:
     experiment_id = cartpoles(ctx, 4, budget={"rounds": 2})
     worker = packs(ctx, max_blocks=3)

@@ -134,15 +134,20 @@ def most_blocks(need: Need, worker: WorkerView) -> int:
     return worker.max_blocks if worker.kind == "cpu" or need.at_home else 1
 
 
-def pack_size(need: Need, waiting: int, workers: Sequence[WorkerView]) -> int:
+def pack_size(need: Need, waiting: int, workers: Sequence[WorkerView], most: int | None = None) -> int:
     """Return how many of ``waiting`` blocks of an experiment one worker may hold: its even share among the free ones.
 
     A worker that becomes free later is given its share of what these hold (``app.services.queue.sharing``).
+
+    Args:
+        need: what such a block needs.
+        waiting: blocks to divide.
+        workers: those that may be chosen, were they free.
+        most: workers that the owner may use.
     """
     if need.pack == 1 or not need.pack_evenly:
         return need.pack
-    able = [w for w in workers if w.idle and w.healthy and _has_data(need, w)]
-    able = [w for w in able if w.kind == "cpu" or w.memory_bytes >= need.memory_bytes]
+    able = _sharing(need, [w for w in workers if w.idle and w.healthy and _has_data(need, w)])[:most]
     return min(need.pack, even_share(waiting, [most_blocks(need, worker) for worker in able]))
 
 
@@ -174,10 +179,16 @@ def _choose(need: Need, idle: Sequence[WorkerView]) -> Fit | None:
         several = _several(need.num_arms, [worker for worker in idle if worker.kind == "gpu"])
         if several is not None and need.num_arms > 1:
             return several
+    fitting = _sharing(need, idle)
+    return Fit("shared_device", (fitting[0],)) if fitting else None
+
+
+def _sharing(need: Need, idle: Sequence[WorkerView]) -> list[WorkerView]:
+    """Return the workers that hold all arms on one device, in the order in which they are chosen."""
     fitting = [w for w in idle if w.kind == "cpu" or w.memory_bytes >= need.memory_bytes]
     if need.at_home:  # a GPU would do nothing meanwhile
         fitting.sort(key=lambda worker: worker.kind != "cpu")
-    return Fit("shared_device", (fitting[0],)) if fitting else None
+    return fitting
 
 
 def _several(size: int, idle: Sequence[WorkerView]) -> Fit | None:

@@ -162,7 +162,9 @@ class _Tick:
         known = self.packs.get(block.experiment_id)
         if known is None:
             waiting = self.ready_of(block.experiment_id)
-            known = Pack(pack_size(need, waiting, list(self.views.values())), waiting - 1, need)
+            free = [view for view in self.views.values() if view.device_class not in self.held]
+            most = self.settings.owner_device_limit - self.in_use[block.owner] + 1  # this block's worker is counted
+            known = Pack(pack_size(need, waiting, free, most), waiting - 1, need)
             self.packs[block.experiment_id], self.owners[block.experiment_id] = known, block.owner
         return known
 
