@@ -22,6 +22,7 @@ from lockstep.spec.text.faults import sentence
 from lockstep.text import Name
 from worker.supervision.agent import CONFIGURATION, DEVICE_IN_USE, Agent
 from worker.supervision.devices import DeviceInUse, NoDevice, bind, host_name
+from worker.supervision.folder import unwritable
 from worker.supervision.options import Options, within
 
 _PROBE_BYTES = 65_536
@@ -154,8 +155,7 @@ def _writable(folder: Path) -> Path:
             probe.write(bytes(_PROBE_BYTES))
             probe.flush()
     except OSError as error:
-        told = f"nothing can be written to the folder {folder} ({error.strerror})"
-        raise BadAddress(f"{told}; correct its rights, make room, or choose another with --work-dir") from error
+        raise unwritable(folder, error) from error
     return folder
 
 

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
+from lockstep.address import BadAddress
 from worker.supervision.folder import WorkFolder
 
 
@@ -24,3 +27,20 @@ def test_a_second_start_clears_what_has_ended_and_not_what_lives(tmp_path: Path)
     assert not second.path.exists()
     assert first.path.is_dir()
     first.close()
+
+
+def test_a_folder_that_takes_no_files_is_refused_with_the_remedy(tmp_path: Path) -> None:
+    (tmp_path / "cpu_h_0").touch()
+    (tmp_path / "cpu_h_1" / "held").mkdir(parents=True)
+    for name in ("cpu_h_0", "cpu_h_1"):
+        with pytest.raises(BadAddress, match=rf"{name} \(.*choose another with --work-dir"):
+            WorkFolder(tmp_path / name)
+
+
+def test_nothing_is_written_through_a_link(tmp_path: Path) -> None:
+    elsewhere, root = tmp_path / "elsewhere", tmp_path / "cpu_h_0"
+    for folder in (elsewhere, root):
+        folder.mkdir()
+    (root / "link").symlink_to(elsewhere)
+    WorkFolder(root).close()
+    assert not [*elsewhere.iterdir()]

@@ -13,6 +13,8 @@ import shutil
 import sys
 from pathlib import Path
 
+from lockstep.address import BadAddress
+
 _HELD = "held"
 
 
@@ -21,13 +23,22 @@ class WorkFolder:
 
     Args:
         root: folder of the device; what a start that has ended left there goes, for it belongs to a lost lease.
+
+    Raises:
+        BadAddress: nothing can be written there.
     """
 
     def __init__(self, root: Path) -> None:
+        try:
+            self._begin(root)
+        except OSError as error:
+            raise unwritable(root, error) from error
+
+    def _begin(self, root: Path) -> None:
         root.mkdir(parents=True, exist_ok=True)
         turn = _locked(root / _HELD, fcntl.LOCK_EX)  # another start would clear what is not held yet
         for path in root.iterdir():
-            if path.is_dir() and not _is_held(path):
+            if path.is_dir() and not path.is_symlink() and not _is_held(path):
                 shutil.rmtree(path, ignore_errors=True)
         self.path = root / secrets.token_hex(8)
         self.path.mkdir()
@@ -42,6 +53,12 @@ class WorkFolder:
     def let_go(self) -> None:
         """Hold it no longer, as a process that is killed."""
         os.close(self._descriptor)
+
+
+def unwritable(folder: Path, error: OSError) -> BadAddress:
+    """Return the refusal of a folder that takes no files."""
+    told = f"nothing can be written to the folder {folder} ({error.strerror})"
+    return BadAddress(f"{told}; correct its rights, make room, or choose another with --work-dir")
 
 
 def _locked(path: Path, how: int) -> int:
