@@ -61,6 +61,13 @@ def test_constructor_reset_and_step_of_an_environment_are_told_and_nothing_after
     assert rest == ["environment 'Reader-v0' (number 0) in reset", *steps]
 
 
+def test_long_kwargs_leave_room_for_why_nothing_can_be_built() -> None:
+    section = {"id": "FrozenLake-v1", "kwargs": {"desc": ["F" * 100] * 100, "wings": 2}}
+    with pytest.raises(ValueError, match="cannot be built") as refused:
+        make_envs({"env": section}, [None], replicate_seed=1, num_envs=1, phase="train")
+    assert "unexpected keyword argument 'wings'" in str(refused.value)[:300]
+
+
 def test_work_is_told_in_words_while_it_lasts_also_when_it_raises(path: Path) -> None:
     with playing("reward mode 'mine'"), building("env.id='x'"):
         assert read(path, "x") == "reward mode 'mine'", "work inside of other work stands under that"

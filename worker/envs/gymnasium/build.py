@@ -15,6 +15,7 @@ import numpy as np
 from gymnasium import spaces
 from gymnasium.wrappers import AtariPreprocessing, FrameStackObservation, TimeLimit, TransformReward
 
+from lockstep.quoting import quoted
 from lockstep.spec.environments.gymnasium import ATARI
 from lockstep.spec.text.problems import meant, nearest
 from worker.envs.faults import building
@@ -69,7 +70,7 @@ def builder(section: Mapping[str, Any], *, training: bool = False) -> Callable[[
 
 def _told(section: Mapping[str, Any]) -> str:
     kwargs = section.get("kwargs")
-    return f"env.id={section['id']!r}" + (f" with env.kwargs={dict(kwargs)!r}" if kwargs else "")
+    return f"env.id={section['id']!r}" + (f" with env.kwargs={quoted(dict(kwargs))}" if kwargs else "")
 
 
 def _of_package(section: Mapping[str, Any], factory: Callable[..., Any]) -> gymnasium.Env[Any, Any]:
