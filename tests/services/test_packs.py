@@ -268,8 +268,11 @@ def test_the_limit_of_devices_counts_a_packed_worker_once(ctx: Context) -> None:
 @pytest.mark.parametrize(("limit", "expected"), [(1, [8, 0, 0]), (2, [4, 4, 0])])
 def test_shares_are_cut_for_the_workers_that_the_owner_may_use(ctx: Context, limit: int, expected: list[int]) -> None:
     ctx = replace(ctx, settings=ctx.settings.model_copy(update={"owner_device_limit": limit}))
-    cartpoles(ctx, 8)
     workers = [packs(ctx, name) for name in ("w0", "w1", "w2")]
+    analysis = {"inference": "none", "failure": {"floor": 0.0}}
+    planned = submission.plan(ctx, cartpole_spec(experiment={"replicates": 8}, analysis=analysis))
+    assert planned["packs"] == {"replicates": expected[0], "workers": limit}
+    cartpoles(ctx, 8)
     assert sorted((len(claimed(worker)) for worker in workers), reverse=True) == expected
 
 

@@ -174,7 +174,9 @@ def plan(ctx: Context, raw: Mapping[str, Any]) -> dict[str, Any]:
         **as_document(planned),
         "placement": placement,
         "waits": waits,
-        "packs": _packs(need, len(planned.blocks), views) if placement == "shared_device" else None,
+        "packs": _packs(need, len(planned.blocks), views, ctx.settings.owner_device_limit)
+        if placement == "shared_device"
+        else None,
         "pack_limit": {"replicates": need.pack, "why": packing_of(resolved).why},
         "queue_position": ahead + 1,
         "seconds_estimate": _duration(planned, len(views)),
@@ -187,11 +189,11 @@ def plan(ctx: Context, raw: Mapping[str, Any]) -> dict[str, Any]:
     }
 
 
-def _packs(need: Need, num_blocks: int, views: Sequence[WorkerView]) -> dict[str, int] | None:
-    """Return up to how many replicates a free worker would train side by side now; None where each is trained alone."""
+def _packs(need: Need, num_blocks: int, views: Sequence[WorkerView], most: int) -> dict[str, int] | None:
+    """Return up to how many replicates a free worker, of ``most``, would train side by side now; None where alone."""
     able = [view for view in views if view.idle and isinstance(fit(need, [view]), Fit)]
-    size = min(pack_size(need, num_blocks, views), max((most_blocks(need, view) for view in able), default=1))
-    return {"replicates": size, "workers": len(able)} if able and size > 1 else None
+    size = min(pack_size(need, num_blocks, views, most), max((most_blocks(need, view) for view in able), default=1))
+    return {"replicates": size, "workers": min(len(able), most)} if able and size > 1 else None
 
 
 def _duration(planned: Plan, num_workers: int) -> float | None:
