@@ -96,7 +96,7 @@ def _join(
     """Return when a block starts beside another of its experiment, if that is before it has a worker of its own."""
     for (experiment_id, at), pack in sorted(packs.items()):
         if experiment_id == block.experiment_id and (start is None or at < start):
-            choice = pack.join(block.need, workers)
+            choice = pack.join(workers)
             if choice is not None:
                 pack.held[choice.workers[0].id] += 1
                 return at

@@ -111,9 +111,9 @@ class Pack:
     need: Need
     held: dict[str, int] = field(default_factory=dict)
 
-    def join(self, need: Need, workers: Mapping[str, WorkerView]) -> Fit | None:
+    def join(self, workers: Mapping[str, WorkerView]) -> Fit | None:
         """Return the worker with the fewest blocks that has room for one more, or None."""
-        free = [(count, name) for name, count in self.held.items() if self._has_room(need, workers[name], count)]
+        free = [(count, name) for name, count in self.held.items() if self._has_room(workers[name], count)]
         return Fit("shared_device", (workers[min(free)[1]],), min(free)[0]) if free else None
 
     def has_room(self, workers: Mapping[str, WorkerView]) -> bool:
@@ -121,8 +121,8 @@ class Pack:
         counts = self.held.items()
         return self.left > 0 and any(count < self._most(workers[name]) for name, count in counts)
 
-    def _has_room(self, need: Need, worker: WorkerView, count: int) -> bool:
-        in_memory = worker.memory_bytes == 0 or (count + 1) * need.memory_bytes <= worker.memory_bytes
+    def _has_room(self, worker: WorkerView, count: int) -> bool:
+        in_memory = worker.memory_bytes == 0 or (count + 1) * self.need.memory_bytes <= worker.memory_bytes
         return count < self._most(worker) and in_memory
 
     def _most(self, worker: WorkerView) -> int:

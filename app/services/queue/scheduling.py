@@ -134,7 +134,7 @@ class _Tick:
         if pack is not None:
             pack.left -= 1
         if isinstance(choice, Wait):
-            joined = pack.join(need, self.views) if pack is not None and may_pack(block) else None
+            joined = pack.join(self.views) if pack is not None and may_pack(block) else None
             if joined is None or pack is None:
                 return choice
             pack.held[joined.workers[0].id] += 1
