@@ -55,6 +55,10 @@ class Registered:
     rewards_here: Collection[str] = ()
     tasks_here: Collection[str] = ()
 
+    def is_batched(self, env: Env) -> bool:
+        """Return whether ``env.id`` names a registered batched simulator."""
+        return bool(self.environments.get(env.id or "", {}).get("is_batched", False))
+
     def is_task(self, env: Env) -> bool:
         """Return whether ``env.id`` names a task in the registry of its family's package, and no plug-in."""
         is_plugin = env.id in self.environments and env.id not in FAMILIES
@@ -214,7 +218,7 @@ def _environment_rules(resolved: ResolvedSpec, registered: Registered) -> Iterat
         yield from _task_rules(env, known, {*registered.environments} - {*FAMILIES})
     facts = registered.environments.get(env.id or "", {})
     schema = {name: value for name, value in facts.items() if name not in ("is_batched", "workers")}
-    if facts.get("is_batched", False):
+    if registered.is_batched(env):
         yield from _batched_rules(env)
     if "defect" in schema:
         message = f"environment {quoted(env.id)} cannot be loaded{_on(facts)}: {schema['defect']}"

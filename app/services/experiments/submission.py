@@ -248,13 +248,8 @@ def needs_document(checked: Checked, planned: Plan) -> dict[str, Any]:
         "rewards": sorted(modes - {*family.reward_modes}),
         "pack": packing.at_most,
         "pack_evenly": packing.evenly,
-        "at_home": is_at_home(resolved, is_batched=_is_batched(checked)),
+        "at_home": is_at_home(resolved, is_batched=checked.registered.is_batched(spec.env)),
     }
-
-
-def _is_batched(checked: Checked) -> bool:
-    facts = checked.registered.environments.get(checked.resolved.spec.env.id or "", {})
-    return bool(facts.get("is_batched", False))
 
 
 def _environment(checked: Checked) -> str:
