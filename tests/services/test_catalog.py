@@ -11,7 +11,9 @@ from app.errors import InvalidError
 from app.services.context import Context
 from app.services.experiments import reading, submission
 from app.store.schema import tables
-from tests.factories import SimulatedWorker, cartpole_spec, tiny_spec
+from tests.factories import SimulatedWorker, cartpole_spec, submit, tiny_spec
+
+NO_ANALYSIS = {"inference": "none", "failure": {"floor": 0.0}}
 
 POLE = {"ids": ["CartPole-v0", "CartPole-v1"], "arguments": ["render_mode"]}
 BROKEN = {"ids": ["Lander-v3"], "defect": "Box2D is not installed"}
@@ -66,6 +68,23 @@ def test_what_an_earlier_version_let_pass_is_a_defect_and_hinders_nobody_else(ct
     assert {item["name"] for item in shown["defects"]} == {*stored["rewards"], *stored["environments"]}
     SimulatedWorker(ctx, "new", environments={"worse0": {"properties": {"length": {}}}}).register()
     assert told(ctx, id="worse0", kwargs={"length": 1}, max_episode_steps=9) == []
+
+
+def test_no_block_is_given_to_a_worker_whose_own_plug_in_is_defective(ctx: Context) -> None:
+    given: dict[str, Any] = {
+        "environments": {"worse": {"properties": {}}},
+        "rewards": {"bad": {"env_kinds": ["gymnasium"]}},
+    }
+    old, new = (SimulatedWorker(ctx, name, **given).register() for name in ("old", "new"))
+    for stored in ({"environments": {"worse": BAD_ENVIRONMENTS[0]}}, {"rewards": {"bad": BAD_REWARDS[0]}}):
+        with ctx.store.write() as session:
+            whole = update(tables.worker).where(tables.worker.c.id == old.worker_id)
+            session.execute(whole.values(**{**given, **stored}))
+        arms = [{"label": "A", "reward": "bad"}, {"label": "B"}]
+        submit(ctx, cartpole_spec(env={"id": "worse", "max_episode_steps": 9}, arms=arms, analysis=NO_ANALYSIS))
+        assert old.claim() is None
+        assert new.claim() is not None
+        new.train(3)
 
 
 def test_a_task_is_refused_where_no_worker_has_it_and_taken_where_one_can_build_it(ctx: Context) -> None:

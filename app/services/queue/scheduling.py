@@ -13,7 +13,7 @@ from app.services.context import Context
 from app.services.queue.granting import Choice, Grant, Takers, grant
 from app.services.queue.placement import Fit, Need, Pack, Wait, WorkerView, class_to_hold, fit, pack_size
 from app.settings import Settings
-from app.store.queue import blocks, scheduling
+from app.store.queue import blocks, scheduling, workers
 from app.store.rows.experiments import WaitingBlock
 from app.store.rows.workers import PresentWorker, SchedulableWorker
 from lockstep.status import Cause, WorkerStatus
@@ -235,9 +235,13 @@ def worker_view(row: SchedulableWorker, *, idle: bool) -> WorkerView:
         quarantined=status is WorkerStatus.QUARANTINED,
         max_blocks=row.max_blocks,
         datasets=row.datasets,
-        rewards=frozenset(name for name, facts in row.rewards.items() if "defect" not in facts),
-        environments=frozenset(name for name, facts in row.environments.items() if "defect" not in facts),
+        rewards=_sound(workers.usable_rewards(row.rewards)),
+        environments=_sound(workers.usable_environments(row.environments)),
     )
+
+
+def _sound(usable: Mapping[str, Any]) -> frozenset[str]:
+    return frozenset(name for name, facts in usable.items() if "defect" not in facts)
 
 
 def need_of(block: WaitingBlock, placement: str, num_live: int) -> Need:
