@@ -284,9 +284,19 @@ def _unmarked(num_envs: int) -> Any:
     return sim
 
 
+def _unbuildable(num_envs: int, **given: Any) -> Any:
+    raise KeyError(num_envs)
+
+
 @pytest.mark.parametrize(
     ("factory", "changes", "told"),
     [
+        (_unbuildable, {}, "env.id='Walk-v0' cannot be built: KeyError"),
+        (
+            _unbuildable,
+            {"env": {"id": "Walk-v0", "kwargs": {"wind": 2}}},
+            "env.id='Walk-v0' with env.kwargs={'wind': 2} cannot be built: KeyError",
+        ),
         (_unmarked, {}, r"autoreset_mode.*NEXT_STEP, SAME_STEP, DISABLED"),
         (walks(AutoresetMode.SAME_STEP), {"net": {"body": "lstm"}}, "get_state and set_state"),
         (walks(AutoresetMode.SAME_STEP), {"env": {"id": "Walk-v0", "max_episode_steps": 3}}, "through env.kwargs"),

@@ -58,7 +58,7 @@ def builder(section: Mapping[str, Any], *, training: bool = False) -> Callable[[
     if ATARI in (section.get("wrappers") or ()):
         raw = builder({"id": name, "kwargs": {"frameskip": 1, **(section.get("kwargs") or {})}})
         return lambda: _atari(section, raw(), training=training)
-    with building(_told(section)):
+    with building(named(section)):
         factory = registered(name)
         if factory is None:
             register(name)
@@ -68,27 +68,28 @@ def builder(section: Mapping[str, Any], *, training: bool = False) -> Callable[[
     return lambda: _of_gymnasium(section)
 
 
-def _told(section: Mapping[str, Any]) -> str:
+def named(section: Mapping[str, Any]) -> str:
+    """Return what is built from an ``env`` section, for people; long ``kwargs`` leave room for what follows."""
     kwargs = section.get("kwargs")
     return f"env.id={section['id']!r}" + (f" with env.kwargs={quoted(dict(kwargs))}" if kwargs else "")
 
 
 def _of_package(section: Mapping[str, Any], factory: Callable[..., Any]) -> gymnasium.Env[Any, Any]:
     limit = section.get("max_episode_steps")
-    with building(_told(section)):
+    with building(named(section)):
         own = cast("gymnasium.Env[Any, Any]", factory(**(section.get("kwargs") or {})))
         return own if limit is None else TimeLimit(own, limit)
 
 
 def _of_gymnasium(section: Mapping[str, Any]) -> gymnasium.Env[Any, Any]:
     kwargs, limit = section.get("kwargs") or {}, section.get("max_episode_steps")
-    with building(_told(section)):
+    with building(named(section)):
         if limit is not None and "max_episode_steps" in kwargs:
             raise ValueError("env.max_episode_steps and max_episode_steps of env.kwargs are the same limit; keep one")
         # by the registry alone: "module:name" would import what a spec names. The order of calls is ours to keep
         spec = replace(gymnasium.spec(versioned(str(section["id"]))), order_enforce=False)
-        named = {} if limit is None else {"max_episode_steps": limit}
-        env = gymnasium.make(spec, disable_env_checker=True, **{**kwargs, **named})
+        limited = {} if limit is None else {"max_episode_steps": limit}
+        env = gymnasium.make(spec, disable_env_checker=True, **{**kwargs, **limited})
     space = vars(env.unwrapped).get("action_space")
     if type(space) is spaces.Discrete and space.dtype == np.int64:
         env.unwrapped.action_space = _Choices(space.n, start=space.start)

@@ -24,12 +24,12 @@ from gymnasium.vector.utils import batch_space, concatenate, create_empty_array,
 from torch import Tensor
 
 from lockstep.keys import derive
-from lockstep.quoting import quoted
 from lockstep.spec.environments.gymnasium import CAPPED, EVAL_MAX_STEPS, RANDOM_NUMBERS, RESUMED_EPISODES, TIME_LIMIT
 from worker.envs.base import HeadSpec, Masks, Observation, StepResult
 from worker.envs.family import Order
 from worker.envs.faults import RAISED, BadValue, EnvironmentFault, building, last_line, playing, unfit
 from worker.envs.gymnasium.actions import ActionDoor
+from worker.envs.gymnasium.build import named
 from worker.envs.gymnasium.door import LARGEST, reset_values, step_values
 from worker.envs.gymnasium.ledger import Ledger
 from worker.envs.gymnasium.observations import ObservationDoor
@@ -93,7 +93,7 @@ class VectorEnvs(Stepped):
                 told = f"env.id {self._name!r} is a batched simulator, which steps all its environments itself"
                 remedy = "give it through env.kwargs" if name == "max_episode_steps" else "leave it out"
                 raise ValueError(f"env.{name}: {told}; {remedy}")
-        with building(f"env.id={self._name!r} with env.kwargs={quoted(dict(section.get('kwargs') or {}))}"):
+        with building(named(section)):
             takes = inspect.signature(factory).parameters
             placed = {"device": device} if "device" in takes else {}
             for _ in range(num_runs):
