@@ -30,8 +30,8 @@ def is_at_home(resolved: ResolvedSpec, *, is_batched: bool) -> bool:
         resolved: the experiment.
         is_batched: whether its environment is a batched simulator, which may compute on the GPU.
     """
-    env = resolved.spec.env
+    env, family = resolved.spec.env, family_of(resolved.spec.env.kind)
     learnt = [arm.config for arm in resolved.arms if arm.policy in ALGORITHMS]
-    if is_batched or not learnt or not family_of(env.kind).on_host(env):
+    if is_batched or not family.on_host or (learnt and family.shows_images(env)):
         return False
     return all(is_small(config) and config["net"].get("encoder") is None for config in learnt)

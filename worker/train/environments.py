@@ -61,12 +61,12 @@ def refuse_taken_names(plan: BlockPlan) -> None:
 
 
 def home_of(runs: Sequence[RunPlan], envs: LockstepEnvs) -> LockstepEnvs | None:
-    """Return the environments as the host has them where all that learn are small policies of numbers; else None.
+    """Return the environments as the host has them where all that learn, if any, are small policies of numbers.
 
     A step of such a policy takes less time on the host than its way to a GPU and back (docs/performance.md).
     """
-    are_small = all(is_small(run.config) for run in runs if run.policy in ALGORITHMS)
-    return envs.host if isinstance(envs, Placed) and are_small and not envs.obs_spec.images else None
+    are_small = [is_small(run.config) and not envs.obs_spec.images for run in runs if run.policy in ALGORITHMS]
+    return envs.host if isinstance(envs, Placed) and all(are_small) else None
 
 
 def obs_layout(spec: ObsSpec) -> ObsLayout:

@@ -82,7 +82,8 @@ class Family:
         seconds: rough time of so many env steps on one CPU slot; None where nothing is known.
         dataset: the data set that a worker must have, or None.
         packs: whether one process may train several blocks side by side.
-        on_host: whether simulators compute on the host and show no images, as far as the ``env`` section tells.
+        on_host: whether simulators compute on the host, unless they are batched.
+        shows_images: whether observations are images, as far as the ``env`` section tells.
         usual_preset: the preset whose published budget counts where a spec names none; "" for none.
         is_package: whether a worker announces the family (or the registered environment) because its package is
             optional.
@@ -107,7 +108,8 @@ class Family:
     packs: bool
     is_package: bool
     usual_preset: str = ""
-    on_host: Callable[[Env], bool] = lambda _env: False
+    on_host: bool = False
+    shows_images: Callable[[Env], bool] = lambda _env: False
 
     @property
     def primary(self) -> str:

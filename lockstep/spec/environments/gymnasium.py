@@ -152,5 +152,6 @@ FAMILY = Family(
     packs=True,
     is_package=True,
     usual_preset="gym_classic",
-    on_host=lambda env: ATARI not in env.wrappers and not (env.id or "").startswith("ALE/"),
+    on_host=True,
+    shows_images=lambda env: ATARI in env.wrappers or (env.id or "").startswith("ALE/"),
 )

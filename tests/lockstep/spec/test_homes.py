@@ -31,6 +31,19 @@ def test_small_policies_of_simulators_on_the_host(changes: dict[str, Any], expec
     assert is_at_home(parse(cartpole_spec(**changes)), is_batched=False) is expected
 
 
+@pytest.mark.parametrize("env", ["CartPole-v1", "ALE/Pong-v5"])
+def test_what_learns_nothing_needs_no_gpu(env: str) -> None:
+    arms = [{"label": label, "policy": "random"} for label in "AB"]
+    resolved = parse(cartpole_spec(arms=arms, env={"id": env}, net={"hidden": 512}))
+    assert is_at_home(resolved, is_batched=False)
+    assert not is_at_home(resolved, is_batched=True)
+
+
+def test_hosts_that_grow_may_need_it_where_nothing_learns() -> None:
+    arms = [{"label": label, "policy": "random"} for label in "AB"]
+    assert not is_at_home(parse(tiny_spec(arms=arms)), is_batched=False)
+
+
 def test_one_large_arm_is_enough() -> None:
     raw = cartpole_spec()
     raw["arms"][1]["overrides"] = {"net.hidden": 512}

@@ -39,6 +39,13 @@ def test_environments_for_a_device_give_the_numbers_of_those_on_the_host(
     assert made
 
 
+def test_where_nothing_learns_images_live_where_their_environments_do(made: list[Placed]) -> None:
+    arms = [{"label": label, "policy": "random"} for label in "AB"]
+    trainer = BlockTrainer(block(GYM_KIT, arms), CPU, at_home=True)
+    assert trainer.envs is made[0].host
+    trainer.close()
+
+
 @pytest.mark.parametrize(
     ("base", "stays"),
     [
