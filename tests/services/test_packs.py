@@ -364,6 +364,33 @@ def test_blocks_share_the_seconds_of_their_device(ctx: Context, clock: Clock) ->
     assert by_replicate == {0: pytest.approx(100.0), 1: pytest.approx(150.0), 2: pytest.approx(200.0)}
 
 
+GPU: dict[str, Any] = {"kind": "gpu", "device_class": "H"}
+
+
+@pytest.mark.parametrize(
+    ("first", "later", "number", "taken"),
+    [
+        ({**GPU, "memory_bytes": 2**36}, {**GPU, "memory_bytes": 2**37}, 1, True),
+        ({"memory_bytes": 2**34}, {**GPU, "memory_bytes": 2**37}, 1, True),
+        ({"memory_bytes": 2**34}, {"memory_bytes": 2**35}, 1, False),
+        ({"memory_bytes": 2**34}, {"memory_bytes": 2**35}, 2, True),
+    ],
+    ids=["of the host of a GPU", "a GPU has none for it", "of a CPU slot", "shared with another replicate"],
+)
+def test_who_ran_out_of_memory_asks_for_more_of_the_same(
+    ctx: Context, first: dict[str, Any], later: dict[str, Any], number: int, taken: bool
+) -> None:
+    cartpoles(ctx, number)
+    worker = packs(ctx, "w0", **first)
+    seats = claimed(worker)
+    assert all(one.ready() for one in seats)
+    for one in seats:
+        one.release("error", "oom")
+    other = packs(ctx, "w1", **later)
+    assert (worker.claim() is not None) is taken
+    assert (other.claim() is not None) is (number == 2 or not taken)
+
+
 @pytest.mark.parametrize(
     ("now", "ends", "expected"),
     [(10.0, [None], 10.0), (10.0, [None, None], 5.0), (10.0, [4.0, None, None], 4 / 3 + 3.0), (4.0, [4.0, None], 2.0)],

@@ -89,10 +89,16 @@ def fit(need: Need, workers: Sequence[WorkerView], held: frozenset[str] = frozen
     if not able:
         return _nobody(need, workers)
     # after an out-of-memory a larger device is taken if one exists; else the same size is tried once more
-    roomy = [worker for worker in able if worker.memory_bytes > need.min_memory_bytes] or able
+    roomy = [worker for worker in able if _has_more(need, worker)] or able
     idle = [worker for worker in roomy if worker.idle and worker.device_class not in held]
     chosen = _choose(need, idle)
     return chosen or _waiting(need, roomy, held)
+
+
+def _has_more(need: Need, worker: WorkerView) -> bool:
+    """Return whether a worker has more memory than a block ran out of; that of a GPU is not where it trains at home."""
+    is_used = worker.kind == "cpu" or not need.at_home
+    return need.min_memory_bytes == 0 or (is_used and worker.memory_bytes > need.min_memory_bytes)
 
 
 @dataclass

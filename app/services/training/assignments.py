@@ -16,6 +16,7 @@ from app.errors import ConflictError, InvalidError, LeaseLostError, NotFoundErro
 from app.services.context import Context
 from app.services.fencing import fenced, grace
 from app.services.queue.granting import resume_round
+from app.services.queue.scheduling import need_from
 from app.services.training import ingest
 from app.services.training.block_ends import FAST_FAILURE_SECONDS, end_assignment, finish, move_stopped
 from app.services.training.comparison import compare_runs, log_line
@@ -394,7 +395,7 @@ def _stop_for_release(ctx: Context, session: Session, now: float, ending: _Endin
         blocks.change(session, block.id, num_diverged=block.num_diverged + len(moved))
     detail = ingest.storable(request.detail).strip().splitlines()
     text = detail[-1][:500] if detail else ""
-    if cause is Cause.OOM:
+    if cause is Cause.OOM and _had_all_memory(session, ending):
         blocks.change(session, block.id, min_memory_bytes=worker.memory_bytes)
     blocks.stop(
         session,
@@ -404,6 +405,17 @@ def _stop_for_release(ctx: Context, session: Session, now: float, ending: _Endin
         grace_seconds=grace(ctx, session, block),
         counts=counts,
     )
+
+
+def _had_all_memory(session: Session, ending: _Ending) -> bool:
+    """Return whether what a block ran out of was its worker's memory, and no other block had any of it.
+
+    The memory of a worker with a GPU is that of the GPU, which small policies do not use; and alone a block has more.
+    """
+    experiment = experiments.get(session, ending.block.experiment_id)
+    is_at_home = experiment is not None and need_from(experiment.needs, "auto", 1).at_home
+    is_alone = leases.ends_beside(session, ending.assignment).count(None) == 1
+    return is_alone and not (is_at_home and ending.worker.device_kind == "gpu")
 
 
 def _cause(request: ReleaseRequest) -> Cause:
