@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from app.errors import InvalidError
@@ -24,6 +26,15 @@ def ended(ctx: Context, replicates: int) -> str:
         worker.train(rounds=1)
     finishing.finish_due(ctx)
     return experiment_id
+
+
+@pytest.mark.parametrize(("limit", "waves"), [(1, 6), (2, 3), (8, 2)])
+def test_an_estimate_counts_the_workers_that_an_owner_may_use(ctx: Context, limit: int, waves: int) -> None:
+    ctx = replace(ctx, settings=ctx.settings.model_copy(update={"owner_device_limit": limit}))
+    for name in "abc":
+        SimulatedWorker(ctx, name).register()
+    found = submission.plan(ctx, tiny_spec(experiment={"replicates": 6}))
+    assert found["seconds_estimate"] == pytest.approx(waves * found["seconds_per_block_estimate"])
 
 
 def test_a_plan_with_a_pilot_simulates_its_scores(ctx: Context) -> None:

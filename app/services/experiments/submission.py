@@ -179,7 +179,7 @@ def plan(ctx: Context, raw: Mapping[str, Any]) -> dict[str, Any]:
         else None,
         "pack_limit": {"replicates": need.pack, "why": packing_of(resolved).why},
         "queue_position": ahead + 1,
-        "seconds_estimate": _duration(planned, len(views)),
+        "seconds_estimate": _duration(planned, min(len(views), ctx.settings.owner_device_limit)),
         "warnings": [*checked.warnings, *_short_rounds(resolved, planned)],
         "spec": resolved.document,
         "spec_hash": resolved.hash,

@@ -105,7 +105,10 @@ def queue_document(ctx: Context) -> dict[str, Any]:
         blocks = experiments.block_states(session, ids)
         paused, now = scheduling.queue_paused(session), ctx.store.now(session)
     states = {name: experiments.newest_blocks(rows) for name, rows in blocks.items()}
-    expected = _starts(views, decided, _seconds_held(listed, states, holding, now), _durations(listed, states, now))
+    held, shares = _seconds_held(listed, states, holding, now), forecast.Shares(ctx.settings.owner_device_limit)
+    for worker_id, experiment_id in {row.id: str(row.experiment_id) for row in holding}.items():
+        shares.add(listed[experiment_id].owner, 0.0, held[worker_id])
+    expected = _starts(views, decided, held, _durations(listed, states, now), shares)
     return {
         "paused": paused,
         "items": [
@@ -159,14 +162,16 @@ def _starts(
     decided: Sequence[tuple[WaitingBlock, Fit | Wait]],
     held: Mapping[str, float],
     durations: Mapping[str, float | None],
+    shares: forecast.Shares,
 ) -> list[float | None]:
     free = {view.id: held.get(view.id, 0.0 if view.idle else inf) for view in views}
     waiting = []
     for block, _ in decided:
         live = max(1, block.num_arms - block.num_diverged)
         need = need_of(block, block.placement_resolved or block.placement, live)
-        waiting.append(forecast.Waiting(need, durations[block.experiment_id], block.experiment_id, may_pack(block)))
-    return forecast.starts(views, free, waiting)
+        seconds, experiment_id = durations[block.experiment_id], block.experiment_id
+        waiting.append(forecast.Waiting(need, seconds, experiment_id, block.owner, may_pack(block)))
+    return forecast.starts(views, free, waiting, shares)
 
 
 def _running(
