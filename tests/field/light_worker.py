@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import sys
 
+from lockstep.address import BadAddress
 from lockstep.logs import configure
 from worker.__main__ import listen, parse, token_of
 from worker.supervision import supervisor
-from worker.supervision.agent import DEVICE_IN_USE, Agent
+from worker.supervision.agent import CONFIGURATION, DEVICE_IN_USE, Agent
 from worker.supervision.devices import DeviceInUse, bind
 from worker.supervision.options import Options
 
@@ -33,7 +34,11 @@ def main() -> int:
     options = Options(given.api, token_of(given), None, 1, None, given.work_dir, given.spool_bytes, trainer, given.once)
     agent = LightAgent(options, bound)
     listen(agent, until_input_ends=given.until_input_ends)
-    return agent.run()
+    try:
+        return agent.run()
+    except BadAddress as error:
+        sys.stderr.write(f"error: {error}\n")
+        return CONFIGURATION
 
 
 if __name__ == "__main__":

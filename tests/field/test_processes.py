@@ -64,6 +64,25 @@ def test_l18_stop_lets_the_child_finish_its_checkpoint(server: LiveServer, light
 
 
 @pytest.mark.server
+def test_a_deleted_work_folder_is_made_anew_or_ends_its_worker_with_a_sentence(
+    server: LiveServer, light_worker: StartLight, tmp_path: Path
+) -> None:
+    work = tmp_path / "work"
+    with Client(server.url) as client:
+        experiment_id = client.submit(tiny_spec(budget={"rounds": 4}))["id"]
+        worker = light_worker(server.url, "plain", 1.0)
+        wait_until(lambda: first_block(client, experiment_id)["open_round"] == 1, what="a round")
+        work.rename(tmp_path / "deleted")  # in one step, while others write there
+        wait_until(lambda: block_status(client, experiment_id) == "succeeded", what="the end")
+        wait_until(lambda: [*work.glob("*/*/held")], what="a folder that is held")
+        work.rename(tmp_path / "deleted-again")
+        work.touch()
+        client.submit(tiny_spec())
+        assert worker.process.wait(timeout=60) == 3
+        assert "error: nothing can be written to the folder" in worker.log.read_text().splitlines()[-1]
+
+
+@pytest.mark.server
 def test_l19_killed_child_reads_worker_lost_and_drain_takes_no_other_block(
     server: LiveServer, light_worker: StartLight
 ) -> None:

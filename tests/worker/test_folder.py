@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+import shutil
 from pathlib import Path
 
 import pytest
@@ -27,6 +29,29 @@ def test_a_second_start_clears_what_has_ended_and_not_what_lives(tmp_path: Path)
     assert not second.path.exists()
     assert first.path.is_dir()
     first.close()
+
+
+@pytest.mark.parametrize("deleted", [".", "held"])
+def test_a_folder_that_was_deleted_is_held_again(tmp_path: Path, deleted: str) -> None:
+    first = WorkFolder(tmp_path / "cpu_h_0")
+    shutil.rmtree(first.path / deleted) if deleted == "." else (first.path / deleted).unlink()
+    first.path.mkdir(exist_ok=True)  # as whoever writes there does
+    (first.path / "unsent").touch()
+    first.keep()
+    second = WorkFolder(tmp_path / "cpu_h_0")
+    assert (first.path / "unsent").exists()
+    first.close()
+    first.keep()
+    assert not first.path.exists()
+    second.close()
+
+
+def test_what_holds_a_folder_does_not_grow_old(tmp_path: Path) -> None:
+    folder = WorkFolder(tmp_path / "cpu_h_0")
+    os.utime(folder.path / "held", (0, 0))
+    folder.keep()
+    assert (folder.path / "held").stat().st_mtime > 0
+    folder.close()
 
 
 def test_a_folder_that_takes_no_files_is_refused_with_the_remedy(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ import time
 from typing import Any, NoReturn
 
 from lockstep import protocol as p
+from lockstep.address import BadAddress
 from lockstep.logs import get_logger
 from worker.supervision.assignment import AssignmentRunner
 from worker.supervision.control import TRANSIENT, Control, LeaseLost, Refused, WorkerGone
@@ -196,7 +197,12 @@ class Agent:
                     raise Stopped("its device was in use") from error
 
     def _serve_once(self, capabilities: dict[str, dict[str, object]]) -> bool:
-        """Claim once and train what comes; return whether there was work."""
+        """Claim once and train what comes; return whether there was work.
+
+        Raises:
+            BadAddress: its folder takes no files any more.
+        """
+        self._folder.keep()
         try:
             wait = 2.0 if self.options.once else 20.0
             assignment = self.control.claim(self._worker_id, wait)
@@ -233,6 +239,7 @@ class Agent:
         raise CannotStart(self._health.detail)
 
     def _train(self, assignment: p.Assignment) -> None:
+        self._folder.keep()
         held = [assignment, *assignment.beside]
         for one in held:
             _log.info(
@@ -284,6 +291,8 @@ class Agent:
             self._beat_now.clear()
             goodbye = self._stopping.is_set() and not self._held
             try:
+                with contextlib.suppress(BadAddress):  # the next claim says so
+                    self._folder.keep()
                 self._beat()
             except Exception as error:  # the heart must not stop: the next beat tries again
                 sys.stderr.write(f"a heartbeat failed: {error!r}\n")

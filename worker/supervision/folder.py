@@ -11,6 +11,7 @@ import os
 import secrets
 import shutil
 import sys
+import threading
 from pathlib import Path
 
 from lockstep.address import BadAddress
@@ -29,30 +30,54 @@ class WorkFolder:
     """
 
     def __init__(self, root: Path) -> None:
-        try:
-            self._begin(root)
-        except OSError as error:
-            raise unwritable(root, error) from error
+        self._root, self.path = root, root / secrets.token_hex(8)
+        self._descriptor, self._is_open, self._lock = self._taken(), True, threading.Lock()
 
-    def _begin(self, root: Path) -> None:
-        root.mkdir(parents=True, exist_ok=True)
-        turn = _locked(root / _HELD, fcntl.LOCK_EX)  # another start would clear what is not held yet
-        for path in root.iterdir():
-            if path.is_dir() and not path.is_symlink() and not _is_held(path):
-                shutil.rmtree(path, ignore_errors=True)
-        self.path = root / secrets.token_hex(8)
-        self.path.mkdir()
-        self._descriptor = _locked(self.path / _HELD, fcntl.LOCK_EX)
-        os.close(turn)
+    def keep(self) -> None:
+        """Hold it still, and anew where it or its lock was deleted, as what clears old files does.
+
+        Raises:
+            BadAddress: nothing can be written there any more.
+        """
+        with self._lock:
+            if self._is_open and not self._is_there():
+                former, self._descriptor = self._descriptor, self._taken()
+                os.close(former)
 
     def close(self) -> None:
         """Clear it and let it go."""
-        shutil.rmtree(self.path, ignore_errors=True)
         self.let_go()
+        shutil.rmtree(self.path, ignore_errors=True)
 
     def let_go(self) -> None:
         """Hold it no longer, as a process that is killed."""
-        os.close(self._descriptor)
+        with self._lock:
+            os.close(self._descriptor)
+            self._is_open = False
+
+    def _taken(self) -> int:
+        """Return the descriptor by which the folder is held, made where it is not there."""
+        try:
+            self._root.mkdir(parents=True, exist_ok=True)
+            turn = _locked(self._root / _HELD, fcntl.LOCK_EX)  # another start would clear what is not held yet
+            try:
+                for path in self._root.iterdir():
+                    if path != self.path and path.is_dir() and not path.is_symlink() and not _is_held(path):
+                        shutil.rmtree(path, ignore_errors=True)
+                self.path.mkdir(exist_ok=True)
+                return _locked(self.path / _HELD, fcntl.LOCK_EX)
+            finally:
+                os.close(turn)
+        except OSError as error:
+            raise unwritable(self._root, error) from error
+
+    def _is_there(self) -> bool:
+        """Return whether what holds it lies in its place; it is never old to what clears old files."""
+        try:
+            os.utime(self._descriptor)
+            return os.path.samestat((self.path / _HELD).stat(), os.fstat(self._descriptor))
+        except OSError:
+            return False
 
 
 def unwritable(folder: Path, error: OSError) -> BadAddress:

@@ -6,6 +6,7 @@ log lines first (and counts them); points wait, never silently lost. The spool b
 
 from __future__ import annotations
 
+import contextlib
 import json
 import threading
 from collections import deque
@@ -126,4 +127,5 @@ class Spool:
             self._size = 0
             self._changed.notify_all()
         self._file.close()
-        self._path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):  # its folder may be gone
+            self._path.unlink()
