@@ -7,7 +7,8 @@ here too; they are published as JSON Schema by ``lockstep``'s OpenAPI document.
 
 from __future__ import annotations
 
-from typing import Annotated, Any, Literal
+import json
+from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
@@ -27,6 +28,9 @@ MAX_POINTS = 5_000
 MAX_METRIC_NAMES = 200
 MAX_METRIC_NAME = 128
 MAX_LOG_LINE_BYTES = 8_192
+#: Characters of a name, of another text and of the JSON of one plug-in that a worker announces: its row is read at
+#: every turn of the queue.
+MAX_NAME, MAX_TEXT, MAX_FACTS = 200, 1_000, 50_000
 
 MetricName = Annotated[str, Field(min_length=1, max_length=MAX_METRIC_NAME, pattern=r"^[\w./:-]+$")]
 Nonfinite = Literal["nan", "inf", "-inf"]
@@ -145,12 +149,12 @@ class TaskGroup(Wire):
 
     ids: list[Name]
     arguments: list[Name] | None = None
-    defect: Annotated[str, Field(max_length=1000)] | None = None
+    defect: Annotated[str, Field(max_length=MAX_TEXT)] | None = None
 
 
 def environment_fault(facts: dict[str, Any]) -> str | None:
     """Return in a sentence why what is announced of an environment cannot be used, None where it can."""
-    return _defect_fault(facts) or schema_fault(facts)
+    return _length_fault(facts) or schema_fault(facts)
 
 
 def reward_fault(facts: dict[str, Any]) -> str | None:
@@ -158,11 +162,32 @@ def reward_fault(facts: dict[str, Any]) -> str | None:
     for name in ("env_kinds", "tasks"):
         if not isinstance(facts.get(name, []), list) or not all(isinstance(text, str) for text in facts.get(name, [])):
             return f"{name} must be a list of names"
-    return _defect_fault(facts) or schema_fault(facts.get("schema", {}))
+    return _length_fault(facts) or schema_fault(facts.get("schema", {}))
 
 
-def _defect_fault(facts: dict[str, Any]) -> str | None:
-    return None if isinstance(facts.get("defect", ""), str) else "defect must be a text; leave it out without one"
+def _length_fault(facts: dict[str, Any]) -> str | None:
+    defect = facts.get("defect", "")
+    if not isinstance(defect, str):
+        return "defect must be a text; leave it out without one"
+    if len(defect) > MAX_TEXT:
+        return f"defect has {len(defect)} characters; use at most {MAX_TEXT}"
+    size = len(json.dumps(facts, default=str))
+    return f"it has {size} characters of JSON; use at most {MAX_FACTS}" if size > MAX_FACTS else None
+
+
+def _bounded(longest: int) -> AfterValidator:
+    """Return the check of what is announced by name; pydantic would tell of a long name by all of it."""
+
+    def check(announced: dict[str, Any]) -> dict[str, Any]:
+        for name, value in announced.items():
+            if len(name) > longest:
+                raise ValueError(f"the name {quoted(name)} has {len(name)} characters; use at most {longest}")
+            if isinstance(value, str) and len(value) > MAX_TEXT:
+                told = f"what stands under {quoted(name)} has {len(value)} characters"
+                raise ValueError(f"{told}; use at most {MAX_TEXT}")
+        return announced
+
+    return AfterValidator(check)
 
 
 def _check_environment(facts: dict[str, Any]) -> dict[str, Any]:
@@ -185,6 +210,13 @@ RewardFacts = Annotated[dict[str, Any], AfterValidator(_check_reward)]
 EnvironmentFacts = Annotated[dict[str, Any], AfterValidator(_check_environment)]
 
 
+Value = TypeVar("Value")
+#: What a worker announces by name.
+Announced = Annotated[dict[str, Value], Field(max_length=1_000), _bounded(MAX_NAME)]
+#: By the names of packages, and of plug-ins with a word before them.
+Versions = Annotated[dict[str, str], Field(max_length=3_000), _bounded(MAX_TEXT)]
+
+
 class RegisterRequest(Wire):
     """A supervisor introduces itself."""
 
@@ -196,11 +228,11 @@ class RegisterRequest(Wire):
         1, description="blocks of one experiment that it can train at once"
     )
     protocol: int = PROTOCOL_VERSION
-    versions: dict[str, str] = Field(default_factory=dict)
-    datasets: dict[str, str] = Field(default_factory=dict, description="data set -> fingerprint")
-    rewards: dict[str, RewardFacts] = Field(default_factory=dict)
-    environments: dict[str, EnvironmentFacts] = Field(default_factory=dict)
-    tasks: dict[str, list[TaskGroup]] = Field(default_factory=dict, description="environment family -> its registry")
+    versions: Versions = Field(default_factory=dict)
+    datasets: Announced[str] = Field(default_factory=dict, description="data set -> fingerprint")
+    rewards: Announced[RewardFacts] = Field(default_factory=dict)
+    environments: Announced[EnvironmentFacts] = Field(default_factory=dict)
+    tasks: Announced[list[TaskGroup]] = Field(default_factory=dict, description="environment family -> its registry")
 
 
 class RegisterReply(Wire):

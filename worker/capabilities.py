@@ -25,6 +25,7 @@ from typing import Any
 import torch
 
 from lockstep import plugins
+from lockstep.protocol import environment_fault, reward_fault
 from lockstep.spec.environments.families import FAMILIES
 from lockstep.spec.tasks import REWARD_MODES, TASKS
 from lockstep.spec.text.schemas import schema_fault
@@ -245,10 +246,18 @@ def versions() -> dict[str, str]:
 def capabilities(data_dir: Path | None) -> dict[str, Any]:
     """Return what may be assigned to a worker of this installation, or under ``refused`` why nothing may."""
     try:
-        own = {"rewards": rewards(), "environments": environments()}
+        own = {
+            "rewards": {name: _usable(facts, reward_fault(facts)) for name, facts in rewards().items()},
+            "environments": {name: _usable(facts, environment_fault(facts)) for name, facts in environments().items()},
+        }
     except plugins.NameTaken as error:
         return {"refused": str(error)}
     return {"datasets": datasets(data_dir), **own, "tasks": tasks(), "versions": versions()}
+
+
+def _usable(facts: dict[str, Any], fault: str | None) -> dict[str, Any]:
+    """Return what is announced of a plug-in, or the reason why the server would not take it."""
+    return facts if fault is None else {"defect": fault}
 
 
 def answer(descriptor: int, question: str, data_dir: Path | None = None) -> None:

@@ -22,6 +22,10 @@ from tests.live.test_protocol import socket_of
 pytestmark = pytest.mark.server
 
 ROUTERS = (workers, experiments, live, reports, exports, artifacts, operations, webhooks)
+NEWCOMER: dict[str, Any] = {
+    **{"name": "w", "host": "h", "incarnation": "i"},
+    "device": {"uid": "cpu:h:0", "kind": "cpu", "device_class": "cpu", "model": "test", "memory_bytes": 1},
+}
 EXPERIMENT, ASSIGNMENT = "exp_0000000000", "asg_0000000000"
 SPEC = json.dumps(tiny_spec())
 #: (method, path, a body with a key twice, the key)
@@ -146,6 +150,38 @@ def test_what_fits_no_column_is_refused_and_the_worker_goes_on(http: httpx.Clien
 )
 def test_a_schema_that_cannot_judge_is_refused_when_a_worker_brings_it(facts: dict[str, Any], told: str) -> None:
     """It would be an error 500 for every specification that names it."""
-    device = {"uid": "cpu:h:0", "kind": "cpu", "device_class": "cpu", "model": "test", "memory_bytes": 1}
     with pytest.raises(ValidationError, match=re.escape(told)):
-        RegisterRequest.model_validate({"name": "w", "host": "h", "incarnation": "i", "device": device, **facts})
+        RegisterRequest.model_validate({**NEWCOMER, **facts})
+
+
+@pytest.mark.parametrize(
+    ("facts", "told"),
+    [
+        *(
+            ({kind: {"e" * 300_000: announced}}, f"{kind}: the name 'eeee")
+            for kind, announced in (
+                ("rewards", {}),
+                ("environments", {}),
+                ("datasets", ""),
+                ("versions", ""),
+                ("tasks", []),
+            )
+        ),
+        ({"rewards": {"z": {"defect": "d" * 300_000}}}, "rewards.z: defect has 300000 characters"),
+        ({"environments": {"z": {"defect": "d" * 1_001}}}, "environments.z: defect has 1001 characters"),
+        ({"environments": {"z": {"properties": {"p" * 300_000: {}}}}}, "environments.z: it has 300024 characters"),
+        ({"rewards": {"z": {"version": "1" * 300_000}}}, "rewards.z: it has 300015 characters"),
+        ({"datasets": {"digits": "f" * 1_001}}, "datasets: what stands under 'digits' has 1001 characters"),
+        ({"versions": {str(number): "1" for number in range(3_001)}}, "versions has 3001 entries"),
+        ({"tasks": {"gymnasium": [{"ids": ["e" * 300_000]}]}}, "tasks.gymnasium[0].ids[0] has 300000 characters"),
+    ],
+)
+def test_what_a_worker_announces_is_bounded_and_the_field_is_named(
+    sqlite_server: LiveServer, facts: dict[str, Any], told: str
+) -> None:
+    answer = httpx.post(f"{sqlite_server.url}/api/v1/workers", json={**NEWCOMER, **facts}, timeout=60)
+    assert answer.status_code == 422
+    [error] = answer.json()["errors"]
+    assert error["message"].startswith(told)
+    assert error["remedy"].startswith("use at most ")
+    assert len(answer.text) < 2_000

@@ -271,12 +271,32 @@ def test_two_plug_ins_of_one_name_are_refused(tmp_path: Path, monkeypatch: pytes
     }
 
 
+def test_a_plug_in_of_which_no_server_would_take_all_is_announced_as_defective(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    code = "def x(length=1):\n    raise NotImplementedError\n\n\nx.schema = {'properties': {'p' * 60_000: {}}}\n"
+    write_package(tmp_path, "one", code, "[lockstep.environments]\nwide = one_code:x\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path), str(ROOT)]))
+    found = capabilities.capabilities(None)["environments"]["wide"]
+    assert found == {"defect": "it has 60024 characters of JSON; use at most 50000"}
+
+
 @pytest.mark.long
-def test_a_worker_does_not_start_beside_it_and_says_so_in_a_sentence(tmp_path: Path) -> None:
-    write_package(tmp_path / "site", "one", "", "[lockstep.rewards]\nshaped = one_code:x\n")
+@pytest.mark.parametrize(
+    ("name", "told"),
+    [
+        ("shaped", f"{CLASHES[0][2]}; give its entry point another name, or remove"),
+        ("r" * 201, "/rewards: rewards: the name 'rrrr"),
+    ],
+    ids=["a clash", "a name of 201 characters"],
+)
+def test_a_worker_does_not_start_beside_it_and_says_so_in_a_sentence(tmp_path: Path, name: str, told: str) -> None:
+    write_package(tmp_path / "site", "one", "", f"[lockstep.rewards]\n{name} = one_code:x\n")
     places = {"LOCKSTEP_SPOOL_DIR": str(tmp_path / "spool"), "LOCKSTEP_LOCK_DIR": str(tmp_path / "locks")}
     environment = {**os.environ, **places, "PYTHONPATH": os.pathsep.join([str(tmp_path / "site"), str(ROOT)])}
     command = [sys.executable, "-m", "worker", "--api", "http://127.0.0.1:9", "--device", "cpu"]
     ended = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=120, check=False)
     assert ended.returncode == 3
-    assert f"\nrefused: {CLASHES[0][2]}; give its entry point another name, or remove" in ended.stderr
+    assert f"\nrefused: {told}" in ended.stderr
+    assert "Traceback" not in ended.stderr

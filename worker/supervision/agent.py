@@ -18,9 +18,12 @@ import threading
 import time
 from typing import Any, NoReturn
 
+from pydantic import ValidationError
+
 from lockstep import protocol as p
 from lockstep.address import BadAddress
 from lockstep.logs import get_logger
+from lockstep.spec.text.faults import problems_of
 from worker.supervision.assignment import AssignmentRunner
 from worker.supervision.control import TRANSIENT, Control, LeaseLost, Refused, WorkerGone
 from worker.supervision.devices import Bound, GpuMonitor, host_name
@@ -153,16 +156,19 @@ class Agent:
             raise Stopped(at)
 
     def _register(self, capabilities: dict[str, dict[str, object]]) -> None:
-        request = p.RegisterRequest.model_validate(
-            {
-                "name": self.options.name or f"{self._host}-{self.bound.device.uid.rpartition(':')[2]}",
-                "host": self._host,
-                "incarnation": self._incarnation,
-                "device": self.bound.device.model_dump(),
-                "max_blocks": self._max_blocks(),
-                **capabilities,
-            }
-        )
+        given = {
+            "name": self.options.name or f"{self._host}-{self.bound.device.uid.rpartition(':')[2]}",
+            "host": self._host,
+            "incarnation": self._incarnation,
+            "device": self.bound.device.model_dump(),
+            "max_blocks": self._max_blocks(),
+            **capabilities,
+        }
+        try:
+            request = p.RegisterRequest.model_validate(given)
+        except ValidationError as error:
+            told = "; ".join(map(str, problems_of(p.RegisterRequest, given, error)))
+            raise Refused(0, "announcement", told) from error
         self._raise_if_stopped("it had not asked yet")
         self._asked, self._worker_id = request, ""
         reply = self._enter(request)
