@@ -81,7 +81,8 @@ _BATCHED: dict[str, Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]] = {
     "forward": lambda x, weight, bias, _: torch.baddbmm(bias.unsqueeze(1), x, weight.transpose(1, 2)),
     "x": lambda _x, weight, _bias, slope: torch.bmm(slope, weight),
     # in the order that autograd has for a layer alone, which is not that of ``baddbmm``
-    "weight": lambda x, _weight, _bias, slope: torch.bmm(slope.transpose(1, 2), x),
+    # ``bmm`` would hand one output over as a column, whose product is taken in another order
+    "weight": lambda x, _weight, _bias, slope: torch.matmul(slope.transpose(1, 2), x),
     "across": lambda x, _weight, _bias, slope: torch.bmm(x.transpose(1, 2), slope).transpose(1, 2),
     "bias": lambda _x, _weight, _bias, slope: slope.sum(1),
 }

@@ -240,6 +240,10 @@ def test_a_product_that_a_library_batches_in_another_order_is_not_batched() -> N
     assert "forward" not in exact_parts(4, 128, 64, 1)
 
 
+def test_the_derivative_by_the_weight_of_one_output_is_one_product_for_all_runs() -> None:
+    assert "weight" in exact_parts(4, 128, 64, 1)
+
+
 @pytest.mark.parametrize("shape", [(4, 4, 4), (128, 4, 64), (128, 64, 64), (7, 64, 2), (128, 64, 1), (5, 3, 1)])
 @pytest.mark.parametrize("num_runs", [2, 20])
 def test_a_layer_of_several_runs_and_its_derivatives_are_those_of_each_alone(
