@@ -51,14 +51,16 @@ def fingerprint(tensor: Tensor) -> Tensor:
     """Return the fingerprint of the bits of a tensor, [] int64 on its device; its shape does not enter."""
     bits = tensor.detach().contiguous().flatten()
     bits = bits.view(_BITS[bits.element_size()])
-    rows = bits.numel() // _COLUMNS
-    whole, rest = bits[: rows * _COLUMNS].view(rows, _COLUMNS), bits[rows * _COLUMNS :]
-    columns = _weights(_COLUMNS, tensor.device)
-    sums = torch.cat([(whole * columns).sum(1), (rest * columns[: rest.numel()]).sum(0, keepdim=True)])
-    return (sums * _weights(len(sums), tensor.device)).sum()
+    return (bits * _weights_of(len(bits), tensor.device)).sum()
 
 
 @lru_cache(maxsize=64)
+def _weights_of(count: int, device: torch.device) -> Tensor:
+    """Return what each of ``count`` elements is multiplied with: the weights of its row and its column."""
+    rows = _weights(-(-count // _COLUMNS), device).unsqueeze(1)
+    return (rows * _weights(_COLUMNS, device)).flatten()[:count].clone()
+
+
 def _weights(count: int, device: torch.device) -> Tensor:
     """Return odd pseudo-random weights [count] int64: a change of one element changes every sum it enters."""
     mixed = torch.arange(1, count + 1, device=device) * _STEP
