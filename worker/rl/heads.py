@@ -95,10 +95,6 @@ class Heads:
             return self.relevance[0].expand(*actions.shape[:-1], -1)
         return self.relevance[actions[..., 0].long()]
 
-    def entropy_unit(self, rows: Tensor) -> Tensor:
-        """Return [.., H], the entropy in nats that counts as 1: ln n of n >= 2 legal choices, 1 for a Gaussian head."""
-        return torch.where(self.gaussian, 1.0, rows.sum(-1).clamp(min=2).log())
-
     def sharpness(self, logits: Tensor) -> Tensor:
         """Return [..], how far the joint log-density may move when means move: the sum of 1 / std of all components."""
         total = torch.zeros(logits.shape[:-2], device=logits.device)
@@ -131,6 +127,47 @@ class Heads:
             F.pad(self.mask_row(i, masks, actions), (0, self.width - spec.outputs)) for i, spec in enumerate(self.specs)
         ]
         return torch.stack(rows, dim=-2)
+
+    def choices(self, masks: Mapping[str, Tensor], actions: Tensor, valid: Tensor) -> Choices:
+        """Return what ``actions`` [.., C] were chosen among.
+
+        Args:
+            masks: legality per head (see ``LockstepEnvs``).
+            actions: as executed.
+            valid: [..] bool, steps that count.
+        """
+        rows, relevant = self.mask_rows(masks, actions), self.relevant(actions)
+        legal = rows.sum(-1)
+        # forced: one legal choice in every relevant head, hence exactly one joint action
+        open_steps = (legal > 1) & relevant & valid.unsqueeze(-1)
+        unit = torch.where(self.gaussian, 1.0, legal.clamp(min=2).log())
+        return Choices(rows, relevant, legal, open_steps, open_steps.any(-1), unit)
+
+
+@dataclass(frozen=True)
+class Choices:
+    """What executed actions were chosen among; leading axes as those of the actions.
+
+    Attributes:
+        rows: [.., H, N] bool, legal choices given the executed actions.
+        relevant: [.., H] bool.
+        legal: [.., H], how many choices are legal.
+        open_steps: [.., H] bool, the head is relevant in a step that counts and has two or more of them.
+        unforced: [..] bool, so it is for some head.
+        unit: [.., H], the entropy in nats that counts as 1: ln n of n >= 2 legal choices, 1 for a Gaussian head.
+    """
+
+    rows: Tensor
+    relevant: Tensor
+    legal: Tensor
+    open_steps: Tensor
+    unforced: Tensor
+    unit: Tensor
+
+    def unbind(self) -> list[Choices]:
+        """Return those of each of several runs [R, ..]."""
+        parts = (self.rows, self.relevant, self.legal, self.open_steps, self.unforced, self.unit)
+        return [Choices(*own) for own in zip(*(part.unbind() for part in parts), strict=True)]
 
 
 @dataclass(frozen=True)

@@ -100,26 +100,25 @@ def policy_metrics(
     ``entropy_<head>`` is normalised by ln n and averaged over relevant steps with at least two legal
     choices, in nats for a Gaussian head; ``entropy_op_conditional`` is that of head 0. One transfer to the host.
     """
-    steps = rollout.num_steps
-    rows = heads.mask_rows({k: m[:steps] for k, m in rollout.masks.items()}, rollout.actions)
-    relevant = heads.relevant(rollout.actions) & rollout.valid.unsqueeze(-1)
-    legal = rows.sum(-1)
-    open_steps = relevant & (legal >= 2)
-    count = relevant.sum((0, 1)).clamp(min=1)
-    valid = rollout.valid.sum().clamp(min=1)
-    ops = [((rollout.actions[..., 0] == i) & rollout.valid).sum() / valid for i in range(len(op_names))]
-    forced = (rollout.valid & ~open_steps.any(-1)).sum() / valid
-    waits = open_steps.any(-1) & rollout.valid
-    idle = ((rollout.actions[..., 0] == 0) & waits).sum() / waits.sum()
+    actions, steps = rollout.actions, rollout.num_steps
+    if prepared is None:
+        choices = heads.choices({k: m[:steps] for k, m in rollout.masks.items()}, actions, rollout.valid)
+    else:
+        choices = prepared.choices
+    counted = rollout.valid.unsqueeze(-1)
+    relevant, opened = choices.relevant & counted, choices.open_steps.sum((0, 1))
+    valid, unforced = rollout.valid.sum(), choices.unforced.sum()
+    ops = (actions[..., :1] == torch.arange(len(op_names), device=actions.device)) & counted
+    idle = (actions[..., 0] == 0) & choices.unforced
     parts = [
-        torch.stack([*ops, forced, idle]),
-        (legal * relevant).sum((0, 1)) / count,
-        open_steps.sum((0, 1)).float(),
+        ops.sum((0, 1)) / valid.clamp(min=1),
+        torch.stack([(valid - unforced) / valid.clamp(min=1), idle.sum() / unforced]),
+        (choices.legal * relevant).sum((0, 1)) / relevant.sum((0, 1)).clamp(min=1),
+        opened.float(),
     ]
     if prepared is not None:
-        normalised = prepared.entropy / heads.entropy_unit(rows)
-        parts.append((normalised * open_steps).sum((0, 1)) / open_steps.sum((0, 1)))
-    values = iter(torch.cat([p.double() for p in parts]).tolist())
+        parts.append((prepared.entropy / choices.unit * choices.open_steps).sum((0, 1)) / opened)
+    values = iter(torch.cat(parts).tolist())
     metrics = {f"policy/op_frac_{name}": next(values) for name in op_names}
     forced_frac, idle_frac = next(values), next(values)
     metrics["policy/forced_frac"] = forced_frac if prepared is not None else 1.0

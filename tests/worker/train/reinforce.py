@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lockstep.spec import algorithms
 from worker.rl.algorithms.base import Algorithm, Prepared, Reading
-from worker.rl.heads import Floors, evaluate
+from worker.rl.heads import Choices, Floors, evaluate
 from worker.rl.learner import Learner, adam_step
 from worker.rl.rollout import Rollout
 
@@ -26,6 +26,7 @@ class Weighed:
 
     log_prob: Tensor
     entropy: Tensor
+    choices: Choices
     to_go: Tensor
 
 
@@ -33,15 +34,16 @@ def _prepare(learner: Learner, rollout: Rollout, round_index: int, floors: Floor
     del round_index
     steps = rollout.num_steps
     logits, _ = learner.net.sequence(rollout.features[:steps], rollout.ids[:steps], rollout.initial_state, ())
-    rows = learner.heads.mask_rows({k: m[:steps] for k, m in rollout.masks.items()}, rollout.actions)
-    terms = evaluate(learner.heads, logits, rollout.actions, rows, learner.heads.relevant(rollout.actions), floors)
+    masks = {name: mask[:steps] for name, mask in rollout.masks.items()}
+    choices = learner.heads.choices(masks, rollout.actions, rollout.valid)
+    terms = evaluate(learner.heads, logits, rollout.actions, choices.rows, choices.relevant, floors)
     # G_t = r_t + gamma G_{t+1}
     to_go = torch.zeros_like(rollout.rewards)
     after = torch.zeros_like(rollout.rewards[0])
     for t in reversed(range(steps)):
         after = rollout.rewards[t] + learner.cfg.gamma * after
         to_go[t] = after
-    return Weighed(terms.log_prob.sum(-1), terms.entropy.detach(), to_go)
+    return Weighed(terms.log_prob.sum(-1), terms.entropy.detach(), choices, to_go)
 
 
 def _update(

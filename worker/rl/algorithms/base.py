@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from worker.rl.heads import Floors
+from worker.rl.heads import Choices, Floors
 from worker.rl.learner import Learner
 from worker.rl.rollout import Rollout
 
@@ -58,11 +58,17 @@ class Prepared(Protocol):
 
     Attributes:
         entropy: [T, E, H] nats, of the policy that acted.
+        choices: what its actions were chosen among.
     """
 
     @property
     def entropy(self) -> Tensor:
         """Return the entropies [T, E, H] in nats."""
+        ...
+
+    @property
+    def choices(self) -> Choices:
+        """Return what the actions were chosen among."""
         ...
 
 

@@ -34,7 +34,7 @@ from worker.rl.algorithms.ppo_loss import (
 )
 from worker.rl.config import entropy_coefficient, floor_scale, learning_rate
 from worker.rl.cuda import Replayed, autocast
-from worker.rl.heads import Floors
+from worker.rl.heads import Choices, Floors
 from worker.rl.learner import Learner, adam_step
 from worker.rl.nets import strayed
 from worker.rl.recurrence import Resets
@@ -59,6 +59,7 @@ class Prepared:
         returns: [T, E] reward units.
         values: [T, E] reward units, V before the update.
         entropy: [T, E, H] nats.
+        choices: what the executed actions were chosen among.
         anchor_gap: largest |anchor - rollout| of the joint log-probability, over 1 + the sum of 1 / std of Gaussians.
         adv_moments: mean and std of the raw advantages over unforced valid steps, and sigma_R.
     """
@@ -68,6 +69,7 @@ class Prepared:
     returns: Tensor
     values: Tensor
     entropy: Tensor
+    choices: Choices
     anchor_gap: float
     adv_moments: tuple[float, float, float]
 
@@ -101,12 +103,9 @@ def complete(
         floors: in force.
     """
     T, cfg, (advantages, returns) = rollout.num_steps, learner.cfg, estimated
-    rows, relevant, values = anchored.rows, anchored.relevant, anchored.values
+    choices, values, unforced = anchored.choices, anchored.values, anchored.choices.unforced
     if learner.popart is not None:
         learner.popart.update(returns[rollout.valid], learner.net.value_out)
-    # forced: one legal choice in every relevant head, hence exactly one joint action
-    open_steps = (rows.sum(-1) > 1) & relevant & rollout.valid.unsqueeze(-1)
-    unforced = open_steps.any(-1)
     mean, std, sigma = _moments(learner, advantages[unforced], returns[rollout.valid])
     floor = cfg.ppo.adv_std_floor * sigma
     if cfg.ppo.adv_norm == "rollout":
@@ -115,16 +114,16 @@ def complete(
         features=rollout.features[:T],
         ids=rollout.ids[:T],
         actions=rollout.actions,
-        rows=rows,
-        relevant=relevant,
+        rows=choices.rows,
+        relevant=choices.relevant,
         old_log_prob=anchored.terms.log_prob,
         old_value=_normalise(learner, values),
         target=_normalise(learner, returns),
         advantage=advantages,
         valid=rollout.valid.to(values.dtype),
         unforced=unforced.to(values.dtype),
-        open_steps=open_steps.to(values.dtype),
-        entropy_scale=1.0 / learner.heads.entropy_unit(rows),
+        open_steps=choices.open_steps.to(values.dtype),
+        entropy_scale=1.0 / choices.unit,
         pixels=None if rollout.pixels is None else rollout.pixels[:T],
     )
     wanted = cfg.ppo.entropy_head_weights
@@ -132,7 +131,7 @@ def complete(
     weights = torch.tensor(by_head, device=learner.device) if wanted else None
     rule = LossRule(cfg, learner.heads, entropy_coef, floors, floor, weights)
     replay = Replay(batch, rollout.initial_state, anchored.resets)
-    return Prepared(replay, rule, returns, values, anchored.terms.entropy, anchored.gap, (mean, std, sigma))
+    return Prepared(replay, rule, returns, values, anchored.terms.entropy, choices, anchored.gap, (mean, std, sigma))
 
 
 @dataclass

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from worker.rl.algorithms.gae import gae
 from worker.rl.cuda import anchor_limit, autocast
-from worker.rl.heads import Floors, Heads, HeadTerms, evaluate
+from worker.rl.heads import Choices, Floors, Heads, HeadTerms, evaluate
 from worker.rl.learner import Learner
 from worker.rl.recurrence import Resets
 from worker.rl.rollout import PolicyError, Rollout
@@ -36,8 +36,7 @@ class Anchored:
         rewards: scaled, as they enter the advantages.
         values: reward units, V before the update.
         next_values: reward units, V of the true next observation.
-        rows: [T, E, H, N] bool, legal choices given the executed actions.
-        relevant: [T, E, H] bool.
+        choices: what the executed actions were chosen among.
         terms: log-probabilities and entropies of the executed actions.
         resets: where episodes begin.
         gap: as in ``Prepared``.
@@ -46,8 +45,7 @@ class Anchored:
     rewards: Tensor
     values: Tensor
     next_values: Tensor
-    rows: Tensor
-    relevant: Tensor
+    choices: Choices
     terms: HeadTerms
     resets: tuple[tuple[int, Tensor], ...]
     gap: float
@@ -75,37 +73,36 @@ class Reread:
 
     Attributes:
         values: [..] in units of the value head.
-        rows, relevant, terms: as in ``Anchored``.
-        lawless: [..] bool, a relevant head of a valid step had no legal choice.
-        log_prob: [..] joint.
-        gaps: [..], as in ``Prepared``.
+        choices, terms: as in ``Anchored``.
+        lawless: [] or [R] bool, a relevant head of a valid step had no legal choice.
+        finite: [] or [R] bool, all joint log-probabilities are.
+        gap: [] or [R], as in ``Prepared``.
     """
 
     values: Tensor
-    rows: Tensor
-    relevant: Tensor
+    choices: Choices
     terms: HeadTerms
     lawless: Tensor
-    log_prob: Tensor
-    gaps: Tensor
+    finite: Tensor
+    gap: Tensor
 
-    def of(self, run: int) -> Reread:
-        """Return that of one of several runs."""
-        parts = {
-            name: getattr(self, name)[run] for name in ("values", "rows", "relevant", "lawless", "log_prob", "gaps")
-        }
-        return Reread(terms=HeadTerms(self.terms.log_prob[run], self.terms.entropy[run]), **parts)
+    def unbind(self) -> list[Reread]:
+        """Return that of each of several runs."""
+        terms = map(HeadTerms, self.terms.log_prob.unbind(), self.terms.entropy.unbind())
+        told = (part.unbind() for part in (self.lawless, self.finite, self.gap))
+        return list(map(Reread, self.values.unbind(), self.choices.unbind(), terms, *told))
 
 
 def reread(heads: Heads, logits: Tensor, values: Tensor, recorded: Recorded, floors: Floors | None) -> Reread:
     """Hold logits [.., H, N] and values [..] against what was recorded."""
-    rows, relevant = heads.mask_rows(recorded.masks, recorded.actions), heads.relevant(recorded.actions)
-    lawless = (relevant & recorded.valid.unsqueeze(-1) & ~rows.any(-1)).any(-1)
-    terms = evaluate(heads, logits, recorded.actions, rows, relevant, floors)
+    choices = heads.choices(recorded.masks, recorded.actions, recorded.valid)
+    lawless = (choices.legal == 0) & choices.relevant & recorded.valid.unsqueeze(-1)
+    terms = evaluate(heads, logits, recorded.actions, choices.rows, choices.relevant, floors)
     log_prob = terms.log_prob.sum(-1)
     # rounding of a mean moves the log-density of a Gaussian by its share of the standard deviation
     gaps = (log_prob - recorded.log_probs).abs() / (1.0 + heads.sharpness(logits))
-    return Reread(values, rows, relevant, terms, lawless, log_prob, torch.where(recorded.valid, gaps, 0.0))
+    gap = torch.where(recorded.valid, gaps, 0.0).flatten(-2).amax(-1)
+    return Reread(values, choices, terms, lawless.flatten(-3).any(-1), log_prob.isfinite().flatten(-2).all(-1), gap)
 
 
 @torch.no_grad()
@@ -137,11 +134,11 @@ def checked(learner: Learner, rollout: Rollout, again: Reread, resets: Resets = 
     with autocast(rewards.device, learner.cfg.precision):
         ahead = next_values(learner, rollout, again.values)
     torch.clear_autocast_cache()
-    if bool(again.lawless.any()):
+    if bool(again.lawless):
         raise PolicyError("a relevant head had no legal choice: the environment's masks are wrong")
     gap = _check_anchor(again, learner)
     values = _denormalise(learner, again.values)
-    return Anchored(rewards, values, ahead, again.rows, again.relevant, again.terms, tuple(resets), gap)
+    return Anchored(rewards, values, ahead, again.choices, again.terms, tuple(resets), gap)
 
 
 def next_values(learner: Learner, rollout: Rollout, raw_values: Tensor) -> Tensor:
@@ -164,10 +161,10 @@ def next_values(learner: Learner, rollout: Rollout, raw_values: Tensor) -> Tenso
 
 
 def _check_anchor(again: Reread, learner: Learner) -> float:
-    if not bool(torch.isfinite(again.log_prob).all()):
+    if not bool(again.finite):
         raise PolicyError("anchor pass: non-finite log-probability")
     precision = learner.cfg.precision
-    gap, limit = float(again.gaps.max()), anchor_limit(again.gaps.device, precision)
+    gap, limit = float(again.gap), anchor_limit(again.gap.device, precision)
     if gap > limit:
         largest = float(learner.flat.data.abs().max())
         if largest > _RUNAWAY:

@@ -72,14 +72,16 @@ def prepare(played: Sequence[Played], alone: Callable[[int], AbstractContextMana
     for first in range(0, len(played), portion):
         items = played[first : first + portion]
         again = (
-            None if items[0].learner.net.recurrent else _reread([i.learner for i in items], [i.rollout for i in items])
+            None
+            if items[0].learner.net.recurrent
+            else _reread([i.learner for i in items], [i.rollout for i in items]).unbind()
         )
         for place, item in enumerate(items):
             with alone(first + place):
                 anchored[first + place] = (
                     anchor(item.learner, item.rollout, item.floors)
                     if again is None
-                    else checked(item.learner, item.rollout, again.of(place))
+                    else checked(item.learner, item.rollout, again[place])
                 )
     prepared: dict[int, Prepared] = {}
     for index, estimated in _advantages(played, anchored).items():
