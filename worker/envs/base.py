@@ -16,6 +16,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
 from torch import Tensor
 
 #: One legality tensor (bool) per head, shape [E, *sizes of the head's parents, outputs of the head]; that of a Gaussian
@@ -217,7 +218,7 @@ class LockstepEnvs(Protocol):
 
 @dataclass(frozen=True)
 class Taken:
-    """A step that blocks took in one call: of all their R runs, one after the other. It holds until the next one.
+    """A step that blocks took in one call on the host: of all their R runs, one after the other, until the next one.
 
     Every environment has taken it, and masks are as they were.
 
@@ -225,13 +226,13 @@ class Taken:
         features: [R, E, O] float32, what policies see next (after an auto-reset, of the new episode).
         rewards: [R, E] float32.
         terminated, truncated: [R, E] bool, as in ``Seen``.
-        finals: of each run in which an episode was reset the features [E, O] that the step led to.
+        finals: of each run in which an episode was truncated the features [E, O] that the step led to, before a reset.
     """
 
-    features: Tensor
-    rewards: Tensor
-    terminated: Tensor
-    truncated: Tensor
+    features: np.ndarray
+    rewards: np.ndarray
+    terminated: np.ndarray
+    truncated: np.ndarray
     finals: dict[int, Tensor]
 
 

@@ -93,6 +93,9 @@ class _Row:
         #: The same for rows [R E, ..].
         self.flat_masks = {name: mask.flatten(0, 1) for name, mask in masks.items()}
         self.flat_actions, self.flat_log_probs = actions.flatten(0, 1), log_probs.flatten(0, 1)
+        #: Raw features, rewards and the flags of ends as arrays: to fill these costs a third.
+        self.raw_array, self.rewards_array = raw.numpy(), rewards.numpy()
+        self.terminated_array, self.truncated_array = self.terminated.numpy(), self.truncated.numpy()
 
 
 class RolloutStack:
@@ -185,10 +188,10 @@ class RolloutStack:
     def see_all(self, t: int, taken: Taken) -> None:
         """Store what step ``t`` led to and paid, of all runs in one piece; none has failed since the round began."""
         row, after = self._rows[t], self._rows[t + 1]
-        row.terminated.copy_(taken.terminated)
-        row.truncated.copy_(taken.truncated)
-        row.rewards.copy_(taken.rewards)
-        after.raw.copy_(taken.features)
+        row.terminated_array[:] = taken.terminated
+        row.truncated_array[:] = taken.truncated
+        row.rewards_array[:] = taken.rewards
+        after.raw_array[:] = taken.features
         self._carry_on(row, after)
         for run, features in taken.finals.items():
             self._rollouts[run].keep_final(t, Observation(features, self._rollouts[run].ids[t + 1]))

@@ -115,27 +115,27 @@ class SimulatedEnvs(Hosted, Companion):
             with alone(position):
                 finals |= together.members[position].settle()
         runs, envs = actions.shape[:2]
-        shown, paid, (terminated, truncated) = map(torch.from_numpy, (together.herd.rows.shown, reward, flags))
+        terminated, truncated = flags.reshape(2, runs, envs)
         return Taken(
-            features=shown.view(runs, envs, -1),
-            rewards=paid.view(runs, envs),
-            terminated=terminated.view(runs, envs),
-            truncated=truncated.view(runs, envs),
+            features=together.herd.rows.shown.reshape(runs, envs, -1),
+            rewards=reward.reshape(runs, envs),
+            terminated=terminated,
+            truncated=truncated,
             finals=finals,
         )
 
     def settle(self) -> dict[int, Tensor]:
-        """Record the episodes that the last step ended here and reset them; return its true features by run of all."""
+        """Record the episodes that the last step ended here and reset them; return ``Taken.finals`` of these."""
         together, found = self.together, dict[int, Tensor]()
         if not together.is_finite:
             for run in range(self.num_runs):
                 self._check_finite(run, self.rows.shown[self._of(run)])
         for number in range(self._first, self._first + self.num_runs):
             if number in together.ended:
-                run = number - self._first
-                ended = {index: self._outcome(run, index, is_done) for index, is_done in together.ended[number]}
-                if (final := self._end(run, ended)) is not None:
-                    found[number] = final.features
+                run, ends = number - self._first, together.ended[number]
+                if not all(is_done for _, is_done in ends):
+                    found[number] = self._views[run].features.clone()
+                self._end(run, {index: self._outcome(run, index, is_done) for index, is_done in ends})
         return found
 
     def _with(self, others: Sequence[Companion]) -> _Together:
@@ -273,7 +273,10 @@ class SimulatedEnvs(Hosted, Companion):
             native = reward.numpy()
             reward = self._scored(run, actions, reward, flags)
             ledger.add(native, reward.numpy())
-        final = self._end(run, ended)
+        final = None
+        if ended and not self.resets_each_round:
+            final = Observation(self._views[run].features.clone(), self._no_ids)
+        self._end(run, ended)
         terminated, truncated, valid = flags
         return StepResult(
             observation=self._views[run],
@@ -299,13 +302,8 @@ class SimulatedEnvs(Hosted, Companion):
         steps = self.rows.steps[run * self.num_envs + index]
         return TIME_LIMIT if self._limit is not None and steps >= self._limit else CAPPED
 
-    def _end(self, run: int, ended: Mapping[int, str]) -> Observation | None:
-        """Record finished episodes by how they ended and, in training, reset them; return the true observations."""
-        if not ended:
-            return None
-        final = None
-        if not self.resets_each_round:
-            final = Observation(self._views[run].features.clone(), self._no_ids)
+    def _end(self, run: int, ended: Mapping[int, str]) -> None:
+        """Record finished episodes by how they ended and, in training, reset them."""
         for index, outcome in ended.items():
             row = run * self.num_envs + index
             self.rows.idle[row] = True
@@ -317,9 +315,8 @@ class SimulatedEnvs(Hosted, Companion):
                 "started_at": self._started[run][index],
             }
             self._tell(run, index, float(self.rows.native[row]), told, None)
-            if final is not None:
+            if not self.resets_each_round:
                 self._reset(run, index)
-        return final
 
     def _reset(self, run: int, index: int) -> None:
         episode = self._episode[run][index] = self._episode[run][index] + 1
