@@ -15,7 +15,7 @@ import torch
 from benchmarks.machine import set_up, write_cifar_shaped
 from tests.gpu.lives import CUDA, build, config, digest, play, state
 from tests.worker.envs.morph.factories import SEED
-from tests.worker.train.cases import MORPH, MORPH_ARMS, block
+from tests.worker.train.cases import MORPH, MORPH_ARMS, block, digests
 from worker.envs.morph.engine import captured
 from worker.envs.morph.engine.captured import CapturedEngine
 from worker.envs.morph.engine.eager import run_jobs
@@ -24,7 +24,8 @@ from worker.envs.morph.episode.env import MorphEnvs
 from worker.envs.morph.episode.shared_data import rest
 from worker.envs.morph.life.stages import Op
 from worker.envs.morph.task.config import EnvConfig, resolve_path
-from worker.train.block import BlockTrainer
+from worker.train.block import BlockTrainer, RoundRecord
+from worker.train.evaluate import Evaluator
 from worker.train.runs import TrainedRun
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
@@ -248,6 +249,22 @@ def test_graphs_of_one_replicate_serve_the_next(data_dir: Path, path: str) -> No
     before = following.engine.counters.captures
     assert play(following, STEPS) == clean
     assert following.engine.counters.captures - before < alone.engine.counters.captures
+
+
+def test_graphs_of_training_serve_evaluation_and_change_no_number() -> None:
+    plan = block(MORPH, MORPH_ARMS, eval={"every_rounds": 1})
+    held, idle = BlockTrainer(plan, CUDA), BlockTrainer(plan, CUDA)
+    beside, records = Evaluator(plan, CUDA, None, idle.envs), list[RoundRecord]()
+    for record in held.rounds(0):
+        records.append(record)
+        fresh = beside.evaluate(held.runs, record.round)
+        for run in record.runs:
+            clean = fresh[run.run_id].metrics
+            assert {name: run.metrics[name] for name in clean} == clean
+    rarely = BlockTrainer(block(MORPH, MORPH_ARMS, eval={"every_rounds": 50}), CUDA)
+    assert digests(list(rarely.rounds(0)), "run-A") == digests(records, "run-A")
+    engine = held.envs.cohorts[0].envs.engine  # type: ignore[attr-defined]
+    assert len(engine._lanes) == len(plan.runs) * held.num_envs
 
 
 def test_auto_is_fused_where_kernels_take_the_host() -> None:

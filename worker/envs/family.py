@@ -79,6 +79,8 @@ class Order:
         num_envs: E of every run; in evaluation the number of episodes.
         data_dir: where data sets lie.
         alive: called after everything that may take long in the code of others.
+        beside: for evaluation, the training environments of the same block. They rest meanwhile, and where they reset
+            each round they may lend what they step.
     """
 
     config: Mapping[str, Any]
@@ -89,6 +91,7 @@ class Order:
     num_envs: int
     data_dir: Path | None
     alive: Callable[[], None]
+    beside: LockstepEnvs | None = None
 
 
 @dataclass(frozen=True)

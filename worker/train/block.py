@@ -142,7 +142,7 @@ class BlockTrainer:
             alike: dict[Hashable, Learner] = {}
             self.runs: list[Run] = [self._build_run(run, i, alike) for i, run in enumerate(self._issued)]
             unfinished.pop_all()
-        self.evaluator = Evaluator(plan, self.device, data_dir, self._evaluating)
+        self.evaluator = Evaluator(plan, self.device, data_dir, self.envs, self._evaluating)
         #: Replaceable, to show that the order of updates changes nothing.
         self.update_order: Callable[[int], Sequence[int]] = lambda r: update_order(
             plan.replicate_seed, r, plan.num_arms

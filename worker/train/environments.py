@@ -113,6 +113,7 @@ def make_environments(
     xeval: Mapping[str, Reward] | None = None,
     overlaps: bool = False,
     alive: Callable[[], None] = lambda: None,
+    beside: LockstepEnvs | None = None,
 ) -> LockstepEnvs:
     """Build the environments of all runs held, in order of issue; refusals name field and remedy.
 
@@ -128,6 +129,7 @@ def make_environments(
         overlaps: whether the caller steps cohorts out of phase.
         alive: called before anything of others is built, so that what it takes is counted from there, and after
             everything that may take long in their code.
+        beside: for evaluation, the training environments of the plan, which rest meanwhile.
     """
     alive()
     chosen = [plan.runs[i] for i in ordered_runs(plan)] if runs is None else list(runs)
@@ -142,6 +144,7 @@ def make_environments(
         num_envs=num_envs,
         data_dir=data_dir,
         alive=alive,
+        beside=beside,
     )
     family = family_of(plan)
     try:

@@ -110,6 +110,7 @@ class Evaluator:
         plan: block.
         device: where policies live.
         data_dir: where data sets lie.
+        training: environments of the same runs, which rest while an evaluation steps.
         alive: called after every step and everything else that may take long; with how far an evaluation is, where
             that takes long.
     """
@@ -119,9 +120,10 @@ class Evaluator:
         plan: BlockPlan,
         device: torch.device,
         data_dir: Path | None,
+        training: LockstepEnvs,
         alive: Callable[[Evaluated | None], None] = lambda _: None,
     ) -> None:
-        self.plan, self.device, self.data_dir = plan, device, data_dir
+        self.plan, self.device, self.data_dir, self.training = plan, device, data_dir, training
         self._tell, self._alive = alive, partial(alive, None)
         self.config = plan.runs[0].config["eval"]
         self.family = family_of(plan)
@@ -206,6 +208,7 @@ class Evaluator:
                 data_dir=self.data_dir,
                 xeval=self.xeval,
                 alive=self._alive,
+                beside=self.training,
             )
         envs = self._envs
 
@@ -236,6 +239,7 @@ class Evaluator:
                 num_envs=self.num_envs,
                 data_dir=self.data_dir,
                 runs=[run],
+                beside=self.training,
             )
             with contextlib.closing(envs):
                 make = partial(make_control, self.plan, run, envs, 0, 0)

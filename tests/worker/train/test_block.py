@@ -12,6 +12,7 @@ import torch
 from lockstep.spec.presets import merge
 from tests.worker.train.cases import (
     BOX_ARMS,
+    CPU,
     GYM,
     GYM_ARMS,
     GYM_BOX,
@@ -26,8 +27,10 @@ from tests.worker.train.cases import (
     train,
     trainer,
 )
+from worker.envs.base import LockstepEnvs
 from worker.train.block import ArmOutOfMemory, BlockPlan, BlockTrainer, ConfigRefused, update_order
 from worker.train.environments import ordered_runs
+from worker.train.evaluate import Evaluator
 from worker.train.runs import TrainedRun
 
 AA: Arms = [{"label": "A"}, {"label": "B"}]
@@ -154,7 +157,12 @@ def test_what_rests_serves_the_next_replicate_and_changes_no_number() -> None:
 
 def networks_of(held: BlockTrainer) -> set[int]:
     """Return which networks the hosts of a trainer are."""
-    parts = [cohort.envs for cohort in held.envs.cohorts]
+    return networks_in(held.envs)
+
+
+def networks_in(envs: LockstepEnvs) -> set[int]:
+    """Return which networks the hosts of environments are."""
+    parts = [cohort.envs for cohort in envs.cohorts]
     return {id(network) for part in parts for run in part.runs for network in run.world.networks}  # type: ignore[attr-defined]
 
 
@@ -172,6 +180,28 @@ def test_evaluation_consumes_no_training_stream(base: dict[str, Any]) -> None:
     often = block(base, arms_of(base), eval={"every_rounds": 1, "mode": "both"})
     rarely = block(base, arms_of(base), eval={"every_rounds": 50})
     assert digests(train(often), "run-A") == digests(train(rarely), "run-A")
+
+
+def test_hosts_of_training_serve_evaluation_and_change_no_number() -> None:
+    arms: Arms = [{"label": "A", "policy": "heuristic"}, {"label": "B", "policy": "random"}, {"label": "C"}]
+    plan = block(MORPH, arms, env={"horizon": 12, "pace": "quick"}, eval={"every_rounds": 1, "mode": "both"})
+    held, idle = trainer(plan), trainer(plan)
+    # evaluates the same policies on networks that train nothing
+    beside = Evaluator(plan, CPU, None, idle.envs)
+    grown = 0
+    for record in held.rounds(0):
+        fresh = beside.evaluate(held.runs, record.round)
+        for run in record.runs:
+            clean = fresh[run.run_id]
+            assert {name: run.metrics[name] for name in clean.metrics} == clean.metrics
+            rows = [[(record.round, "", episodes)] for episodes in (run.eval_episodes, clean.rows)]
+            assert without_clock(rows[0]) == without_clock(rows[1])
+            grown += sum(row["n_germinated"] for row in clean.rows)
+    assert grown > 0
+    for evaluator, envs in ((held.evaluator, held.envs), (beside, idle.envs)):
+        assert evaluator._envs is not None
+        assert networks_in(evaluator._envs) == networks_in(envs)
+    assert not networks_of(held) & networks_of(idle)
 
 
 def test_telemetry_level_changes_no_number() -> None:

@@ -10,7 +10,19 @@ import pytest
 import torch
 
 from lockstep.spec.presets import merge
-from tests.worker.train.cases import GYM, GYM_ARMS, GYM_BOX, GYM_LSTM, Arms, block, digests, trainer
+from tests.worker.train.cases import (
+    GYM,
+    GYM_ARMS,
+    GYM_BOX,
+    GYM_LSTM,
+    MORPH,
+    MORPH_ARMS,
+    Arms,
+    block,
+    digests,
+    train,
+    trainer,
+)
 from worker.train.block import BlockTrainer, RoundRecord
 from worker.train.cohort_runs import Wave, Whole
 from worker.train.rounds import Rounds
@@ -108,6 +120,23 @@ def test_twenty_packed_equal_each_alone_over_a_resume_and_a_divergence(base: dic
             found, expected = found[:1], expected[:1]
         assert found == expected
     assert len({str(told(records)) for records in second.values()}) == 20
+
+
+def test_packed_blocks_evaluate_on_hosts_of_their_own() -> None:
+    plans = {n: block(MORPH, MORPH_ARMS, replicate=n, seed=n, eval={"every_rounds": 1}) for n in range(2)}
+    packed = together({number: trainer(plan) for number, plan in plans.items()}, rounds=2)
+    for number, plan in plans.items():
+        records = [record for record in packed[number] if isinstance(record, RoundRecord)]
+        assert told(packed[number]) == told([*train(block(MORPH, MORPH_ARMS, replicate=number, seed=number))])
+        assert [evaluated(record) for record in records] == [evaluated(record) for record in train(plan)]
+
+
+def evaluated(record: RoundRecord) -> list[dict[str, float]]:
+    """Return what an evaluation told of each run."""
+    return [
+        {name: value for name, value in run.metrics.items() if name.startswith(("eval/", "xeval/"))}
+        for run in record.runs
+    ]
 
 
 @pytest.mark.parametrize("base", [GYM, GYM_LSTM], ids=["choices", "choices-lstm"])

@@ -33,7 +33,7 @@ def _train(order: Order, overlaps: bool) -> LockstepEnvs:
 
 
 def _evaluate(order: Order, xeval: Mapping[str, BoundReward]) -> LockstepEnvs:
-    return make_envs(order.config, order.runs, phase="eval", xeval=xeval, **_keys(order))
+    return make_envs(order.config, order.runs, phase="eval", xeval=xeval, beside=order.beside, **_keys(order))
 
 
 def _reward(mode: str, section: Mapping[str, Any], gamma: float, env: Mapping[str, Any]) -> BoundReward:

@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 import torch
 
-from worker.envs.base import Cohort
+from worker.envs.base import Cohort, LockstepEnvs
 from worker.envs.cohorts import Cohorts
 from worker.envs.family import RunEnv
 from worker.envs.morph.episode.env import MorphEnvs
@@ -32,6 +32,7 @@ def make_envs(
     rewards: Sequence[RewardFunction],
     xeval: Mapping[str, RewardFunction] | None = None,
     data_dir: Path | None = None,
+    beside: LockstepEnvs | None = None,
 ) -> MorphEnvs:
     """Build the environments of all runs of an assignment from a resolved spec.
 
@@ -45,13 +46,16 @@ def make_envs(
         rewards: one function per run.
         xeval: in phase eval, further functions under which every transition is scored.
         data_dir: directory of data sets that are not bundled.
+        beside: in phase eval, training environments of the same block: what they share serves here too. They begin a
+            round before they step again.
 
     Raises:
         ValueError: a setting is unknown or impossible.
         FileNotFoundError: data files are missing.
     """
     setup = Setup(configs.parse(config), replicate_seed, device, num_envs, phase, data_dir)
-    return MorphEnvs(setup, runs, rewards, xeval or {})
+    shared = None if beside is None else _shared_by(beside).for_evaluation(setup)
+    return MorphEnvs(setup, runs, rewards, xeval or {}, shared)
 
 
 def make_training_envs(
@@ -89,3 +93,10 @@ def in_cohorts(setup: Setup, runs: Sequence[RunEnv], rewards: Sequence[RewardFun
             for position, (run, reward) in paid
         ]
     )
+
+
+def _shared_by(envs: LockstepEnvs) -> SharedData:
+    first = envs.cohorts[0].envs
+    if not isinstance(first, MorphEnvs):
+        raise TypeError(f"{type(first).__name__} share nothing with morphogenesis")
+    return first.shared

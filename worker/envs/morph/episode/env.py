@@ -61,8 +61,8 @@ class MorphEnvs:
         self.setup, self.config, self.device = setup, config, device
         self.num_envs, self.steps_per_round = setup.num_envs, config.horizon
         shared = shared or SharedData.load(setup)
-        self.data, self._test, self.engine, self._draws = shared.data, shared.test, shared.engine, shared.draws
-        self._networks = shared.networks
+        self.shared, self.data, self.engine, self._draws = shared, shared.data, shared.engine, shared.draws
+        self._test = None if setup.phase == "train" else shared.test
         self.streams = Streams(setup.replicate_seed, setup.phase, setup.first_env)
         self._underway: UnderWay | None = None
         self._owed: list[Owed | None] = []
@@ -210,7 +210,7 @@ class MorphEnvs:
         if spec.policy == "static_matched" and not spec.static_set:
             raise ValueError(f"run {spec.label}: policy static_matched needs static_set {{slot: blueprint}}")
         shape = static_shape(self.config, spec.static_set) if spec.policy == "static_wide" else None
-        world = World(self.config, self.num_envs, self.streams, self.device, self._networks, shape)
+        world = World(self.config, self.num_envs, self.streams, self.device, self.shared.networks, shape)
         others = {name: RewardAccount(function) for name, function in xeval.items()}
         return RunState(spec, world, RewardAccount(reward), others, world.legality(), world.moment())
 

@@ -1,5 +1,7 @@
 """What environments are made of besides their runs: the settings of a set, and what all of a device share.
 
+While a block evaluates, its training networks are idle, and a round begins with new weights: evaluation takes the same
+networks and the same engine, which finds the graphs that training has captured.
 What is shared outlasts its environments where the process goes on to another replicate (``rest``): data that differs
 by replicate is written in place and networks are lent anew, so that graphs which read them stay good.
 """
@@ -44,7 +46,7 @@ class Setup:
 
 @dataclass
 class Networks:
-    """Networks of one setting, lent in the same order in every replicate, so that each finds its graphs again."""
+    """Networks of one setting, lent in the same order to all who use them in turn, so that each finds its graphs."""
 
     _made: dict[HostShape | None, list[Network]] = field(default_factory=dict)
     _lent: Counter[HostShape | None] = field(default_factory=Counter)
@@ -59,83 +61,80 @@ class Networks:
         self._lent[shape] += 1
         return made[self._lent[shape] - 1]
 
-    def take_back(self) -> None:
-        """Take all networks back."""
-        self._lent.clear()
+    def anew(self) -> Networks:
+        """Return the same networks for somebody else, who begins with the first."""
+        return Networks(self._made)
 
 
-@dataclass(frozen=True)
+@dataclass
 class SharedData:
-    """What the environments of a device share, all runs alike: data and engine; no run writes to it.
+    """What the environments of a block on a device share, all runs alike; no run writes to it.
 
     Attributes:
         data: train and val.
-        test: the test split, in evaluation only.
         engine: trains and validates.
         draws: choices of epochs.
         networks: that the engine has seen.
+        test: the test split, once evaluation has asked for it; graphs read it as long as there is the engine.
     """
 
     data: TrainingData
-    test: Items | None
     engine: StepEngine
     draws: Draws
     networks: Networks
+    test: Items | None = None
 
     @classmethod
     def load(cls, setup: Setup) -> SharedData:
-        """Read the data set and make the engine, or take up those that rest; raises as ``make_envs``."""
-        return _kept.load(setup)
+        """Read the data set and make the engine, or take up in training what rests; raises as ``make_envs``."""
+        if setup.phase == "train":
+            return _kept.load(setup)
+        return _made(setup).for_evaluation(setup)
+
+    def for_evaluation(self, setup: Setup) -> SharedData:
+        """Return what evaluation shares with training environments that begin a round before they step again."""
+        if self.test is None:
+            arrays = data.load(setup.config.task.dataset, setup.data_dir)
+            self.test = data.split_items(setup.config, arrays, "test", setup.device, setup.replicate_seed)
+        return self._drawing(setup)
+
+    def for_replicate(self, setup: Setup) -> SharedData:
+        """Return the same for the training of another replicate; the environments that used it are closed."""
+        self.data.renew(setup.replicate_seed)
+        return self._drawing(setup)
+
+    def _drawing(self, setup: Setup) -> SharedData:
+        draws = Draws(self.data, Streams(setup.replicate_seed, setup.phase), setup.device)
+        return replace(self, draws=draws, networks=self.networks.anew())
+
+
+def _made(setup: Setup) -> SharedData:
+    arrays = data.load(setup.config.task.dataset, setup.data_dir)
+    training = TrainingData(setup.config, arrays, setup.device, setup.replicate_seed)
+    path, precision = resolve_path(setup.config, setup.device), resolve_precision(setup.config, setup.device)
+    engine = make_engine(path, precision, training, setup.device)
+    draws = Draws(training, Streams(setup.replicate_seed, setup.phase), setup.device)
+    return SharedData(training, engine, draws, Networks())
 
 
 class _Kept:
-    """What was made last for training and for evaluation of one setting."""
+    """What was made last for training."""
 
     def __init__(self) -> None:
         self._place: object = None
-        self._seed = 0
-        self._data: TrainingData | None = None
-        self._shared: dict[Phase, SharedData] = {}
-        #: What nobody uses any more.
-        self._resting: set[Phase] = set()
-        self._data_rests = False
+        self._shared: SharedData | None = None
+        #: Whether nobody uses it any more.
+        self._rests = False
 
     def rest(self) -> None:
-        self._resting, self._data_rests = set(self._shared), self._data is not None
+        self._rests = True
 
     def load(self, setup: Setup) -> SharedData:
-        training, phase = self._training(setup), setup.phase
-        draws = Draws(training, Streams(setup.replicate_seed, phase), setup.device)
-        if phase in self._resting:
-            self._resting.discard(phase)
-            shared = replace(self._shared[phase], draws=draws)
-            shared.networks.take_back()
-        else:
-            test = None if phase == "train" else self._test(setup)
-            path, precision = resolve_path(setup.config, setup.device), resolve_precision(setup.config, setup.device)
-            engine = make_engine(path, precision, training, setup.device)
-            shared = SharedData(training, test, engine, draws, Networks())
-        self._shared[phase] = shared
-        return shared
-
-    def _training(self, setup: Setup) -> TrainingData:
-        """Return train and val: evaluation reads what training reads, and nothing writes to it."""
-        seed = setup.replicate_seed
-        if self._data is not None and self._place == setup.place and (self._seed == seed or self._data_rests):
-            if self._seed != seed:
-                self._data.renew(seed)
-        else:
-            self._shared.clear()
-            self._resting.clear()
-            arrays = data.load(setup.config.task.dataset, setup.data_dir)
-            self._data = TrainingData(setup.config, arrays, setup.device, seed)
-        self._place, self._seed, self._data_rests = setup.place, seed, False
-        return self._data
-
-    @staticmethod
-    def _test(setup: Setup) -> Items:
-        arrays = data.load(setup.config.task.dataset, setup.data_dir)
-        return data.split_items(setup.config, arrays, "test", setup.device, setup.replicate_seed)
+        resting = self._shared if self._rests and self._place == setup.place else None
+        self._shared = None  # what is of another place goes before more is made
+        self._shared = _made(setup) if resting is None else resting.for_replicate(setup)
+        self._place, self._rests = setup.place, False
+        return self._shared
 
 
 _kept = _Kept()
