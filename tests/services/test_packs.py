@@ -13,7 +13,7 @@ from app.services.context import Context
 from app.services.experiments import reading, submission
 from app.services.queue import scheduling, sharing
 from app.services.queue.waiting import queue_document
-from app.services.training import sweeping
+from app.services.training import sweeping, workers
 from app.services.training.block_ends import shared_seconds
 from app.store.queue import blocks as store_blocks
 from app.store.queue.blocks import Why
@@ -21,9 +21,10 @@ from app.store.queue.scheduling import owner_use
 from lockstep import protocol as p
 from lockstep.status import Cause, Desired
 from tests.conftest import Clock
-from tests.factories import SimulatedWorker, cartpole_spec, submit
+from tests.factories import LOCAL, SimulatedWorker, cartpole_spec, submit
 
 GYM: dict[str, Any] = {"environments": {"gymnasium": {}}}
+GPU: dict[str, Any] = {"kind": "gpu", "device_class": "H"}
 
 
 def packs(ctx: Context, name: str = "w0", **given: Any) -> SimulatedWorker:
@@ -330,6 +331,22 @@ def test_a_lost_worker_gives_every_block_back_and_they_are_packed_anew(ctx: Cont
     assert replicates(claimed(second)) == [1, 3]
 
 
+@pytest.mark.parametrize("number", [1, 4])
+def test_what_leaves_a_draining_worker_together_is_assigned_together(ctx: Context, clock: Clock, number: int) -> None:
+    cartpoles(ctx, number)
+    worker = packs(ctx, "g0", **GPU)
+    seats = claimed(worker)
+    assert all(one.ready() for one in seats)
+    workers.drain(ctx, worker.worker_id, LOCAL, now=True)
+    assert wanted(seats) == ["drain"] * number
+    other = packs(ctx, "g1", **GPU)
+    for one in seats:
+        assert claimed(other) == []
+        clock.advance(0.5)
+        one.release("stopped", "preempted")
+    assert replicates(claimed(other)) == list(range(number))
+
+
 def test_one_is_cancelled_and_the_heartbeat_of_all_says_so_of_it_alone(ctx: Context) -> None:
     experiment_id = cartpoles(ctx, 3)
     worker = packs(ctx)
@@ -362,9 +379,6 @@ def test_blocks_share_the_seconds_of_their_device(ctx: Context, clock: Clock) ->
     for run in reading.list_runs(ctx, experiment_id):
         by_replicate[run["replicate"]] = by_replicate.get(run["replicate"], 0.0) + run["device_seconds"]
     assert by_replicate == {0: pytest.approx(100.0), 1: pytest.approx(150.0), 2: pytest.approx(200.0)}
-
-
-GPU: dict[str, Any] = {"kind": "gpu", "device_class": "H"}
 
 
 @pytest.mark.parametrize(

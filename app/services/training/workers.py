@@ -237,8 +237,9 @@ def _renew(ctx: Context, session: Session, now: float, worker: WorkerRow, item: 
     if renewed is None or block is None or renewed.attempt != block.attempt:
         return LeaseState(assignment_id=item.assignment_id, valid=False, desired="abort")
     if worker.drain_now and block.status in (BlockStatus.RESERVED, BlockStatus.RUNNING):
-        why = Why("operator", Cause.PREEMPTED, f"worker {worker.name} drains now")
-        blocks.stop(session, now, block, why, grace_seconds=grace(ctx, session, block))
+        why, seconds = Why("operator", Cause.PREEMPTED, f"worker {worker.name} drains now"), grace(ctx, session, block)
+        blocks.change(session, block.id, not_before_epoch=now + seconds)  # those of a pack are assigned together
+        blocks.stop(session, now, block, why, grace_seconds=seconds)
         block = blocks.get(session, block.id) or block
     within = block.stop_deadline_epoch - now if block.stop_deadline_epoch is not None else None
     return LeaseState(
