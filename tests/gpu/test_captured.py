@@ -264,7 +264,7 @@ def test_graphs_of_training_serve_evaluation_and_change_no_number() -> None:
     rarely = BlockTrainer(block(MORPH, MORPH_ARMS, eval={"every_rounds": 50}), CUDA)
     assert digests(list(rarely.rounds(0)), "run-A") == digests(records, "run-A")
     engine = held.envs.cohorts[0].envs.engine  # type: ignore[attr-defined]
-    assert len(engine._lanes) == len(plan.runs) * held.num_envs
+    assert len(engine._lanes) == (len(plan.runs) + 1) * held.num_envs, "the twin's are its own"
 
 
 def test_auto_is_fused_where_kernels_take_the_host() -> None:

@@ -7,7 +7,6 @@ together, step by step. Axes: M evaluation episode, H heads.
 
 from __future__ import annotations
 
-import contextlib
 import math
 import time
 from collections.abc import Callable, Sequence
@@ -135,7 +134,8 @@ class Evaluator:
         self.num_envs = int(self.config["episodes"])
         self.xeval = cross_rewards(plan) if self.config["xeval"] else {}
         self._envs: LockstepEnvs | None = None
-        self._twin: list[float] | None = None
+        #: Mean test accuracy of the ungrafted host, which depends on no policy: it is played once.
+        self._twin: float | None = None
 
     def is_due(self, round_index: int) -> bool:
         """Whether the policies after this round are evaluated."""
@@ -146,23 +146,21 @@ class Evaluator:
         modes = ("greedy", "sample") if self.config["mode"] == "both" else (self.config["mode"],)
         is_last = round_index + 1 == self.plan.rounds
         results: dict[str, Evaluation] = {run.plan.run_id: Evaluation() for run in runs if run.diverged is None}
-        began = time.monotonic()
+        if not results:
+            return results
+        began, twin = time.monotonic(), self._due_twin()
+        players = [len(results) + (twin is not None), *(len(results) for _ in modes[1:])]
 
-        def reached(done: int, here: Evaluated) -> None:
-            of_all = replace(here, over=here.over + done * here.episodes, episodes=here.episodes * len(modes))
+        def reached(position: int, here: Evaluated) -> None:
+            before = sum(players[:position]) * self.num_envs
+            of_all = replace(here, over=before + here.over, episodes=sum(players) * self.num_envs)
             self._tell(of_all if time.monotonic() - began >= _LONG_SECONDS else None)
 
         for position, mode in enumerate(modes):
             prefix = "eval/" if position == 0 else "eval/stochastic_"
-            episodes = self._play(runs, mode, partial(reached, position))
-            for run in runs:
-                if run.diverged is None:
-                    self._add(
-                        results[run.plan.run_id],
-                        episodes[run.plan.run_id],
-                        prefix,
-                        (mode, round_index, is_last),
-                    )
+            episodes = self._play(runs, mode, twin if position == 0 else None, partial(reached, position))
+            for run_id, result in results.items():
+                self._add(result, episodes[run_id], prefix, (mode, round_index, is_last))
         if not self.family.keeps_evaluation:
             self.close()
         return results
@@ -186,9 +184,8 @@ class Evaluator:
         for name, column in told.items():
             result.metrics[f"{prefix}{name}"] = mean([v.get(column) for v in values])
         result.metrics[f"{prefix}episodes"] = float(len(values))
-        if self.family.twin is not None and self.config["twin"] and prefix == "eval/":
-            twin = mean(self._twin_accuracies())
-            result.metrics["eval/gain_over_twin"] = result.metrics["eval/accuracy"] - twin
+        if self._twin is not None and prefix == "eval/":
+            result.metrics["eval/gain_over_twin"] = result.metrics["eval/accuracy"] - self._twin
         scored = is_last and prefix == "eval/"
         for name in self.xeval if scored else ():
             result.metrics[f"xeval/return_{name}"] = mean([v["xeval"][name] for v in values])
@@ -196,56 +193,55 @@ class Evaluator:
             kept = dict(row) if scored else {k: v for k, v in row.items() if k != "xeval"}
             result.rows.append({**kept, "round": round_index, "mode": mode, "split": self.family.split})
 
+    def _due_twin(self) -> RunPlan | None:
+        """Return the ungrafted twin as a further run on the same streams, until it has been played."""
+        if self.family.twin is None or not self.config["twin"] or self._twin is not None:
+            return None
+        return replace(self.plan.runs[0], run_id="twin", arm="twin", policy=self.family.twin, static_set=None)
+
     def _play(
-        self, runs: Sequence[Run], mode: str, reached: Callable[[Evaluated], None]
+        self, runs: Sequence[Run], mode: str, twin: RunPlan | None, reached: Callable[[Evaluated], None]
     ) -> dict[str, list[EpisodeRecord]]:
+        """Return the episodes of every live run by run id, all played together, with the twin where it is due."""
+        plans = [*(run.plan for run in runs), *([] if twin is None else [twin])]
         if self._envs is None:
-            self._envs = make_environments(
-                self.plan,
-                self.device,
-                phase="eval",
-                num_envs=self.num_envs,
-                data_dir=self.data_dir,
-                xeval=self.xeval,
-                alive=self._alive,
-                beside=self.training,
-            )
+            self._envs = self._make(plans)
         envs = self._envs
 
         def actor(position: int) -> Any:
-            run = runs[position]
-            if run.diverged is not None:
+            run = runs[position] if position < len(runs) else None
+            if run is not None and run.diverged is not None:
                 return None
             if isinstance(run, TrainedRun):
                 policy = FrozenPolicy(run.learner, self.num_envs, run.streams if mode == "sample" else None)
                 return _OwnedActor(run.plan, policy)
-            return _ControlActor(make_control(self.plan, run.plan, envs, position, 0))
+            return _ControlActor(make_control(self.plan, plans[position], envs, position, 0))
 
-        episodes = play(envs, actor, len(runs), reached)
-        for run, found in zip(runs, episodes, strict=True):
-            if run.diverged is None and len(found) != self.num_envs:
-                raise RuntimeError(f"evaluation of {run.plan.arm} gave {len(found)} episodes, not {self.num_envs}")
-        return {run.plan.run_id: episodes[i] for i, run in enumerate(runs)}
+        left_out = {run.plan.run_id for run in runs if run.diverged is not None}
+        episodes: dict[str, list[EpisodeRecord]] = {}
+        for plan, found in zip(plans, play(envs, actor, len(plans), reached), strict=True):
+            if plan.run_id in left_out:
+                continue
+            if len(found) != self.num_envs:
+                raise RuntimeError(f"evaluation of {plan.arm} gave {len(found)} episodes, not {self.num_envs}")
+            episodes[plan.run_id] = found
+        if twin is not None:
+            self._twin = mean([float(episode.values["test_accuracy"]) for episode in episodes[twin.run_id]])
+            self.close()  # the next environments are without it
+        return episodes
 
-    def _twin_accuracies(self) -> list[float]:
-        """Return the test accuracies of the ungrafted host on the same streams; computed once."""
-        if self._twin is None:
-            policy = str(self.family.twin)
-            run: RunPlan = replace(self.plan.runs[0], run_id="twin", arm="twin", policy=policy, static_set=None)
-            envs = make_environments(
-                self.plan,
-                self.device,
-                phase="eval",
-                num_envs=self.num_envs,
-                data_dir=self.data_dir,
-                runs=[run],
-                beside=self.training,
-            )
-            with contextlib.closing(envs):
-                make = partial(make_control, self.plan, run, envs, 0, 0)
-                [episodes] = play(envs, lambda _: _ControlActor(make()), 1, lambda _: self._alive())
-            self._twin = [float(e.values["test_accuracy"]) for e in episodes]
-        return self._twin
+    def _make(self, plans: Sequence[RunPlan]) -> LockstepEnvs:
+        return make_environments(
+            self.plan,
+            self.device,
+            phase="eval",
+            num_envs=self.num_envs,
+            data_dir=self.data_dir,
+            runs=plans,
+            xeval=self.xeval,
+            alive=self._alive,
+            beside=self.training,
+        )
 
 
 def play(

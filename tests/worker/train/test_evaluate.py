@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ import torch
 from lockstep.protocol import AssignedRun, Assignment, RewardRef
 from tests.worker.train.cases import CPU, GYM, GYM_ARMS, MORPH, MORPH_ARMS, Arms, block, policy_bits, train, trainer
 from worker.child import plan_of
+from worker.envs.base import LockstepEnvs
 from worker.train import evaluate
 from worker.train.block import BlockPlan, BlockTrainer, GivenUp
 from worker.train.environments import cross_rewards
@@ -169,6 +171,42 @@ def test_gain_over_twin_of_a_policy_that_only_waits_is_zero() -> None:
     last = train(block(MORPH, [{"label": "A"}, {"label": "B", "policy": "noop"}]))[-1]
     assert last.runs[1].metrics["eval/gain_over_twin"] == 0.0
     assert last.runs[1].metrics["eval/param_ratio"] == 1.0
+
+
+def test_the_twin_plays_once_beside_the_first_evaluation(monkeypatch: pytest.MonkeyPatch) -> None:
+    plain, played = evaluate.play, list[int]()
+
+    def counted(envs: LockstepEnvs, make_actor: Any, num_runs: int, reached: Any) -> Any:
+        played.append(num_runs)
+        return plain(envs, make_actor, num_runs, reached)
+
+    monkeypatch.setattr(evaluate, "play", counted)
+    monkeypatch.setattr(evaluate, "_LONG_SECONDS", 0.0)
+    told: list[Evaluated | None] = []
+    plan = block(MORPH, MORPH_ARMS, eval={"mode": "both"})
+    held = BlockTrainer(plan, CPU, progress=lambda *at: told.append(at[2]))
+    held.runs[0].diverged = "before a resume"
+    live = held.runs[1].plan.run_id
+    first, second = (held.evaluator.evaluate(held.runs, 0) for _ in range(2))
+    assert played == [3, 2, 2, 2]
+    assert list(first) == [live]
+    assert first[live].metrics == second[live].metrics
+    # a twin beside one live arm, then the arm alone in both modes
+    shown = [(one.over, one.episodes) for one in told if one is not None]
+    half = len(shown) // 2
+    assert (shown[0], shown[half - 1], shown[half], shown[-1]) == ((0, 6), (6, 6), (0, 4), (4, 4))
+    without = trainer(block(MORPH, MORPH_ARMS, eval={"twin": False}))
+    played.clear()
+    assert "eval/gain_over_twin" not in without.evaluator.evaluate(without.runs, 0)[live].metrics
+    assert played == [2]
+
+
+def test_nothing_is_played_where_every_run_has_failed(monkeypatch: pytest.MonkeyPatch) -> None:
+    held = trainer(block(MORPH, MORPH_ARMS))
+    for run in held.runs:
+        run.diverged = "non-finite"
+    monkeypatch.setattr(evaluate, "play", None)
+    assert held.evaluator.evaluate(held.runs, 0) == {}
 
 
 def test_evaluation_episodes_are_equal_for_all_arms_and_differ_between_replicates() -> None:
