@@ -331,19 +331,26 @@ def test_a_lost_worker_gives_every_block_back_and_they_are_packed_anew(ctx: Cont
     assert replicates(claimed(second)) == [1, 3]
 
 
+@pytest.mark.parametrize("asked", [True, False], ids=["drains", "ends"])
 @pytest.mark.parametrize("number", [1, 4])
-def test_what_leaves_a_draining_worker_together_is_assigned_together(ctx: Context, clock: Clock, number: int) -> None:
+def test_what_leaves_a_worker_together_is_assigned_together(
+    ctx: Context, clock: Clock, number: int, asked: bool
+) -> None:
     cartpoles(ctx, number)
     worker = packs(ctx, "g0", **GPU)
     seats = claimed(worker)
     assert all(one.ready() for one in seats)
-    workers.drain(ctx, worker.worker_id, LOCAL, now=True)
-    assert wanted(seats) == ["drain"] * number
+    if asked:
+        workers.drain(ctx, worker.worker_id, LOCAL, now=True)
+        assert wanted(seats) == ["drain"] * number
     other = packs(ctx, "g1", **GPU)
     for one in seats:
         assert claimed(other) == []
         clock.advance(0.5)
         one.release("stopped", "preempted")
+        other.beat("idle")
+    if not asked:
+        worker.beat("leaving")
     assert replicates(claimed(other)) == list(range(number))
 
 

@@ -343,6 +343,8 @@ def release(ctx: Context, assignment_id: str, token: str, request: ReleaseReques
         )
         _clean_worker(session, now, ending)
         move_stopped(ctx, session, now, block.id)
+        if request.outcome == "stopped" and block.status in (BlockStatus.RESERVED, BlockStatus.RUNNING):
+            _keep_together(ctx, session, now, ending)
     ctx.bell.ring()
     if unearned is not None:
         raise ConflictError(unearned, code="not_completed")
@@ -445,6 +447,18 @@ def _clean_worker(session: Session, now: float, ending: _Ending) -> None:
             f"and on no other worker; last: {request.detail[-300:]}"
         )
         leases.move_worker(session, now, row.worker_id, WorkerStatus.QUARANTINED, text)
+
+
+def _keep_together(ctx: Context, session: Session, now: float, ending: _Ending) -> None:
+    """A supervisor that ends gives all back that it trains: a pack is assigned when the last of it has come in.
+
+    The worker's row is held, so that one of several that come in at once is the last.
+    """
+    row, block = ending.assignment, ending.block
+    if leases.ends_beside(session, row).count(None):
+        blocks.change(session, block.id, not_before_epoch=now + grace(ctx, session, block))
+    else:
+        blocks.let_go_beside(session, now, row)
 
 
 def _suspicious_experiments(session: Session, row: AssignmentRow, count: int) -> set[str]:

@@ -19,6 +19,7 @@ from app.store import experiment_cache
 from app.store.database.engine import utc
 from app.store.database.prepared import update_one
 from app.store.records.events import NewEvent, add_events
+from app.store.rows.assignments import AssignmentRow
 from app.store.rows.experiments import BlockOfExperiment, BlockRow, RunRow, StoppedBlock
 from app.store.rows.selecting import columns, every, one
 from app.store.schema import tables as t
@@ -363,6 +364,15 @@ def let_go_together(session: Session, now: float, block: BlockRow) -> None:
     queued = select(t.block.c.id).where(*group, t.block.c.status == BlockStatus.QUEUED, ~coming.exists())
     free = session.execute(queued.order_by(t.block.c.id).with_for_update(skip_locked=True)).scalars().all()
     session.execute(update(t.block).where(t.block.c.id.in_(free)).values(not_before_epoch=now))
+
+
+def let_go_beside(session: Session, now: float, row: AssignmentRow) -> None:
+    """Let the blocks be assigned that a worker was given together with that of an assignment and has given back."""
+    given = (t.assignment.c.worker_id == row.worker_id, t.assignment.c.offered_at == row.offered_at)
+    back = select(t.assignment.c.block_id).where(*given, t.assignment.c.outcome == "stopped")
+    waits = (t.block.c.id.in_(back), t.block.c.status == BlockStatus.QUEUED, t.block.c.not_before_epoch > now)
+    free = session.execute(select(t.block.c.id).where(*waits).order_by(t.block.c.id).with_for_update(skip_locked=True))
+    session.execute(update(t.block).where(t.block.c.id.in_(free.scalars().all())).values(not_before_epoch=now))
 
 
 def count_live_runs(session: Session, block_ids: Sequence[str]) -> dict[str, int]:
