@@ -331,6 +331,25 @@ def test_a_lost_worker_gives_every_block_back_and_they_are_packed_anew(ctx: Cont
     assert replicates(claimed(second)) == [1, 3]
 
 
+def test_what_a_lost_worker_held_waits_for_the_last_of_it(ctx: Context, clock: Clock) -> None:
+    cartpoles(ctx, 3)
+    worker = packs(ctx)
+    seats = claimed(worker)
+    assert all(one.ready() for one in seats)
+    sweeping.sweep(ctx)
+    for _ in range(8):  # of the first two nothing is heard any more
+        clock.advance(0.5)
+        seats[2].beat()
+        sweeping.sweep(ctx)
+    other = packs(ctx, "w1")
+    assert claimed(other) == []
+    for _ in range(8):
+        clock.advance(0.5)
+        other.beat("idle")
+        sweeping.sweep(ctx)
+    assert replicates(claimed(other)) == [0, 1, 2]
+
+
 @pytest.mark.parametrize("asked", [True, False], ids=["drains", "ends"])
 @pytest.mark.parametrize("number", [1, 4])
 def test_what_leaves_a_worker_together_is_assigned_together(

@@ -18,7 +18,7 @@ from app.services.fencing import fenced, grace
 from app.services.queue.granting import resume_round
 from app.services.queue.scheduling import need_from
 from app.services.training import ingest
-from app.services.training.block_ends import FAST_FAILURE_SECONDS, end_assignment, finish, move_stopped
+from app.services.training.block_ends import FAST_FAILURE_SECONDS, end_assignment, finish, keep_together, move_stopped
 from app.services.training.comparison import compare_runs, log_line
 from app.store import experiment_cache, experiments
 from app.store.database.engine import utc
@@ -344,7 +344,7 @@ def release(ctx: Context, assignment_id: str, token: str, request: ReleaseReques
         _clean_worker(session, now, ending)
         move_stopped(ctx, session, now, block.id)
         if request.outcome == "stopped" and block.status in (BlockStatus.RESERVED, BlockStatus.RUNNING):
-            _keep_together(ctx, session, now, ending)
+            keep_together(session, now, row, grace(ctx, session, block))
     ctx.bell.ring()
     if unearned is not None:
         raise ConflictError(unearned, code="not_completed")
@@ -447,18 +447,6 @@ def _clean_worker(session: Session, now: float, ending: _Ending) -> None:
             f"and on no other worker; last: {request.detail[-300:]}"
         )
         leases.move_worker(session, now, row.worker_id, WorkerStatus.QUARANTINED, text)
-
-
-def _keep_together(ctx: Context, session: Session, now: float, ending: _Ending) -> None:
-    """A supervisor that ends gives all back that it trains: a pack is assigned when the last of it has come in.
-
-    The worker's row is held, so that one of several that come in at once is the last.
-    """
-    row, block = ending.assignment, ending.block
-    if leases.ends_beside(session, row).count(None):
-        blocks.change(session, block.id, not_before_epoch=now + grace(ctx, session, block))
-    else:
-        blocks.let_go_beside(session, now, row)
 
 
 def _suspicious_experiments(session: Session, row: AssignmentRow, count: int) -> set[str]:

@@ -42,6 +42,17 @@ def move_stopped(ctx: Context, session: Session, now: float, block_id: str) -> b
     return moved
 
 
+def keep_together(session: Session, now: float, row: AssignmentRow, grace_seconds: float) -> None:
+    """Let a pack whose worker ends be assigned when the last of it has come in, or after the grace of a stop.
+
+    The worker's row is held, so that one of several that come in at once is the last.
+    """
+    if leases.ends_beside(session, row).count(None):
+        blocks.change(session, row.block_id, not_before_epoch=now + grace_seconds)
+    else:
+        blocks.let_go_beside(session, now, row)
+
+
 def _move(ctx: Context, session: Session, now: float, block: StoppedBlock) -> bool:
     cause = Cause(block.cause) if block.cause else None
     why = Why("system", cause, block.cause_text or "")

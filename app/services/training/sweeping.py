@@ -14,7 +14,7 @@ from sqlalchemy.orm import Session
 
 from app.services.context import Context
 from app.services.fencing import grace
-from app.services.training.block_ends import end_assignment, finish_if_complete, move_stopped
+from app.services.training.block_ends import end_assignment, finish_if_complete, keep_together, move_stopped
 from app.services.training.workers import stop_for_loss
 from app.store import experiment_cache, experiments
 from app.store.queue import blocks, leases, scheduling, workers
@@ -106,6 +106,7 @@ def _expire(ctx: Context, session: Session, now: float, row: AssignmentRow) -> i
         leases.move_worker(session, now, row.worker_id, WorkerStatus.LOST, text)
     if block.attempt == row.attempt:
         stop_for_loss(ctx, session, now, block, row, text)
+        keep_together(session, now, row, grace(ctx, session, block))
     return 1
 
 

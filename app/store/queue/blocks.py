@@ -26,6 +26,7 @@ from app.store.schema import tables as t
 from lockstep.status import (
     CAUSE_SENTENCES,
     TERMINAL_BLOCK,
+    AssignmentState,
     BlockStatus,
     Cause,
     Desired,
@@ -368,9 +369,10 @@ def let_go_together(session: Session, now: float, block: BlockRow) -> None:
 
 def let_go_beside(session: Session, now: float, row: AssignmentRow) -> None:
     """Let the blocks be assigned that a worker was given together with that of an assignment and has given back."""
-    given = (t.assignment.c.worker_id == row.worker_id, t.assignment.c.offered_at == row.offered_at)
-    back = select(t.assignment.c.block_id).where(*given, t.assignment.c.outcome == "stopped")
-    waits = (t.block.c.id.in_(back), t.block.c.status == BlockStatus.QUEUED, t.block.c.not_before_epoch > now)
+    is_back = (t.assignment.c.outcome == "stopped") | (t.assignment.c.state == AssignmentState.EXPIRED)
+    given = (t.assignment.c.worker_id == row.worker_id, t.assignment.c.offered_at == row.offered_at, is_back)
+    its_last = (t.assignment.c.block_id == t.block.c.id, t.assignment.c.attempt == t.block.c.attempt)
+    waits = (exists().where(*given, *its_last), t.block.c.status == BlockStatus.QUEUED)
     free = session.execute(select(t.block.c.id).where(*waits).order_by(t.block.c.id).with_for_update(skip_locked=True))
     session.execute(update(t.block).where(t.block.c.id.in_(free.scalars().all())).values(not_before_epoch=now))
 
