@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from app.cli.text import plan_text
+from app.services import steering
 from app.services.context import Context
 from app.services.experiments import reading, submission
 from app.services.queue import scheduling, sharing
@@ -315,6 +316,43 @@ def test_one_fails_and_the_others_go_on_and_it_is_not_packed_again(ctx: Context,
         block = store_blocks.get(session, failed)
     assert block is not None
     assert block.budget_used == {"bug": 1}
+
+
+def test_a_free_gpu_takes_its_share_of_small_policies_from_a_cpu_slot(ctx: Context) -> None:
+    cartpoles(ctx, 6)
+    seats = claimed(packs(ctx))
+    assert all(one.ready() for one in seats)
+    gpu = packs(ctx, "g0", **GPU)
+    assert sharing.share(ctx) == 3
+    assert wanted(seats) == ["run"] * 3 + ["drain"] * 3
+    for one in seats[3:]:
+        one.release("stopped", "preempted")
+    gpu.beat("idle")
+    assert replicates(claimed(gpu)) == [3, 4, 5]
+
+
+def test_a_pack_on_a_gpu_is_paused_extended_resumed_and_cancelled(ctx: Context) -> None:
+    experiment_id = cartpoles(ctx, 4)
+    worker = packs(ctx, "g0", **GPU)
+    seats = claimed(worker)
+    assert all(one.ready() for one in seats[:2])  # the others are still to come
+    steering.set_desired(ctx, experiment_id, Desired.PAUSE, "", LOCAL)
+    assert wanted(seats) == ["pause"] * 4
+    submission.extend(ctx, experiment_id, 2, LOCAL, exploratory=True)
+    for one in seats:
+        one.release("stopped", "user")
+    assert states(ctx, experiment_id) == {**dict.fromkeys(range(4), "paused"), 4: "queued", 5: "queued"}
+    assert claimed(worker) == []
+    steering.set_desired(ctx, experiment_id, Desired.RUN, "", LOCAL)
+    again = claimed(worker)
+    assert replicates(again) == list(range(6))
+    assert all(one.ready() for one in again)
+    steering.set_desired(ctx, experiment_id, Desired.CANCEL, "", LOCAL)
+    assert wanted(again) == ["cancel"] * 6
+    for one in again:
+        one.release("stopped", "user")
+    assert set(states(ctx, experiment_id).values()) == {"cancelled"}
+    assert reading.list_workers(ctx)[0]["status"] == "idle"
 
 
 def test_a_lost_worker_gives_every_block_back_and_they_are_packed_anew(ctx: Context, clock: Clock) -> None:
