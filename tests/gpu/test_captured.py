@@ -25,6 +25,7 @@ from worker.envs.morph.episode.shared_data import rest
 from worker.envs.morph.life.stages import Op
 from worker.envs.morph.task.config import EnvConfig, resolve_path
 from worker.train.block import BlockTrainer, RoundRecord
+from worker.train.environments import make_environments
 from worker.train.evaluate import Evaluator
 from worker.train.runs import TrainedRun
 
@@ -253,8 +254,10 @@ def test_graphs_of_one_replicate_serve_the_next(data_dir: Path, path: str) -> No
 
 def test_graphs_of_training_serve_evaluation_and_change_no_number() -> None:
     plan = block(MORPH, MORPH_ARMS, eval={"every_rounds": 1})
-    held, idle = BlockTrainer(plan, CUDA), BlockTrainer(plan, CUDA)
-    beside, records = Evaluator(plan, CUDA, None, idle.envs), list[RoundRecord]()
+    held, records = BlockTrainer(plan, CUDA), list[RoundRecord]()
+    # on networks that train nothing, and in one cohort
+    idle = make_environments(plan, CUDA, phase="train", num_envs=held.num_envs)
+    beside = Evaluator(plan, CUDA, None, idle)
     for record in held.rounds(0):
         records.append(record)
         fresh = beside.evaluate(held.runs, record.round)
@@ -264,6 +267,8 @@ def test_graphs_of_training_serve_evaluation_and_change_no_number() -> None:
     rarely = BlockTrainer(block(MORPH, MORPH_ARMS, eval={"every_rounds": 50}), CUDA)
     assert digests(list(rarely.rounds(0)), "run-A") == digests(records, "run-A")
     engine = held.envs.cohorts[0].envs.engine  # type: ignore[attr-defined]
+    assert held.evaluator._envs is not None
+    assert (len(held.evaluator._envs.cohorts), len(idle.cohorts)) == (2, 1)
     assert len(engine._lanes) == (len(plan.runs) + 1) * held.num_envs, "the twin's are its own"
 
 

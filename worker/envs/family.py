@@ -79,8 +79,8 @@ class Order:
         num_envs: E of every run; in evaluation the number of episodes.
         data_dir: where data sets lie.
         alive: called after everything that may take long in the code of others.
-        beside: for evaluation, the training environments of the same block. They rest meanwhile, and where they reset
-            each round they may lend what they step.
+        beside: for evaluation, the training environments of the same block. They rest meanwhile, so they
+            may lend what they step, and where they are cohorts, these may be.
     """
 
     config: Mapping[str, Any]

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 from torch import Tensor
 
@@ -17,6 +17,42 @@ from worker.train.runs import Run
 from worker.train.stacking import ActingStack
 
 FoundT = TypeVar("FoundT")
+
+
+class InPhase(Protocol):
+    """What takes each step together, out of phase with others."""
+
+    def act(self, t: int, /) -> None:
+        """Act in step ``t`` and start it."""
+        ...
+
+    def collect(self, t: int, /) -> None:
+        """Wait for step ``t`` and take in what it led to."""
+        ...
+
+    def pay(self, t: int, /) -> None:
+        """Take in what step ``t`` paid."""
+        ...
+
+
+def take_steps(waves: Sequence[InPhase], steps: int, reached: Callable[[int], bool]) -> None:
+    """Take steps with all waves: the next one of each is issued before others are waited for.
+
+    Args:
+        waves: in the order in which they act.
+        steps: at most so many.
+        reached: called when all have taken a step, with its number; says whether there is more to do.
+    """
+    for wave in waves:
+        wave.act(0)
+    for t in range(steps):
+        for wave in waves:
+            wave.collect(t)
+            if t + 1 < steps:
+                wave.act(t + 1)
+            wave.pay(t)  # worked out while a device trains
+        if not reached(t):
+            return
 
 
 class Guard:

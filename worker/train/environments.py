@@ -129,7 +129,8 @@ def make_environments(
         overlaps: whether the caller steps cohorts out of phase.
         alive: called before anything of others is built, so that what it takes is counted from there, and after
             everything that may take long in their code.
-        beside: for evaluation, the training environments of the plan, which rest meanwhile.
+        beside: for evaluation, the training environments of the plan, which rest meanwhile; the caller steps cohorts
+            out of phase.
     """
     alive()
     chosen = [plan.runs[i] for i in ordered_runs(plan)] if runs is None else list(runs)

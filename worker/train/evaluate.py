@@ -2,7 +2,7 @@
 
 Weights, normalisers and ledgers of training are only read; every stream carries the prefix ``eval/``,
 so training is bit for bit the same with evaluation on and off. All runs of an assignment are evaluated
-together, step by step. Axes: M evaluation episode, H heads.
+together, step by step, out of phase where training is. Axes: M evaluation episode, H heads.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ import torch
 from torch import Tensor
 
 from lockstep.spec.environments.families import FAMILIES
-from worker.envs.base import EpisodeRecord, LockstepEnvs, Masks, Observation
+from worker.envs.base import Cohort, EpisodeRecord, LockstepEnvs, Masks, Observation
 from worker.envs.family import Control
 from worker.rl.cuda import autocast
 from worker.rl.heads import choose
 from worker.rl.learner import Learner, Streams, noise_of
+from worker.train.cohort_runs import take_steps
 from worker.train.environments import cross_rewards, family_of, make_control, make_environments
 from worker.train.plan import BlockPlan, Evaluated, RunPlan, owned
 from worker.train.runs import Run, TrainedRun
@@ -215,7 +216,8 @@ class Evaluator:
             if isinstance(run, TrainedRun):
                 policy = FrozenPolicy(run.learner, self.num_envs, run.streams if mode == "sample" else None)
                 return _OwnedActor(run.plan, policy)
-            return _ControlActor(make_control(self.plan, plans[position], envs, position, 0))
+            cohort = next(cohort for cohort in envs.cohorts if position in cohort.runs)
+            return _ControlActor(make_control(self.plan, plans[position], cohort.envs, cohort.runs.index(position), 0))
 
         left_out = {run.plan.run_id for run in runs if run.diverged is not None}
         episodes: dict[str, list[EpisodeRecord]] = {}
@@ -244,16 +246,60 @@ class Evaluator:
         )
 
 
+class _Players:
+    """The runs of a cohort, of which each plays until all of its episodes are over.
+
+    Args:
+        cohort: has begun its episodes.
+        views: what each run of it sees.
+        actors: of each run; None leaves it out.
+    """
+
+    def __init__(self, cohort: Cohort, views: Sequence[tuple[Observation, Masks]], actors: Sequence[Any]) -> None:
+        self._envs, self._views, self._actors = cohort.envs, list(views), actors
+        #: [M] of each run; of one that is left out all have ended.
+        self._over = [torch.full((cohort.envs.num_envs,), actor is None) for actor in actors]
+        self._is_stepping, self._is_owed = False, False
+
+    @property
+    def counted(self) -> list[Tensor]:
+        """Return which episodes have ended, [M] of each run that is not left out."""
+        return [over for over, actor in zip(self._over, self._actors, strict=True) if actor is not None]
+
+    def act(self, _t: int) -> None:
+        """Act for whoever plays on and start the step, if anybody does."""
+        acting = [
+            None if over.all() else actor.act(*view)
+            for over, actor, view in zip(self._over, self._actors, self._views, strict=True)
+        ]
+        self._is_stepping = any(actions is not None for actions in acting)
+        if self._is_stepping:
+            self._envs.issue(acting)
+
+    def collect(self, _t: int) -> None:
+        """Wait for the step and look at it."""
+        self._is_owed = self._is_stepping
+        for i, seen in enumerate(self._envs.collect() if self._is_stepping else ()):
+            if seen is not None:
+                self._views[i] = (seen.observation, seen.masks)
+                self._over[i] |= (seen.terminated | seen.truncated).cpu()
+
+    def pay(self, _t: int) -> None:
+        """Have the step paid: rows of episodes tell of it."""
+        if self._is_owed:
+            self._envs.pay()
+
+
 def play(
     envs: LockstepEnvs,
     make_actor: Callable[[int], Any],
     num_runs: int,
     reached: Callable[[Evaluated], None] = lambda _: None,
 ) -> list[list[EpisodeRecord]]:
-    """Play one episode in every environment of every run, all runs step by step.
+    """Play one episode in every environment of every run, all runs step by step, cohorts out of phase.
 
     Args:
-        envs: evaluation environments.
+        envs: evaluation environments; a run stands in one cohort.
         make_actor: run position to an object with ``act(observation, masks)``, or None to leave it out;
             called once the episodes have begun.
         num_runs: runs in ``envs``.
@@ -266,23 +312,19 @@ def play(
     """
     views: list[tuple[Observation, Masks]] = envs.begin_round(0)
     actors = [make_actor(i) for i in range(num_runs)]
-    over = [torch.zeros(envs.num_envs, dtype=torch.bool) for _ in range(num_runs)]
+    players = [_Players(c, [views[i] for i in c.runs], [actors[i] for i in c.runs]) for c in envs.cohorts]
     told = time.monotonic()
-    for step in range(envs.steps_per_round):
-        playing = [actor is not None and not bool(over[i].all()) for i, actor in enumerate(actors)]
-        if not any(playing):
-            break
-        actions = [actors[i].act(*views[i]) if playing[i] else None for i in range(num_runs)]
-        for i, result in enumerate(envs.step(actions)):
-            if result is not None:
-                views[i] = (result.observation, result.masks)
-                over[i] |= (result.terminated | result.truncated).cpu()
-        held = [ends for ends, actor in zip(over, actors, strict=True) if actor is not None]
-        here = _how_far(held, step + 1, envs)
+
+    def taken(step: int) -> bool:
+        nonlocal told
+        here = _how_far([over for one in players for over in one.counted], step + 1, envs)
         reached(here)
         if time.monotonic() - told >= _TELL_SECONDS:
             told = time.monotonic()
             print(f"evaluation: {here.text}", flush=True)  # noqa: T201 - standard output is the log
+        return here.over < here.episodes
+
+    take_steps(players, envs.steps_per_round, taken)
     episodes = [sorted(envs.pop_episodes(i), key=lambda e: e.env) for i in range(num_runs)]
     for i in range(num_runs):
         envs.pop_events(i)

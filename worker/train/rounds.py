@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 from typing import Protocol
 
 from worker.envs.base import LockstepEnvs
-from worker.train.cohort_runs import CohortRuns, Guard, Wave, Whole, companions_of
+from worker.train.cohort_runs import CohortRuns, Guard, Wave, Whole, companions_of, take_steps
 from worker.train.evaluate import Evaluation
 from worker.train.plan import RoundRecord, owned
 from worker.train.runs import Run, TrainedRun
@@ -125,14 +125,20 @@ class Rounds:
             part.done.seconds = rolled - began, updated - rolled, ended - updated
 
     def _roll(self, parts: Sequence[_Part]) -> None:
-        """Step every cohort through the round; its next step is issued before others are waited for."""
+        """Step every cohort through the round."""
         if not parts:
             return
+
+        def reached(t: int) -> bool:
+            for part in parts:
+                part.block.reached(part.done.round, t)
+            return any(part.guard.fault is None for part in parts)
+
         steps, stacks = parts[0].block.envs.steps_per_round, self._stacks_of([part.block for part in parts])
         waves = _waves(parts, stacks)
         for stack in stacks:
             stack.begin()
-        _take_steps(waves, parts, steps)
+        take_steps(waves, steps, reached)
         for stack in stacks:
             stack.end()
         for part in parts:
@@ -197,19 +203,3 @@ def _waves(parts: Sequence[_Part], stacks: Sequence[ActingStack]) -> list[Wave |
     if all(len(part.block.envs.cohorts) == 1 for part in parts):
         return [Whole.of(Wave(cohorts, stacks, companions_of(cohorts)))]
     return [Wave([cohort]) for cohort in cohorts]
-
-
-def _take_steps(waves: Sequence[Wave | Whole], parts: Sequence[_Part], steps: int) -> None:
-    for wave in waves:
-        wave.act(0)
-    for t in range(steps):
-        goes_on = t + 1 < steps
-        for wave in waves:
-            wave.collect(t)
-            if goes_on:
-                wave.act(t + 1)
-            wave.pay(t)  # worked out while a device trains
-        for part in parts:
-            part.block.reached(part.done.round, t)
-        if all(part.guard.fault is not None for part in parts):
-            return

@@ -19,6 +19,8 @@ from worker.envs.morph.episode.env import MorphEnvs
 from worker.envs.morph.episode.shared_data import Setup
 from worker.envs.morph.task import config as configs
 from worker.rl.rollout import PolicyError
+from worker.train.environments import make_environments
+from worker.train.evaluate import Evaluator
 from worker.train.runs import Run, TrainedRun
 
 NUM_ENVS = 3
@@ -74,8 +76,11 @@ def hosts(envs: LockstepEnvs, run: int) -> list[Tensor]:
 
 
 def rows(envs: LockstepEnvs, run: int) -> list[dict[str, Any]]:
-    clock = ("wall_seconds", "device_seconds")
-    return [{k: v for k, v in e.values.items() if k not in clock} | {"at": e.env} for e in envs.pop_episodes(run)]
+    return [unclocked(e.values) | {"at": e.env} for e in envs.pop_episodes(run)]
+
+
+def unclocked(row: dict[str, Any]) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if name not in ("wall_seconds", "device_seconds", "started_at")}
 
 
 def test_two_cohorts_equal_one_bit_for_bit() -> None:
@@ -167,6 +172,53 @@ def test_a_block_in_cohorts_acts_and_learns_as_one(request: pytest.FixtureReques
         assert torch.allclose(one.rollout.states[-1][0], two.rollout.states[-1][0], atol=1e-6)
         assert torch.allclose(policy(one), policy(two), atol=1e-5)
     assert all(run.metrics["ppo/anchor_gap_max"] < 1e-5 for run in record.runs)
+
+
+@pytest.mark.usefixtures("divided")
+def test_evaluation_out_of_phase_equals_that_of_one_cohort(monkeypatch: pytest.MonkeyPatch) -> None:
+    arms = [{"label": "A"}, {"label": "B", "policy": "heuristic"}, {"label": "C", "policy": "random"}]
+    quick = {"horizon": 12, "pace": "quick"}
+    plan = block(MORPH, arms, env=quick, eval={"episodes": 3, "mode": "both", "xeval_modes": ["sparse"]})
+    held = trainer(plan)
+    held.runs[0].diverged = "before a resume"
+    whole = make_environments(plan, CPU, phase="train", num_envs=2)
+    expected = Evaluator(plan, CPU, None, whole).evaluate(held.runs, 1)
+    calls: list[tuple[str, tuple[int, ...]]] = []
+    for name in ("issue", "collect"):
+        noted(monkeypatch, name, calls)
+    found = held.evaluator.evaluate(held.runs, 1)
+    assert found.keys() == expected.keys()
+    for run_id, evaluation in found.items():
+        assert evaluation.metrics == expected[run_id].metrics
+        assert [unclocked(row) for row in evaluation.rows] == [unclocked(row) for row in expected[run_id].rows]
+    assert any(row["n_germinated"] for evaluation in found.values() for row in evaluation.rows)
+    # the run that had failed is not stepped; the others and the twin are in turn, each a step ahead of the next
+    first = [who for name, who in calls[:3] if name == "issue"]
+    assert len(set(first)) == 3
+    assert calls[3:9] == [(name, who) for who in first for name in ("collect", "issue")]
+    evaluator = held.evaluator._envs
+    assert evaluator is not None
+    assert [cohort.runs for cohort in evaluator.cohorts] == [(0,), (1,), (2,)]
+
+
+def noted(monkeypatch: pytest.MonkeyPatch, name: str, calls: list[tuple[str, tuple[int, ...]]]) -> None:
+    """Note the calls of a method of environments, with the networks of their hosts."""
+    plain = getattr(MorphEnvs, name)
+
+    def noting(self: MorphEnvs, *args: Any) -> Any:
+        calls.append((name, tuple(id(network) for run in self.runs for network in run.world.networks)))
+        return plain(self, *args)
+
+    monkeypatch.setattr(MorphEnvs, name, noting)
+
+
+@pytest.mark.usefixtures("divided")
+def test_an_arm_that_is_evaluated_alone_is_one_cohort() -> None:
+    held = trainer(block(MORPH, MORPH_ARMS, only=(0,), eval={"twin": False}))
+    assert len(held.envs.cohorts) == 2
+    held.evaluator.evaluate(held.runs, 0)
+    assert held.evaluator._envs is not None
+    assert [cohort.runs for cohort in held.evaluator._envs.cohorts] == [(0,)]
 
 
 def policy(run: Run) -> Tensor:

@@ -76,6 +76,17 @@ def test_a_long_evaluation_tells_its_progress_over_all_modes(monkeypatch: pytest
     assert shown[-1] == Evaluated(over=8, episodes=8, steps=3, max_steps=3)
 
 
+def test_episodes_that_are_over_stay_over_and_nothing_is_stepped_when_all_are(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[Evaluated] = []
+    plan = block(GYM, GYM_ARMS, eval={"mode": "sample"})
+    held = BlockTrainer(plan, CPU, progress=lambda *at: told.append(at[2]) if at[2] else None)
+    monkeypatch.setattr(evaluate, "_LONG_SECONDS", 0.0)
+    rows = [row for one in held.evaluator.evaluate(held.runs, 0).values() for row in one.rows]
+    longest = max(row["env_steps"] for row in rows)
+    assert len({row["env_steps"] for row in rows}) > 1
+    assert [one.over for one in told] == [sum(row["env_steps"] <= t for row in rows) for t in range(1, longest + 1)]
+
+
 def test_an_evaluation_that_nobody_wants_ends_at_its_next_step() -> None:
     steps: list[int] = []
     unwanted = False

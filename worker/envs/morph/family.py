@@ -8,7 +8,7 @@ from typing import Any
 from worker.envs.base import LockstepEnvs
 from worker.envs.family import Control, EnvironmentFamily, Order
 from worker.envs.morph.episode import controls
-from worker.envs.morph.episode.build import make_envs, make_training_envs
+from worker.envs.morph.episode.build import make_envs, make_evaluation_envs, make_training_envs
 from worker.envs.morph.episode.env import MorphEnvs
 from worker.envs.morph.episode.shared_data import rest
 from worker.envs.morph.episode.trial import try_mode
@@ -33,7 +33,9 @@ def _train(order: Order, overlaps: bool) -> LockstepEnvs:
 
 
 def _evaluate(order: Order, xeval: Mapping[str, BoundReward]) -> LockstepEnvs:
-    return make_envs(order.config, order.runs, phase="eval", xeval=xeval, beside=order.beside, **_keys(order))
+    if order.beside is None:
+        return make_envs(order.config, order.runs, phase="eval", xeval=xeval, **_keys(order))
+    return make_evaluation_envs(order.config, order.runs, xeval=xeval, beside=order.beside, **_keys(order))
 
 
 def _reward(mode: str, section: Mapping[str, Any], gamma: float, env: Mapping[str, Any]) -> BoundReward:

@@ -18,7 +18,7 @@ from worker.envs.morph.episode.shared_data import Setup, SharedData
 from worker.envs.morph.rewards.account import RewardFunction
 from worker.envs.morph.task import config as configs
 
-__all__ = ["in_cohorts", "make_envs", "make_training_envs"]
+__all__ = ["in_cohorts", "make_envs", "make_evaluation_envs", "make_training_envs"]
 
 
 def make_envs(
@@ -32,7 +32,6 @@ def make_envs(
     rewards: Sequence[RewardFunction],
     xeval: Mapping[str, RewardFunction] | None = None,
     data_dir: Path | None = None,
-    beside: LockstepEnvs | None = None,
 ) -> MorphEnvs:
     """Build the environments of all runs of an assignment from a resolved spec.
 
@@ -46,16 +45,13 @@ def make_envs(
         rewards: one function per run.
         xeval: in phase eval, further functions under which every transition is scored.
         data_dir: directory of data sets that are not bundled.
-        beside: in phase eval, training environments of the same block: what they share serves here too. They begin a
-            round before they step again.
 
     Raises:
         ValueError: a setting is unknown or impossible.
         FileNotFoundError: data files are missing.
     """
     setup = Setup(configs.parse(config), replicate_seed, device, num_envs, phase, data_dir)
-    shared = None if beside is None else _shared_by(beside).for_evaluation(setup)
-    return MorphEnvs(setup, runs, rewards, xeval or {}, shared)
+    return MorphEnvs(setup, runs, rewards, xeval or {})
 
 
 def make_training_envs(
@@ -78,6 +74,34 @@ def make_training_envs(
     return in_cohorts(setup, runs, rewards, 2 if len(runs) == 1 else 1)
 
 
+def make_evaluation_envs(
+    config: Mapping[str, Any],
+    runs: Sequence[RunEnv],
+    *,
+    replicate_seed: int,
+    device: torch.device,
+    num_envs: int,
+    rewards: Sequence[RewardFunction],
+    xeval: Mapping[str, RewardFunction],
+    beside: LockstepEnvs,
+    data_dir: Path | None = None,
+) -> MorphEnvs | Cohorts:
+    """Build as ``make_envs`` for evaluation, with what the training environments of the same block share.
+
+    These must begin a round before they step again. Where they are cohorts, every run is one here too. It is whole:
+    products of half of its rows would not round alike.
+    """
+    first = beside.cohorts[0].envs
+    if not isinstance(first, MorphEnvs):
+        raise TypeError(f"{type(first).__name__} share nothing with morphogenesis")
+    setup = Setup(configs.parse(config), replicate_seed, device, num_envs, "eval", data_dir)
+    shared = first.shared.for_evaluation(setup)
+    if len(beside.cohorts) == 1:
+        return MorphEnvs(setup, runs, rewards, xeval, shared)
+    paid = enumerate(zip(runs, rewards, strict=True))
+    return Cohorts([Cohort(MorphEnvs(setup, [run], [pay], xeval, shared), (index,)) for index, (run, pay) in paid])
+
+
 def in_cohorts(setup: Setup, runs: Sequence[RunEnv], rewards: Sequence[RewardFunction], count: int) -> Cohorts:
     """Build environments in one or two cohorts for each run, acted for half of a run's environments at a time."""
     shared = SharedData.load(setup)
@@ -93,10 +117,3 @@ def in_cohorts(setup: Setup, runs: Sequence[RunEnv], rewards: Sequence[RewardFun
             for position, (run, reward) in paid
         ]
     )
-
-
-def _shared_by(envs: LockstepEnvs) -> SharedData:
-    first = envs.cohorts[0].envs
-    if not isinstance(first, MorphEnvs):
-        raise TypeError(f"{type(first).__name__} share nothing with morphogenesis")
-    return first.shared

@@ -309,8 +309,7 @@ class MorphEnvs:
         observation = self._observe(run, post)
         if ends.any():
             self._pay(position, owed)  # an episode's row holds its sum
-        for ended_env in np.flatnonzero(ends):
-            self._finish(run, int(ended_env))
+        self._finish(run, np.flatnonzero(ends).tolist())
         terminated = owed.terminated & owed.valid
         flags = np.stack([terminated, ends & owed.valid & ~terminated, owed.valid])
         view, legal, flags_placed = self._placed(run, observation, torch.from_numpy(flags))
@@ -351,14 +350,20 @@ class MorphEnvs:
         )
         return self._observer.build(view)
 
-    def _finish(self, run: RunState, env: int) -> None:
-        """Write the episode row, at once."""
-        test: Measured | None = None
-        if self._test is not None:
-            world = run.world
-            plan = ValPlan((), fixed=world.val_plan(env, last=True).players)
-            job = Job(world.networks[env], world.validators[env], None, (), Pass("eval"), plan)
-            test = run_jobs(self.engine, [job], self._test)[0].measured
+    def _finish(self, run: RunState, ended: Sequence[int]) -> None:
+        """Write the rows of episodes that have ended, at once."""
+        tests = self._tested(run.world, ended)
         wall = time.perf_counter() - self._started
-        row = report.episode_row(run, env, self.setup.phase, wall, test)
-        run.episodes.append(EpisodeRecord(self.streams.number(env), row))
+        for env, test in zip(ended, tests, strict=True):
+            row = report.episode_row(run, env, self.setup.phase, wall, test)
+            run.episodes.append(EpisodeRecord(self.streams.number(env), row))
+
+    def _tested(self, world: World, ended: Sequence[int]) -> Sequence[Measured | None]:
+        """Return what the final networks of environments are on the test split, in evaluation only."""
+        if self._test is None or not ended:
+            return [None] * len(ended)
+        jobs = []
+        for env in ended:
+            plan = ValPlan((), fixed=world.val_plan(env, last=True).players)
+            jobs.append(Job(world.networks[env], world.validators[env], None, (), Pass("eval"), plan))
+        return [outcome.measured for outcome in run_jobs(self.engine, jobs, self._test)]
