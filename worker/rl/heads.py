@@ -200,9 +200,10 @@ class Floors:
         real = sorted(spec.name for spec in heads.specs if spec.is_gaussian and floors.get(spec.name, 0.0) > 0)
         if real:
             raise ValueError(f"ppo.prob_floor names {real}, which have no choices; leave them out")
-        value = torch.tensor([scale * floors.get(name, 0.0) for name in heads.names])
-        if not bool((value > 0).any()):
+        values = [scale * floors.get(name, 0.0) for name in heads.names]
+        if not any(value > 0 for value in values):
             return None
+        value = torch.tensor(values)
         allowed = torch.ones(len(heads.specs), heads.width, dtype=torch.bool)
         for name, choices in never.items():
             allowed[heads.names.index(name), list(choices)] = False

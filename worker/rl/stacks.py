@@ -52,8 +52,7 @@ def rows_of(vectors: Sequence[Tensor]) -> Tensor:
     """
     size = vectors[0].numel()
     rows = torch.zeros(len(vectors), -(-size // _ALIGNED) * _ALIGNED)
-    for row, vector in zip(rows, vectors, strict=True):
-        row[:size] = vector
+    rows[:, :size] = torch.stack(list(vectors))
     return rows
 
 

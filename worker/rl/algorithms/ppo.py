@@ -226,8 +226,8 @@ def _summary(history: Tensor, head_names: list[str]) -> dict[str, float]:
     if history.shape[1] > len(names):
         names += [f"{kind}_{head}" for head in head_names for kind in ("approx_kl", "clip_frac")]
     mean = dict(zip(names, history.mean(0).tolist(), strict=True))
-    mean["approx_kl_max"] = float(history[:, 3].max())
-    mean["ratio_max"], mean["ratio_min"] = float(history[:, 5].max()), float(history[:, 6].min())
+    lowest, highest = (part.tolist() for part in history.aminmax(dim=0))
+    mean["approx_kl_max"], mean["ratio_max"], mean["ratio_min"] = highest[3], highest[5], lowest[6]
     return mean
 
 

@@ -146,7 +146,7 @@ def next_values(learner: Learner, rollout: Rollout, raw_values: Tensor) -> Tenso
     needed = rollout.truncated & rollout.valid
     needed[-1] |= ~rollout.terminated[-1]
     result = torch.cat([raw_values[1:], raw_values[-1:]])
-    steps = needed.any(1).nonzero().flatten().tolist()
+    steps = [t for t, some in enumerate(needed.any(1).tolist()) if some]
     if steps:
         ends = [(rollout.final(t), needed[t]) for t in steps]
         features = torch.cat([view.features[which] for view, which in ends])

@@ -183,7 +183,8 @@ class _Working:
             loss_of = partial(loss_of_outputs, batch=batch, rule=self.rule)
             loss, stats = net.learn(batch.features, loss_of, replay.state, replay.resets)
         # the one transfer of a minibatch
-        gates = torch.stack([loss, self.grad[:, : self.size].norm(dim=1), stats[3]], dim=1).tolist()
+        norms = torch.linalg.vector_norm(self.grad[:, : self.size], dim=1)
+        gates = torch.stack([loss, norms, stats[3]], dim=1).tolist()
         return stats, gates
 
     def step(self, scales: Sequence[float | None]) -> None:
@@ -212,18 +213,18 @@ class _Working:
         self.v.mul_(beta2).addcmul_(self.grad, self.grad, value=1.0 - beta2)
         spread = self.v.sqrt().div_(_column([math.sqrt(1.0 - beta2**n) for n in counts])).add_(eps)
         rates = [-run.lr / (1.0 - beta1**n) for run, n in zip(self.runs, counts, strict=True)]
-        self.data.add_((self.m * _column(rates)).div_(spread))
+        self.data.addcdiv_(self.m * _column(rates), spread)
 
     def give_back(self) -> None:
         """Lay parameters, gradients and moments of every run where they belong."""
-        for row, learner in enumerate(run.learner for run in self.runs):
-            for own, part in (
-                (learner.flat.data, self.data),
-                (learner.flat.grad, self.grad),
-                (learner.adam.m, self.m),
-                (learner.adam.v, self.v),
-            ):
-                own.copy_(part[row, : self.size])
+        learners = [run.learner for run in self.runs]
+        for part, own in (
+            (self.data, [learner.flat.data for learner in learners]),
+            (self.grad, [learner.flat.grad for learner in learners]),
+            (self.m, [learner.adam.m for learner in learners]),
+            (self.v, [learner.adam.v for learner in learners]),
+        ):
+            torch._foreach_copy_(own, part[:, : self.size].unbind())
 
 
 def _update(due: Sequence[Due]) -> list[dict[str, float]]:
