@@ -89,6 +89,11 @@ class Heads:
         """Return C."""
         return int(self.columns[-1].stop)
 
+    @property
+    def num_ops(self) -> int:
+        """Return the number of choices of head 0; 0 of a Gaussian head."""
+        return 0 if self.specs[0].is_gaussian else self.specs[0].size
+
     def relevant(self, actions: Tensor) -> Tensor:
         """Return [.., H] bool: which heads enter log-probability and entropy for ``actions`` [.., C]."""
         if self.always_relevant:
@@ -142,6 +147,30 @@ class Heads:
         open_steps = (legal > 1) & relevant & valid.unsqueeze(-1)
         unit = torch.where(self.gaussian, 1.0, legal.clamp(min=2).log())
         return Choices(rows, relevant, legal, open_steps, open_steps.any(-1), unit)
+
+    def summary(self, choices: Choices, actions: Tensor, valid: Tensor, entropy: Tensor | None) -> Tensor:
+        """Return how actions [T, E, C] were chosen, [K]; of those of several runs [R, T, E, C] each run's, [R, K].
+
+        First the shares of each choice of head 0 (none of a Gaussian head), of forced steps, and of choice 0 among
+        unforced ones; then of every head the mean number of legal choices where it is relevant, the number of open
+        steps and, where ``entropy`` [.., H] in nats is known, its mean over these in units of ``Choices.unit``.
+        """
+        steps, of_heads = (-2, -1), (-3, -2)
+        counted = valid.unsqueeze(-1)
+        relevant, opened = choices.relevant & counted, choices.open_steps.sum(of_heads)
+        total, unforced = valid.sum(steps), choices.unforced.sum(steps)
+        idle = ((actions[..., 0] == 0) & choices.unforced).sum(steps)
+        ops = torch.arange(self.num_ops, device=actions.device)
+        divisor = total.clamp(min=1)
+        parts = [
+            ((actions[..., :1] == ops) & counted).sum(of_heads) / divisor.unsqueeze(-1),
+            torch.stack([(total - unforced) / divisor, idle / unforced], dim=-1),
+            (choices.legal * relevant).sum(of_heads) / relevant.sum(of_heads).clamp(min=1),
+            opened.float(),
+        ]
+        if entropy is not None:
+            parts.append((entropy / choices.unit * choices.open_steps).sum(of_heads) / opened)
+        return torch.cat(parts, dim=-1)
 
 
 @dataclass(frozen=True)

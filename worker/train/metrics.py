@@ -100,26 +100,15 @@ def policy_metrics(
     ``entropy_<head>`` is normalised by ln n and averaged over relevant steps with at least two legal
     choices, in nats for a Gaussian head; ``entropy_op_conditional`` is that of head 0. One transfer to the host.
     """
-    actions, steps = rollout.actions, rollout.num_steps
     if prepared is None:
-        choices = heads.choices({k: m[:steps] for k, m in rollout.masks.items()}, actions, rollout.valid)
+        masks = {name: mask[: rollout.num_steps] for name, mask in rollout.masks.items()}
+        choices = heads.choices(masks, rollout.actions, rollout.valid)
+        summary = heads.summary(choices, rollout.actions, rollout.valid, None)
     else:
-        choices = prepared.choices
-    counted = rollout.valid.unsqueeze(-1)
-    relevant, opened = choices.relevant & counted, choices.open_steps.sum((0, 1))
-    valid, unforced = rollout.valid.sum(), choices.unforced.sum()
-    ops = (actions[..., :1] == torch.arange(len(op_names), device=actions.device)) & counted
-    idle = (actions[..., 0] == 0) & choices.unforced
-    parts = [
-        ops.sum((0, 1)) / valid.clamp(min=1),
-        torch.stack([(valid - unforced) / valid.clamp(min=1), idle.sum() / unforced]),
-        (choices.legal * relevant).sum((0, 1)) / relevant.sum((0, 1)).clamp(min=1),
-        opened.float(),
-    ]
-    if prepared is not None:
-        parts.append((prepared.entropy / choices.unit * choices.open_steps).sum((0, 1)) / opened)
-    values = iter(torch.cat(parts).tolist())
-    metrics = {f"policy/op_frac_{name}": next(values) for name in op_names}
+        summary = prepared.summary
+    told = summary.tolist()
+    shares, values = told[: heads.num_ops], iter(told[heads.num_ops :])
+    metrics = {f"policy/op_frac_{name}": share for name, share in zip(op_names, shares, strict=False)}
     forced_frac, idle_frac = next(values), next(values)
     metrics["policy/forced_frac"] = forced_frac if prepared is not None else 1.0
     # choice 0 on steps where something else was legal; WAIT in the morphogenesis environment

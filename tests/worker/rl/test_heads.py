@@ -155,3 +155,35 @@ def test_unknown_head_and_late_parent_are_refused() -> None:
         Floors.build(build_heads(), {"nope": 0.1}, {}, 1.0)
     with pytest.raises(ValueError, match="parents"):
         build_heads((HeadSpec("op", 2, ("slot",)), HeadSpec("slot", 2)))
+
+
+def test_summary_counts_what_was_chosen_in_steps_that_count() -> None:
+    heads = build_heads((HeadSpec("op", 3),))
+    actions = torch.tensor([[[0], [1]], [[0], [2]]])
+    legal = torch.tensor([[[True, False, False], [True, True, False]], [[True, True, True], [True, True, True]]])
+    valid = torch.tensor([[True, True], [True, False]])
+    entropy = torch.tensor([[[0.0], [math.log(2) / 2]], [[math.log(3)], [9.0]]])
+    choices = heads.choices({"op": legal}, actions, valid)
+    assert choices.open_steps[..., 0].tolist() == [[False, True], [True, False]]
+    found = heads.summary(choices, actions, valid, entropy).tolist()
+    # shares of each choice, forced, choice 0 among unforced; legal choices, open steps, entropy
+    assert found == pytest.approx([2 / 3, 1 / 3, 0.0, 1 / 3, 1 / 2, 2.0, 2.0, 0.75])
+
+
+@pytest.mark.parametrize("specs", [HEADS, (HeadSpec("op", 4),), (HeadSpec("push", 2, bounds=((-1.0, 1.0),) * 2),)])
+def test_summary_of_several_runs_is_that_of_each_alone(specs: tuple[HeadSpec, ...]) -> None:
+    heads, (runs, steps, envs) = build_heads(specs), (5, 128, 4)
+    draw = torch.Generator().manual_seed(3)
+    masks = {
+        name: mask.view(runs, steps, envs, *mask.shape[1:])
+        for name, mask in full_masks(specs, runs * steps * envs).items()
+    }
+    actions = torch.randint(0, 2, (runs, steps, envs, heads.num_columns), generator=draw).to(heads.canonical.dtype)
+    valid = torch.rand(runs, steps, envs, generator=draw) > 0.1
+    entropy = torch.rand(runs, steps, envs, len(specs), generator=draw)
+    found = heads.summary(heads.choices(masks, actions, valid), actions, valid, entropy)
+    for run in range(runs):
+        own = {name: mask[run].clone() for name, mask in masks.items()}
+        one, counts = actions[run].clone(), valid[run].clone()
+        alone = heads.summary(heads.choices(own, one, counts), one, counts, entropy[run].clone())
+        torch.testing.assert_close(found[run], alone, rtol=0, atol=0, equal_nan=True)

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from lockstep.spec import algorithms
 from worker.rl.algorithms.base import Algorithm, Prepared, Reading
-from worker.rl.heads import Choices, Floors, evaluate
+from worker.rl.heads import Floors, evaluate
 from worker.rl.learner import Learner, adam_step
 from worker.rl.rollout import Rollout
 
@@ -22,11 +22,10 @@ SPEC = algorithms.Algorithm("reinforce", lambda _data, _named: None, lambda _ind
 
 @dataclass(frozen=True)
 class Weighed:
-    """Log-probabilities and entropies with their graph, and what followed each step."""
+    """Log-probabilities with their graph, how the policy chose, and what followed each step."""
 
     log_prob: Tensor
-    entropy: Tensor
-    choices: Choices
+    summary: Tensor
     to_go: Tensor
 
 
@@ -43,7 +42,8 @@ def _prepare(learner: Learner, rollout: Rollout, round_index: int, floors: Floor
     for t in reversed(range(steps)):
         after = rollout.rewards[t] + learner.cfg.gamma * after
         to_go[t] = after
-    return Weighed(terms.log_prob.sum(-1), terms.entropy.detach(), choices, to_go)
+    summary = learner.heads.summary(choices, rollout.actions, rollout.valid, terms.entropy.detach())
+    return Weighed(terms.log_prob.sum(-1), summary, to_go)
 
 
 def _update(

@@ -14,7 +14,7 @@ from typing import Protocol
 import numpy as np
 from torch import Tensor
 
-from worker.rl.heads import Choices, Floors
+from worker.rl.heads import Floors
 from worker.rl.learner import Learner
 from worker.rl.rollout import Rollout
 
@@ -57,18 +57,12 @@ class Prepared(Protocol):
     """A rollout ready for its update, with what the loop reports of it.
 
     Attributes:
-        entropy: [T, E, H] nats, of the policy that acted.
-        choices: what its actions were chosen among.
+        summary: [K] of ``Heads.summary``, with the entropies of the policy that acted.
     """
 
     @property
-    def entropy(self) -> Tensor:
-        """Return the entropies [T, E, H] in nats."""
-        ...
-
-    @property
-    def choices(self) -> Choices:
-        """Return what the actions were chosen among."""
+    def summary(self) -> Tensor:
+        """Return the summary [K] of ``Heads.summary``."""
         ...
 
 

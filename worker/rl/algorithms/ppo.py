@@ -34,7 +34,7 @@ from worker.rl.algorithms.ppo_loss import (
 )
 from worker.rl.config import entropy_coefficient, floor_scale, learning_rate
 from worker.rl.cuda import Replayed, autocast
-from worker.rl.heads import Choices, Floors
+from worker.rl.heads import Floors
 from worker.rl.learner import Learner, adam_step
 from worker.rl.nets import strayed
 from worker.rl.recurrence import Resets
@@ -58,8 +58,7 @@ class Prepared:
         rule: the loss in force.
         returns: [T, E] reward units.
         values: [T, E] reward units, V before the update.
-        entropy: [T, E, H] nats.
-        choices: what the executed actions were chosen among.
+        summary: [K] of ``Heads.summary``.
         anchor_gap: largest |anchor - rollout| of the joint log-probability, over 1 + the sum of 1 / std of Gaussians.
         adv_moments: mean and std of the raw advantages over unforced valid steps, and sigma_R.
     """
@@ -68,8 +67,7 @@ class Prepared:
     rule: LossRule
     returns: Tensor
     values: Tensor
-    entropy: Tensor
-    choices: Choices
+    summary: Tensor
     anchor_gap: float
     adv_moments: tuple[float, float, float]
 
@@ -131,7 +129,7 @@ def complete(
     weights = torch.tensor(by_head, device=learner.device) if wanted else None
     rule = LossRule(cfg, learner.heads, entropy_coef, floors, floor, weights)
     replay = Replay(batch, rollout.initial_state, anchored.resets)
-    return Prepared(replay, rule, returns, values, anchored.terms.entropy, choices, anchored.gap, (mean, std, sigma))
+    return Prepared(replay, rule, returns, values, anchored.summary, anchored.gap, (mean, std, sigma))
 
 
 @dataclass

@@ -38,6 +38,7 @@ class Anchored:
         next_values: reward units, V of the true next observation.
         choices: what the executed actions were chosen among.
         terms: log-probabilities and entropies of the executed actions.
+        summary: [K] of ``Heads.summary``.
         resets: where episodes begin.
         gap: as in ``Prepared``.
     """
@@ -47,6 +48,7 @@ class Anchored:
     next_values: Tensor
     choices: Choices
     terms: HeadTerms
+    summary: Tensor
     resets: tuple[tuple[int, Tensor], ...]
     gap: float
 
@@ -73,7 +75,7 @@ class Reread:
 
     Attributes:
         values: [..] in units of the value head.
-        choices, terms: as in ``Anchored``.
+        choices, terms, summary: as in ``Anchored``.
         lawless: [] or [R] bool, a relevant head of a valid step had no legal choice.
         finite: [] or [R] bool, all joint log-probabilities are.
         gap: [] or [R], as in ``Prepared``.
@@ -82,6 +84,7 @@ class Reread:
     values: Tensor
     choices: Choices
     terms: HeadTerms
+    summary: Tensor
     lawless: Tensor
     finite: Tensor
     gap: Tensor
@@ -89,7 +92,7 @@ class Reread:
     def unbind(self) -> list[Reread]:
         """Return that of each of several runs."""
         terms = map(HeadTerms, self.terms.log_prob.unbind(), self.terms.entropy.unbind())
-        told = (part.unbind() for part in (self.lawless, self.finite, self.gap))
+        told = (part.unbind() for part in (self.summary, self.lawless, self.finite, self.gap))
         return list(map(Reread, self.values.unbind(), self.choices.unbind(), terms, *told))
 
 
@@ -102,7 +105,15 @@ def reread(heads: Heads, logits: Tensor, values: Tensor, recorded: Recorded, flo
     # rounding of a mean moves the log-density of a Gaussian by its share of the standard deviation
     gaps = (log_prob - recorded.log_probs).abs() / (1.0 + heads.sharpness(logits))
     gap = torch.where(recorded.valid, gaps, 0.0).flatten(-2).amax(-1)
-    return Reread(values, choices, terms, lawless.flatten(-3).any(-1), log_prob.isfinite().flatten(-2).all(-1), gap)
+    return Reread(
+        values=values,
+        choices=choices,
+        terms=terms,
+        summary=heads.summary(choices, recorded.actions, recorded.valid, terms.entropy),
+        lawless=lawless.flatten(-3).any(-1),
+        finite=log_prob.isfinite().flatten(-2).all(-1),
+        gap=gap,
+    )
 
 
 @torch.no_grad()
@@ -138,7 +149,7 @@ def checked(learner: Learner, rollout: Rollout, again: Reread, resets: Resets = 
         raise PolicyError("a relevant head had no legal choice: the environment's masks are wrong")
     gap = _check_anchor(again, learner)
     values = _denormalise(learner, again.values)
-    return Anchored(rewards, values, ahead, again.choices, again.terms, tuple(resets), gap)
+    return Anchored(rewards, values, ahead, again.choices, again.terms, again.summary, tuple(resets), gap)
 
 
 def next_values(learner: Learner, rollout: Rollout, raw_values: Tensor) -> Tensor:
