@@ -184,6 +184,7 @@ def test_i3_an_arm_learns_the_same_alone_and_in_company() -> None:
     alone.close()
 
 
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two NVIDIA GPUs")
 @pytest.mark.parametrize("path", ["captured", "fused"])
 def test_i4_another_device_gives_the_same_bits(data_dir: Path, path: str) -> None:
     def on(card: str) -> str:
@@ -284,6 +285,6 @@ def test_capture_does_not_train(data_dir: Path) -> None:
     job = envs._job(envs.runs[0].world, 0, envs._draws.take(0, 0, 0), last=False)
     assert isinstance(envs.engine, CapturedEngine)
     before = [tensor.clone() for tensor in network.store.state()]
-    envs.engine._prepare(job, envs.data.val)
+    envs.engine._prepare(job, envs.data.val, captured._keys(job, envs.data.val))
     torch.cuda.synchronize(CUDA)
     assert all(torch.equal(a, b) for a, b in zip(network.store.state(), before, strict=True))

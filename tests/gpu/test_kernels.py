@@ -15,7 +15,8 @@ from torch import Tensor, nn
 from benchmarks.machine import set_up
 from tests.gpu.lives import CUDA
 from worker.envs.morph.kernels import StagedGraft, unit
-from worker.envs.morph.network.blueprints import ConvNorm
+from worker.envs.morph.network.blend import Graft, Operator
+from worker.envs.morph.network.blueprints import ALLOWED
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs an NVIDIA GPU")]
 #: Largest difference from float64, as a part of the largest element: float32 by three products of TF32.
@@ -40,6 +41,9 @@ BLOCKS = [
 TF32_LIMIT = 2e-3
 #: In bf16 the kernels may be this much further from float64 than the plain modules under autocast, and no more.
 HALF_FACTOR, HALF_MARGIN = 1.5, 2e-3
+#: The same for grafts, whose plain modules keep some maps in float32; in the bias of a gate, one number, nothing
+#: averages out.
+GRAFT_FACTOR, GRAFT_MARGIN = 2.0, 4e-2
 
 
 @pytest.fixture(autouse=True)
@@ -79,10 +83,12 @@ def errors(found: Sequence[Tensor], wanted: Sequence[Tensor]) -> list[float]:
     ]
 
 
-def no_worse(found: Sequence[float], plain: Sequence[float]) -> None:
+def no_worse(
+    found: Sequence[float], plain: Sequence[float], factor: float = HALF_FACTOR, margin: float = HALF_MARGIN
+) -> None:
     """Hold errors of the kernels in bf16 against those of the plain modules in bf16."""
     for place, (a, b) in enumerate(zip(found, plain, strict=True)):
-        assert a <= HALF_FACTOR * b + HALF_MARGIN, (place, a, b)
+        assert a <= factor * b + margin, (place, a, b)
 
 
 def gradients(out: Tensor, inputs: Sequence[Tensor]) -> list[Tensor]:
@@ -142,35 +148,49 @@ def test_a_block_in_bf16_is_as_exact_as_plain_modules_in_bf16(
     no_worse(errors(found, wanted), errors(halves, wanted))
 
 
+@pytest.mark.parametrize("blueprint", sorted(ALLOWED["cnn"]))
+@pytest.mark.parametrize("operator", Operator)
 @pytest.mark.parametrize(
-    ("channels", "kernel", "times", "edge"), [(8, 3, 1, 32), (32, 1, 1, 4), (8, 3, 2, 8), (16, 3, 2, 4)]
+    ("channels", "edge", "isolated"), [(8, 32, False), (8, 8, True), (16, 4, False), (32, 4, True)]
 )
-@pytest.mark.parametrize("isolated", [False, True])
 def test_a_graft_equals_its_plain_modules(
-    fused: ModuleType, channels: int, kernel: int, times: int, edge: int, isolated: bool
+    fused: ModuleType, blueprint: int, operator: Operator, channels: int, edge: int, isolated: bool
 ) -> None:
-    core = ConvNorm(channels, kernel, times).to_empty(device=CUDA)
-    for place, param in enumerate(core.parameters()):
-        param.data = draws(*param.shape, seed=place)
-    plain = ConvNorm(channels, kernel, times).to_empty(device=CUDA).double()
-    plain.load_state_dict({name: value.double() for name, value in core.state_dict().items()})
-    core.kernels = fused
+    graft = Graft(blueprint, "cnn", channels, operator).to_empty(device=CUDA)
+    for place, param in enumerate(graft.parameters()):
+        param.data = 0.5 * draws(*param.shape, seed=place)
+    plain = Graft(blueprint, "cnn", channels, operator).to_empty(device=CUDA).double()
+    plain.load_state_dict({name: value.double() for name, value in graft.state_dict().items()})
+    graft.core.kernels = fused
+    assert graft.core.fuses(draws(5, channels, edge, edge))
 
-    def outcome(own: ConvNorm, dtype: torch.dtype) -> list[Tensor]:
-        h, gamma = (draws(5, channels, edge, edge).to(dtype), draws(channels, seed=5).to(dtype))
-        h, gamma, alpha = h.requires_grad_(), gamma.requires_grad_(), torch.tensor(0.7, device=CUDA, dtype=dtype)
-        x = h.detach() if isolated else h
-        blended = own.blend(h, x, gamma, alpha)
-        if blended is None:
-            blended = h + alpha * (own(x) * gamma[:, None, None])
-        return gradients(blended, [h, gamma, *own.parameters()])
+    def outcome(own: Graft, dtype: torch.dtype) -> list[Tensor]:
+        h = draws(5 if edge == 32 else 40, channels, edge, edge, seed=40).to(dtype).requires_grad_()
+        alpha = torch.tensor(0.7, device=CUDA, dtype=torch.float64 if dtype is torch.float64 else torch.float32)
+        # what comes next in a host reads it in this precision
+        return gradients(own.blend(h, alpha, isolated).to(dtype), [h, *own.parameters()])
 
     wanted = outcome(plain, torch.float64)
-    compare(outcome(core, torch.float32), wanted, limit=3 * LIMIT)
+    found = outcome(graft, torch.float32)
+    compare(found, wanted, limit=5 * LIMIT)
+    assert all(torch.equal(a, b) for a, b in zip(found, outcome(graft, torch.float32), strict=True))
     with torch.autocast("cuda", torch.bfloat16):
-        halves = errors(outcome(core, torch.bfloat16), wanted)
-        core.kernels = None
-        no_worse(halves, errors(outcome(core, torch.bfloat16), wanted))
+        halves = errors(outcome(graft, torch.bfloat16), wanted)
+        graft.core.kernels = None
+        no_worse(halves, errors(outcome(graft, torch.bfloat16), wanted), GRAFT_FACTOR, GRAFT_MARGIN)
+
+
+@pytest.mark.parametrize("blueprint", sorted(ALLOWED["cnn"]))
+def test_a_newborn_graft_changes_no_bit(fused: ModuleType, blueprint: int) -> None:
+    h, alpha = draws(3, 8, 8, 8).bfloat16(), torch.tensor(0.7, device=CUDA)
+    for operator in Operator:
+        graft = Graft(blueprint, "cnn", 8, operator).to_empty(device=CUDA)
+        for place, param in enumerate(graft.parameters()):
+            param.data = draws(*param.shape, seed=place)
+        graft.gamma.data.zero_()
+        graft.core.kernels = fused
+        with torch.autocast("cuda", torch.bfloat16):
+            assert torch.equal(graft.blend(h, alpha), h), operator
 
 
 @pytest.mark.parametrize("graft", ["none", "reaching", "detached"])
@@ -382,7 +402,7 @@ def test_nan_passes_through_relu_and_pooling_as_in_the_plain_path(fused: ModuleT
     x = draws(2, 8, 4, 4)
     x[0, 0, 0, 0] = float("nan")
     assert torch.equal(fused.pool(x).isnan(), F.max_pool2d(x, 2).isnan())
-    grown = fused.group_relu(x, SimpleNamespace(weight=one, bias=zero), 1)
+    grown = fused.group(x, SimpleNamespace(weight=one, bias=zero), 1, "relu")
     assert grown[0].isnan().all()
     assert grown[1].isfinite().all()
 

@@ -8,10 +8,13 @@ from __future__ import annotations
 
 import importlib
 from functools import lru_cache
-from typing import Any, NamedTuple, Protocol
+from typing import Any, Literal, NamedTuple, Protocol
 
 import torch
 from torch import Tensor
+
+#: What follows GroupNorm: ``relu`` ReLU(GN(x)), ``plain`` GN(x), ``residual`` GN(x) - x.
+GroupKind = Literal["relu", "plain", "residual"]
 
 _FUSED = "worker.envs.morph.network.fused.step"
 
@@ -68,17 +71,21 @@ class Kernels(Protocol):
         ...
 
     def fits_group(self, x: Tensor, groups: int) -> bool:
-        """Say whether ``group_relu`` can take x."""
+        """Say whether ``group`` can take x."""
         ...
 
-    def group_relu(
-        self, x: Tensor, norm: Any, groups: int, blend: tuple[Tensor, Tensor, Tensor] | None = None
+    def group(
+        self, x: Tensor, norm: Any, groups: int, kind: GroupKind, blend: tuple[Tensor, Tensor, Tensor] | None = None
     ) -> Tensor:
-        """Return ReLU(GN(x)), or with (h, gamma, alpha) h + alpha gamma ReLU(GN(x))."""
+        """Return f(x) of a kind, or with (h, gamma, alpha) h + alpha gamma f(x)."""
         ...
 
     def conv_group(self, h: Tensor, weight: Tensor, norm: Any, groups: int, gamma: Tensor, alpha: Tensor) -> Tensor:
         """Return h + alpha gamma ReLU(GN(conv(h)))."""
+        ...
+
+    def blend(self, h: Tensor, f: Tensor, scale: Tensor, alpha: Tensor, *, multiply: bool) -> Tensor:
+        """Return h + alpha s f with s [C] or [B, C], or if ``multiply`` h + alpha h tanh(s f)."""
         ...
 
     def fits_stage(self, x: Tensor, weight: Tensor) -> bool:

@@ -63,7 +63,7 @@ def test_a_failed_capture_is_an_error_that_the_next_attempt_does_not_remember(mo
     lane: Any = SimpleNamespace(graphs=OrderedDict(older=object()), stream=stream)
     job: Any = SimpleNamespace(validator=SimpleNamespace(forward_rows=0))
     # the driver, which this machine may lack
-    monkeypatch.setattr(torch.cuda, "memory_reserved", lambda _: 0)
+    monkeypatch.setattr(captured, "_reserved", lambda _: 0)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda _: None)
 
     def fails(*_args: Any) -> Any:

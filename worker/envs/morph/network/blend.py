@@ -14,8 +14,8 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody reads
 from torch import Tensor, nn
 
 from lockstep.spec.tasks import Topology
-from worker.envs.morph.kernels import StagedGraft
-from worker.envs.morph.network.blueprints import ConvNorm, build_core, check_input
+from worker.envs.morph.kernels import Kernels, StagedGraft
+from worker.envs.morph.network.blueprints import Normed, build_core, check_input
 from worker.envs.morph.network.params import Init, default_init
 
 _META = torch.device("meta")
@@ -45,9 +45,13 @@ class Gate(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return [B, 1, 1, 1] (CNN) or [B, L, 1] (LM)."""
-        pooled = x.mean((2, 3)) if self.pools else x
-        gate = torch.sigmoid(self.fc2(F.silu(self.fc1(pooled))))
+        gate = self.each(x)
         return gate[:, :, None, None] if self.pools else gate
+
+    def each(self, x: Tensor) -> Tensor:
+        """Return [B, 1] (CNN) or [B, L, 1] (LM)."""
+        pooled = x.mean((2, 3)) if self.pools else x
+        return torch.sigmoid(self.fc2(F.silu(self.fc1(pooled))))
 
 
 class Graft(nn.Module):
@@ -72,7 +76,8 @@ class Graft(nn.Module):
     def delta(self, x: Tensor) -> Tensor:
         """Return r(x) = gamma * f(x), of the shape of x."""
         scale = self.gamma[:, None, None] if self.topology == "cnn" else self.gamma
-        out: Tensor = self.core(x)
+        out, weights = self.core.fused(x) if self.core.fuses(x) else (self.core(x), None)
+        out = out if weights is None else out * weights[:, :, None, None]
         return out * scale
 
     def contribution(self, h: Tensor, x: Tensor) -> Tensor:
@@ -88,30 +93,36 @@ class Graft(nn.Module):
         A detached input is a contiguous copy: channels_last plus detach breaks convolution backward.
         """
         check_input(h, self.channels, self.topology)
-        x = self._isolated(h) if detach else h
-        if self.operator is Operator.ADD and isinstance(self.core, ConvNorm):
-            blended = self.core.blend(h, x, self.gamma, alpha)
-            if blended is not None:
-                return blended
-        return h + alpha * self.contribution(h, x)
+        if self.core.fuses(h):
+            return self._fused(h, h.detach() if detach else h, alpha)
+        return h + alpha * self.contribution(h, isolated(h) if detach else h)
+
+    def _fused(self, h: Tensor, x: Tensor, alpha: Tensor) -> Tensor:
+        """Blend by kernels."""
+        added = self.core.added(h, x, self.gamma, alpha) if self.operator is Operator.ADD else None
+        if added is not None:
+            return added
+        y, scale = self.core.fused(x)
+        scale = self.gamma if scale is None else self.gamma * scale
+        if self.gate is not None:
+            scale = self.gate.each(x) * scale
+        kernels: Kernels = self.core.kernels  # type: ignore[assignment]
+        return kernels.blend(h, y, scale, alpha, multiply=self.operator is Operator.MULTIPLY)
 
     def staged(self, alpha: Tensor, *, detach: bool) -> StagedGraft | None:
         """Return the graft as ``Kernels.stage`` takes one, or None where it is of another kind."""
-        if self.operator is not Operator.ADD or not isinstance(self.core, ConvNorm) or not self.core.is_single:
+        if self.operator is not Operator.ADD or not isinstance(self.core, Normed) or self.core.groups > 1:
             return None
-        weight: Tensor = self.core.convs[0].weight  # type: ignore[assignment]
-        return StagedGraft(weight, self.core.norms[0], self.gamma, alpha, detach)
+        weight = self.core.single()
+        if weight is None or weight.shape[2] != 3:
+            return None
+        return StagedGraft(weight, self.core.norm, self.gamma, alpha, detach)
 
     def straight_through(self, h: Tensor) -> Tensor:
         """Return h in value, with the gradient of the graft at alpha = 1 from a detached input."""
-        x = self._isolated(h)
+        x = h.detach() if self.core.fuses(h) else isolated(h)
         added = self.contribution(x, x)
         return h + (added - added.detach())
-
-    def _isolated(self, h: Tensor) -> Tensor:
-        """Return h cut off; library convolutions need it contiguous, kernels take it as it lies."""
-        fused = isinstance(self.core, ConvNorm) and self.core.kernels is not None
-        return h.detach() if fused else isolated(h)
 
 
 def isolated(h: Tensor) -> Tensor:

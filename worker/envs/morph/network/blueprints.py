@@ -16,7 +16,7 @@ import torch.nn.functional as F  # noqa: N812 - the name everybody reads
 from torch import Tensor, nn
 
 from lockstep.spec.tasks import BLUEPRINT_NAMES, BLUEPRINTS, Topology
-from worker.envs.morph.kernels import Kernels
+from worker.envs.morph.kernels import GroupKind, Kernels
 from worker.envs.morph.network.conv import conv2d
 from worker.envs.morph.network.hosts import causal_attention
 
@@ -43,7 +43,7 @@ def groups(channels: int) -> int:
     return 1
 
 
-def build_core(blueprint: int, topology: Topology, channels: int) -> nn.Module:
+def build_core(blueprint: int, topology: Topology, channels: int) -> Core:
     """Return the core of a blueprint, without storage.
 
     Raises:
@@ -66,50 +66,94 @@ def check_input(x: Tensor, channels: int, topology: Topology) -> None:
         raise ValueError(f"a {topology} graft of {channels} channels cannot take input {tuple(x.shape)}")
 
 
-class ConvNorm(nn.Module):
-    """ReLU(GN(Conv)), ``times`` in a row."""
+class Core(nn.Module):
+    """f of a graft: ``forward`` is the plain way; where kernels take a map, the graft is blended by them."""
 
     kernels: Kernels | None = None
+
+    def fuses(self, x: Tensor) -> bool:  # noqa: ARG002
+        """Say whether kernels run f on x."""
+        return self.kernels is not None
+
+    def fused(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return y and a scale [B, C], or None for 1: f(x) is their product."""
+        return self(x), None
+
+    def added(self, h: Tensor, x: Tensor, gamma: Tensor, alpha: Tensor) -> Tensor | None:  # noqa: ARG002
+        """Return h + alpha gamma f(x) where kernels have a way of their own for it."""
+        return None
+
+
+class Normed(Core):
+    """A core that ends in GroupNorm and what ``kind`` says."""
+
+    kind: GroupKind = "relu"
+    groups: int
+    norm: nn.Module
+
+    def before(self, kernels: Kernels, x: Tensor) -> Tensor:
+        """Return what the last GroupNorm reads."""
+        raise NotImplementedError
+
+    def single(self) -> Tensor | None:
+        """Return the weight [C, C, k, k] where the core is ReLU(GN(conv(x)))."""
+        return None
+
+    def fuses(self, x: Tensor) -> bool:
+        """Say whether kernels run f on x."""
+        return self.kernels is not None and self.kernels.fits_group(x, self.groups)
+
+    def fused(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return f(x)."""
+        kernels = self._own()
+        return kernels.group(self.before(kernels, x), self.norm, self.groups, self.kind), None
+
+    def added(self, h: Tensor, x: Tensor, gamma: Tensor, alpha: Tensor) -> Tensor:
+        """Return h + alpha gamma f(x)."""
+        kernels, weight = self._own(), self.single()
+        if weight is not None and h is x:
+            return kernels.conv_group(h, weight, self.norm, self.groups, gamma, alpha)
+        return kernels.group(self.before(kernels, x), self.norm, self.groups, self.kind, (h, gamma, alpha))
+
+    def _own(self) -> Kernels:
+        if self.kernels is None:
+            raise RuntimeError("this graft has no kernels; use engine.path fused")
+        return self.kernels
+
+
+class ConvNorm(Normed):
+    """ReLU(GN(Conv)), ``times`` in a row."""
 
     def __init__(self, channels: int, kernel: int, times: int = 1) -> None:
         super().__init__()
         self.groups = groups(channels)
         self.convs = nn.ModuleList(_conv(channels, channels, kernel) for _ in range(times))
         self.norms = nn.ModuleList(_gn(channels) for _ in range(times))
-        #: One convolution of 3 x 3 with one group behind it.
-        self.is_single = times == 1 and kernel == 3 and self.groups == 1
+
+    @property
+    def norm(self) -> nn.Module:  # type: ignore[override]
+        """The last GroupNorm."""
+        return self.norms[-1]
 
     def forward(self, x: Tensor) -> Tensor:
         """Return f(x)."""
-        if self._fuses(x):
-            return self.fused(x, None)
         for conv, norm in zip(self.convs, self.norms, strict=True):
             x = conv2d(x, conv.weight)  # type: ignore[arg-type]
             x = F.relu(F.group_norm(x, self.groups, norm.weight, norm.bias))  # type: ignore[arg-type]
         return x
 
-    def blend(self, h: Tensor, x: Tensor, gamma: Tensor, alpha: Tensor) -> Tensor | None:
-        """Return h + alpha gamma f(x) in one pass where kernels take it, else None."""
-        return self.fused(x, (h, gamma, alpha)) if self._fuses(x) else None
+    def before(self, kernels: Kernels, x: Tensor) -> Tensor:
+        """Return what the last GroupNorm reads."""
+        for conv, norm in zip(self.convs[:-1], self.norms, strict=False):
+            x = kernels.group(kernels.conv2d(x, conv.weight), norm, self.groups, "relu")  # type: ignore[arg-type]
+        return kernels.conv2d(x, self.convs[-1].weight)  # type: ignore[arg-type]
 
-    def fused(self, x: Tensor, blend: tuple[Tensor, Tensor, Tensor] | None) -> Tensor:
-        """Return f(x) by kernels, or with (h, gamma, alpha) h + alpha gamma f(x)."""
-        if self.kernels is None:
-            raise RuntimeError("this graft has no kernels; use engine.path fused")
-        last = len(self.convs) - 1
-        if blend is not None and blend[0] is x and not last:
-            h, *scale = blend
-            return self.kernels.conv_group(h, self.convs[0].weight, self.norms[0], self.groups, *scale)  # type: ignore[arg-type]
-        for index, (conv, norm) in enumerate(zip(self.convs, self.norms, strict=True)):
-            x = self.kernels.conv2d(x, conv.weight)  # type: ignore[arg-type]
-            x = self.kernels.group_relu(x, norm, self.groups, blend if index == last else None)
-        return x
-
-    def _fuses(self, x: Tensor) -> bool:
-        return self.kernels is not None and self.kernels.fits_group(x, self.groups)
+    def single(self) -> Tensor | None:
+        """Return the weight of the only convolution."""
+        return self.convs[0].weight if len(self.convs) == 1 else None  # type: ignore[return-value]
 
 
-class SqueezeExcite(nn.Module):
+class SqueezeExcite(Core):
     """x * tanh(W2 SiLU(W1 mean(x)) + b), m = max(1, C // 4)."""
 
     def __init__(self, channels: int) -> None:
@@ -120,15 +164,24 @@ class SqueezeExcite(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Return f(x)."""
-        weights = torch.tanh(self.up(F.silu(self.down(x.mean((2, 3))))))
-        return x * weights[:, :, None, None]
+        return x * self._weights(x)[:, :, None, None]
+
+    def fused(self, x: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return x and what it is multiplied by."""
+        return x, self._weights(x)
+
+    def _weights(self, x: Tensor) -> Tensor:
+        return torch.tanh(self.up(F.silu(self.down(x.mean((2, 3))))))
 
 
-class NormResidual(nn.Module):
+class NormResidual(Normed):
     """Norm(x) - x, with GroupNorm (CNN) or LayerNorm (LM)."""
+
+    kind: GroupKind = "residual"
 
     def __init__(self, channels: int, topology: Topology) -> None:
         super().__init__()
+        self.groups = groups(channels)
         self.norm = _gn(channels) if topology == "cnn" else nn.LayerNorm(channels, device=_META)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -136,12 +189,17 @@ class NormResidual(nn.Module):
         normed: Tensor = self.norm(x)
         return normed - x
 
+    def before(self, kernels: Kernels, x: Tensor) -> Tensor:  # noqa: ARG002
+        """Return x."""
+        return x
 
-class Depthwise(nn.Module):
+
+class Depthwise(Normed):
     """ReLU(GN(PW1x1(DW3x3)))."""
 
     def __init__(self, channels: int) -> None:
         super().__init__()
+        self.groups = groups(channels)
         self.depth = nn.Conv2d(channels, channels, 3, padding=1, groups=channels, bias=False, device=_META)
         self.point = _conv(channels, channels, 1)
         self.norm = _gn(channels)
@@ -150,12 +208,23 @@ class Depthwise(nn.Module):
         """Return f(x)."""
         return F.relu(self.norm(self.point(self.depth(x))))
 
+    def before(self, kernels: Kernels, x: Tensor) -> Tensor:
+        """Return what the GroupNorm reads."""
+        return kernels.conv2d(x, self.single())
 
-class Bottleneck(nn.Module):
+    def single(self) -> Tensor:
+        """Return both convolutions as one: nothing lies between them, and a product of small weights costs less."""
+        return self.point.weight * self.depth.weight.transpose(0, 1)
+
+
+class Bottleneck(Normed):
     """GN(Up1x1(ReLU(Conv3x3(ReLU(Down1x1))))), mid = max(8, C // 4)."""
+
+    kind: GroupKind = "plain"
 
     def __init__(self, channels: int) -> None:
         super().__init__()
+        self.groups = groups(channels)
         middle = max(8, channels // 4)
         self.down = _conv(channels, middle, 1)
         self.conv = nn.Conv2d(middle, middle, 3, padding=1, bias=False, device=_META)
@@ -168,8 +237,13 @@ class Bottleneck(nn.Module):
         normed: Tensor = self.norm(self.up(middle))
         return normed
 
+    def before(self, kernels: Kernels, x: Tensor) -> Tensor:
+        """Return what the GroupNorm reads."""
+        middle = F.relu(kernels.conv2d(F.relu(kernels.conv2d(x, self.down.weight)), self.conv.weight))
+        return kernels.conv2d(middle, self.up.weight)
 
-class CausalAttention(nn.Module):
+
+class CausalAttention(Core):
     """Proj(SDPA causal, 4 heads) with biases."""
 
     def __init__(self, channels: int) -> None:
@@ -183,7 +257,7 @@ class CausalAttention(nn.Module):
         return projected
 
 
-class LowRank(nn.Module):
+class LowRank(Core):
     """Up(Down(x)) without biases."""
 
     def __init__(self, channels: int, rank: int) -> None:
@@ -197,7 +271,7 @@ class LowRank(nn.Module):
         return raised
 
 
-class Mlp(nn.Module):
+class Mlp(Core):
     """fc2(GELU(fc1)), hidden width a multiple of C."""
 
     def __init__(self, channels: int, factor: int) -> None:
@@ -219,7 +293,7 @@ def _gn(channels: int) -> nn.GroupNorm:
     return nn.GroupNorm(groups(channels), channels, device=_META)
 
 
-_BUILDERS: Mapping[Topology, Mapping[int, Callable[[int], nn.Module]]] = {
+_BUILDERS: Mapping[Topology, Mapping[int, Callable[[int], Core]]] = {
     "cnn": {
         1: lambda c: ConvNorm(c, 3),
         2: SqueezeExcite,

@@ -19,7 +19,6 @@ from torch import Tensor
 from lockstep.spec.tasks import HostShape, LmShape, Optim, SlotSpec
 from worker.envs.morph.kernels import Tap, load_kernels, unit
 from worker.envs.morph.network.blend import Graft, Operator, isolated
-from worker.envs.morph.network.blueprints import ConvNorm
 from worker.envs.morph.network.hosts import SHADOW, CnnHost, Pass, build_host
 from worker.envs.morph.network.optim import Stepper
 from worker.envs.morph.network.params import ParamStore
@@ -295,7 +294,7 @@ class Network:
 
     def _allocate(self, slot: int, blueprint: int, operator: Operator) -> Cell:
         graft = Graft(blueprint, self.topology, self.slots[slot].channels, operator)
-        if isinstance(graft.core, ConvNorm):
+        if self.topology == "cnn":
             graft.core.kernels = self.kernels
         dtype, device = self.config.dtype, self.device
         store = ParamStore(graft, graft.inits(), adam=self.is_text, device=device, dtype=dtype)

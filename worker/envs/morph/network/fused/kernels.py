@@ -201,9 +201,12 @@ def add_rows(parts, out, rows, cols, BR: tl.constexpr, BC: tl.constexpr):
 @triton.jit
 def group(
     y, h, out, weight, bias, gamma, alpha, moments,
-    HW: tl.constexpr, C: tl.constexpr, G: tl.constexpr, BLEND: tl.constexpr, EPS: tl.constexpr,
+    HW: tl.constexpr, C: tl.constexpr, G: tl.constexpr, KIND: tl.constexpr, BLEND: tl.constexpr, EPS: tl.constexpr,
 ):
-    """ReLU(GN(y)) of one image and group; with BLEND, h + alpha gamma times it. Leaves moments [B, G, 2]."""
+    """Write z = GN(y) of one image and group, or of KIND its ReLU or residual z - y; with BLEND, h + alpha gamma z.
+
+    Leaves moments [B, G, 2].
+    """
     c = tl.program_id(1) * (C // G) + tl.arange(0, C // G)
     at = (tl.program_id(0) * HW + tl.arange(0, HW)[:, None]) * C + c[None, :]
     v = tl.load(y + at).to(tl.float32)
@@ -213,7 +216,11 @@ def group(
     to = moments + (tl.program_id(0) * G + tl.program_id(1)) * 2
     tl.store(to, mean)
     tl.store(to + 1, rstd)
-    z = larger(d * rstd * tl.load(weight + c)[None, :] + tl.load(bias + c)[None, :], 0.0)
+    z = d * rstd * tl.load(weight + c)[None, :] + tl.load(bias + c)[None, :]
+    if KIND == "relu":
+        z = larger(z, 0.0)
+    if KIND == "residual":
+        z -= v
     if BLEND:
         z = tl.load(h + at).to(tl.float32) + tl.load(alpha) * tl.load(gamma + c)[None, :] * z
     tl.store(out + at, z.to(out.dtype.element_ty))
@@ -222,7 +229,7 @@ def group(
 @triton.jit
 def group_back(
     y, grad, dy, weight, bias, gamma, alpha, moments, parts,
-    HW: tl.constexpr, C: tl.constexpr, G: tl.constexpr, BLEND: tl.constexpr,
+    HW: tl.constexpr, C: tl.constexpr, G: tl.constexpr, KIND: tl.constexpr, BLEND: tl.constexpr,
 ):
     """Gradient of y, and per image those of weight, bias and gamma, [B, 3, C]."""
     image = tl.program_id(0)
@@ -230,23 +237,83 @@ def group_back(
     at = (image * HW + tl.arange(0, HW)[:, None]) * C + c[None, :]
     n: tl.constexpr = HW * (C // G)
     of = moments + (image * G + tl.program_id(1)) * 2
-    rstd = tl.load(of + 1)
-    xhat = (tl.load(y + at).to(tl.float32) - tl.load(of)) * rstd
+    mean, rstd = tl.load(of), tl.load(of + 1)
+    xhat = (tl.load(y + at).to(tl.float32) - mean) * rstd
     w, b = tl.load(weight + c), tl.load(bias + c)
-    g = tl.where(xhat * w[None, :] + b[None, :] > 0.0, tl.load(grad + at).to(tl.float32), 0.0)
+    g = tl.load(grad + at).to(tl.float32)
+    if KIND == "relu":
+        g = tl.where(xhat * w[None, :] + b[None, :] > 0.0, g, 0.0)
     # what all gradients are made of: two sums per channel
     first, second = tl.sum(g, 0), tl.sum(g * xhat, 0)
     scale = tl.zeros_like(w) + 1.0
     mixed = tl.zeros_like(w)
     if BLEND:
-        mixed = tl.load(alpha) * (w * second + b * first)
+        mixed = w * second + b * first
+        if KIND == "residual":
+            mixed -= second / rstd + mean * first
+        mixed *= tl.load(alpha)
         scale = tl.load(alpha) * tl.load(gamma + c)
     tl.store(parts + image * 3 * C + c, scale * second)
     tl.store(parts + (image * 3 + 1) * C + c, scale * first)
     tl.store(parts + (image * 3 + 2) * C + c, mixed)
     s = tl.sum(scale * w * first, 0) / n
     t = tl.sum(scale * w * second, 0) / n
-    tl.store(dy + at, (rstd * (g * (scale * w)[None, :] - s - xhat * t)).to(dy.dtype.element_ty))
+    back = rstd * (g * (scale * w)[None, :] - s - xhat * t)
+    if KIND == "residual":
+        back -= scale[None, :] * g
+    tl.store(dy + at, back.to(dy.dtype.element_ty))
+
+
+@triton.jit
+def tanh(x):
+    """Return the hyperbolic tangent, 0 of 0."""
+    return 1.0 - 2.0 / (tl.exp(2.0 * x) + 1.0)
+
+
+@triton.jit
+def blend(
+    h, f, out, scale, alpha, total, HW: tl.constexpr, C: tl.constexpr, EACH: tl.constexpr, MULTIPLY: tl.constexpr,
+    BLOCK: tl.constexpr,
+):
+    """Write h + alpha s f, or with MULTIPLY h + alpha h tanh(s f); s [C], or with EACH [B, C]."""
+    i = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    ok = i < total
+    of = i % C
+    if EACH:
+        of += i // (HW * C) * C
+    base = tl.load(h + i, mask=ok, other=0.0).to(tl.float32)
+    v = tl.load(scale + of, mask=ok, other=0.0) * tl.load(f + i, mask=ok, other=0.0).to(tl.float32)
+    if MULTIPLY:
+        v = base * tanh(v)
+    tl.store(out + i, (base + tl.load(alpha) * v).to(out.dtype.element_ty), mask=ok)
+
+
+@triton.jit
+def blend_back(
+    h, f, grad, dh, df, scale, alpha, parts, HW: tl.constexpr, C: tl.constexpr, CP: tl.constexpr, EACH: tl.constexpr,
+    MULTIPLY: tl.constexpr, BP: tl.constexpr,
+):
+    """Gradients of f, with MULTIPLY of h (else it is that of the output), and of s per image [B, C]."""
+    image = tl.program_id(0)
+    c = tl.arange(0, CP)
+    known = c < C
+    s = tl.load(scale + c + (image * C if EACH else 0), mask=known, other=0.0)[None, :]
+    a = tl.load(alpha)
+    total = tl.zeros((BP, CP), tl.float32)
+    for start in range(0, HW, BP):
+        q = start + tl.arange(0, BP)
+        ok = (q < HW)[:, None] & known[None, :]
+        at = (image * HW + q[:, None]) * C + c[None, :]
+        g = tl.load(grad + at, mask=ok, other=0.0).to(tl.float32)
+        v = tl.load(f + at, mask=ok, other=0.0).to(tl.float32)
+        d = a * g
+        if MULTIPLY:
+            t = tanh(s * v)
+            tl.store(dh + at, (g + d * t).to(dh.dtype.element_ty), mask=ok)
+            d *= tl.load(h + at, mask=ok, other=0.0).to(tl.float32) * (1.0 - t * t)
+        tl.store(df + at, (d * s).to(df.dtype.element_ty), mask=ok)
+        total += d * v
+    tl.store(parts + image * C + c, tl.sum(total, 0), mask=known)
 
 
 @triton.jit

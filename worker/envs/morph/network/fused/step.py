@@ -9,7 +9,6 @@ plain path is the oracle of every function. Activations are channels-last.
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -19,20 +18,18 @@ from torch import Tensor
 
 from worker.envs.morph.kernels import Tap, unit
 from worker.envs.morph.network.fused import kernels, launch
+from worker.envs.morph.network.fused.grafts import blend, conv_group, fits_group, group
 from worker.envs.morph.network.fused.launch import EPS, Norm, add_rows, last
 from worker.envs.morph.network.fused.stage import fits as fits_stage
 from worker.envs.morph.network.fused.stage import fits_eval, stage, stage_beside, stage_eval, stage_tapped
 
 __all__ = [
-    "augment", "block", "block_eval", "conv2d", "conv_group", "fits_eval", "fits_group", "fits_stage", "group_relu",
-    "head_loss", "note", "padded", "pool", "sgd", "stage", "stage_beside", "stage_eval",
-    "stage_tapped", "tapped",
+    "augment", "blend", "block", "block_eval", "conv2d", "conv_group", "fits_eval", "fits_group", "fits_stage", "group",
+    "head_loss", "note", "padded", "pool", "sgd", "stage", "stage_beside", "stage_eval", "stage_tapped", "tapped",
 ]  # fmt: skip
 
 #: Elements of the tile of one program of a pointwise pass.
 _TILE = 2048
-#: Largest number of elements of one image and group that a program holds.
-_GROUP_LIMIT = 1 << 14
 
 
 def block(x: Tensor, weight: Tensor, norm: Any, *, update: bool, pool: bool) -> Tensor:
@@ -81,26 +78,6 @@ def pool(x: Tensor) -> Tensor:
     if not _is_even(x):
         return F.max_pool2d(x, 2)
     found: Tensor = _Pool.apply(x)  # type: ignore[no-untyped-call]
-    return found
-
-
-def fits_group(x: Tensor, groups: int) -> bool:
-    """Say whether ``group_relu`` holds an image and group of x [B, C, H, W] in one program."""
-    size = x.shape[1] // groups * x.shape[2] * x.shape[3]
-    return size <= _GROUP_LIMIT and size & (size - 1) == 0
-
-
-def group_relu(x: Tensor, norm: Any, groups: int, blend: tuple[Tensor, Tensor, Tensor] | None = None) -> Tensor:
-    """Return ReLU(GN(x)), or with ``blend`` (h, gamma, alpha) h + alpha gamma ReLU(GN(x))."""
-    h, gamma, alpha = (None, None, None) if blend is None else blend
-    found: Tensor = _Group.apply(x, norm.weight, norm.bias, groups, h, gamma, alpha)  # type: ignore[no-untyped-call]
-    return found
-
-
-def conv_group(h: Tensor, weight: Tensor, norm: Any, groups: int, gamma: Tensor, alpha: Tensor) -> Tensor:
-    """Return h + alpha gamma ReLU(GN(conv(h))); the gradients of both ways to h meet in one kernel."""
-    given = (norm.weight, norm.bias, gamma, alpha)
-    found: Tensor = _ConvGroup.apply(h, weight, groups, *given)  # type: ignore[no-untyped-call]
     return found
 
 
@@ -227,43 +204,6 @@ class _Pool(torch.autograd.Function):
         return dx
 
 
-class _Group(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, groups: int, *blend: Any) -> Tensor:
-        h, gamma, alpha = blend
-        x = last(x)
-        ctx.blends = h is not None
-        given = (weight, bias, gamma, alpha) if ctx.blends else (weight, bias, weight, weight)
-        out, moments = _group(x, last(h) if ctx.blends else x, given, groups, blends=ctx.blends)
-        ctx.save_for_backward(x, moments, *given)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, moments, *given = ctx.saved_tensors
-        grad = last(grads[0])
-        dx, sums = _group_back(x, grad, moments, given, blends=ctx.blends)
-        return dx, sums[0], sums[1], None, grad if ctx.blends else None, sums[2] if ctx.blends else None, None
-
-
-class _ConvGroup(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx: Any, h: Tensor, kernel: Tensor, groups: int, *given: Tensor) -> Tensor:
-        h = last(h)
-        x = launch.conv(h, kernel)
-        out, moments = _group(x, h, given, groups, blends=True)
-        ctx.save_for_backward(h, kernel, x, moments, *given)
-        return out
-
-    @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        h, kernel, x, moments, *given = ctx.saved_tensors
-        grad = last(grads[0])
-        dx, sums = _group_back(x, grad, moments, given, blends=True)
-        dh, dw = launch.conv_back(h, kernel, dx, grad)
-        return dh, dw, None, sums[0], sums[1], sums[2], None
-
-
 class _Head(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor, y: Tensor) -> Tensor:
@@ -309,31 +249,6 @@ def _activate(
         H=height, W=width, O=out, POOL=pool, VARIANCE=variance, EPS=EPS, BLOCK=1024,
     )  # fmt: skip
     return z
-
-
-def _group(x: Tensor, base: Tensor, tensors: Sequence[Tensor], groups: int, *, blends: bool) -> tuple[Tensor, Tensor]:
-    """Return ReLU(GN(x)), blended into ``base`` or alone, and moments [B, G, 2]; given: weight, bias, gamma, alpha."""
-    out = torch.empty_like(base)
-    moments = torch.empty(x.shape[0], groups, 2, device=x.device)
-    shape = _group_shape(x, moments, blends)
-    kernels.group[(x.shape[0], groups)](x, base, out, *tensors, moments, EPS=EPS, num_warps=4, **shape)
-    return out, moments
-
-
-def _group_back(
-    x: Tensor, grad: Tensor, moments: Tensor, tensors: Sequence[Tensor], *, blends: bool
-) -> tuple[Tensor, Tensor]:
-    """Return the gradient of x, and [3, C]: those of weight, bias and gamma."""
-    dx = torch.empty_like(x)
-    parts = torch.empty(x.shape[0], 3, x.shape[1], device=x.device)
-    shape = _group_shape(x, moments, blends)
-    warps = 8 if shape["HW"] * shape["C"] >= shape["G"] << 13 else 4
-    kernels.group_back[(x.shape[0], shape["G"])](x, grad, dx, *tensors, moments, parts, num_warps=warps, **shape)
-    return dx, add_rows(parts)
-
-
-def _group_shape(x: Tensor, moments: Tensor, blends: bool) -> dict[str, Any]:
-    return {"HW": x.shape[2] * x.shape[3], "C": x.shape[1], "G": moments.shape[1], "BLEND": blends}
 
 
 def _activate_sums(pools: bool, y: Tensor, grad: Tensor, moments: Tensor, gain: Tensor, bias: Tensor) -> Tensor:
