@@ -10,9 +10,10 @@ import torch
 import torch.nn.functional as F  # noqa: N812 - the name everybody reads
 from torch import Tensor
 
+from lockstep.spec.tasks import BLUEPRINT_NAMES
 from worker.envs.morph.kernels import GroupKind
 from worker.envs.morph.network.blend import Graft, Operator
-from worker.envs.morph.network.blueprints import ALLOWED, BLUEPRINT_NAMES
+from worker.envs.morph.network.blueprints import ALLOWED
 
 CHANNELS = 8
 #: Blueprints that are ReLU(GN(conv)) of 3 x 3, which the first stage takes along.
